@@ -1,0 +1,38 @@
+"""Distributed training for PaddlePaddle that is provably the single-device run, only faster.
+
+The public words are loaded when they are first used: importing paddle_dp does not import paddle.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_WORDS: dict[str, str] = {
+    "join": "paddle_dp.mesh",
+    "Mesh": "paddle_dp.mesh",
+    "Batch": "paddle_dp.data",
+    "Loader": "paddle_dp.data",
+    "Share": "paddle_dp.data",
+    "Learner": "paddle_dp.parallel",
+    "Precision": "paddle_dp.parallel",
+    "Progress": "paddle_dp.train",
+    "Callback": "paddle_dp.train",
+    "Trainer": "paddle_dp.train",
+    "Recipe": "paddle_dp.recipe",
+    "read_recipe": "paddle_dp.recipe",
+}
+
+__all__ = [*_WORDS, "__version__"]
+
+
+def __getattr__(word: str) -> Any:
+    if word not in _WORDS:
+        raise AttributeError(f"module 'paddle_dp' has no attribute '{word}'")
+    return getattr(import_module(_WORDS[word]), word)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,79 @@
+"""Everything that can go wrong on purpose, as one tree, and the near-miss helper behind «did you mean».
+
+A message says where, what, and what to do next. The command line prints it alone, without a traceback, and leaves
+with the error's `exit_status`: 2 when the person at the keyboard can mend it by typing something else, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class PaddleDPError(Exception):
+    """The root: catch this to catch whatever paddle_dp raises on purpose."""
+
+    exit_status = 1
+
+
+class UsageError(PaddleDPError):
+    """A command line, an environment or a call that cannot be carried out as written."""
+
+    exit_status = 2
+
+
+class InstallError(UsageError):
+    """A package is missing; the message is the command that installs it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """One mistake in a recipe: where it stands and what is wrong with it."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class RecipeError(UsageError):
+    """A recipe with mistakes: all of them at once, one line each."""
+
+    def __init__(self, mistakes: Iterable[Mistake]):
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(map(str, self.mistakes)))
+
+
+class DataError(PaddleDPError):
+    """A sample or a data set that cannot be read; the message names the file or the index."""
+
+
+class CheckpointError(PaddleDPError):
+    """A checkpoint that cannot be written, found, trusted or fitted into this model."""
+
+
+class DivergenceError(PaddleDPError):
+    """Ranks that should hold equal weights do not; the message names the parameter and the rank."""
+
+
+class LossError(PaddleDPError):
+    """A loss that does not say what it is over, or is no longer a finite number."""
+
+
+class RunError(PaddleDPError):
+    """A job of several processes that failed; the message carries the first failing rank's own words."""
+
+
+def near(word: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `word` was probably meant to be, or None."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """" Did you mean 'width'? It takes depth, heads, width." - ready to be put behind a sentence."""
+    known = sorted(known)
+    guess = near(word, known)
+    hint = f" Did you mean '{guess}'?" if guess else ""
+    return f"{hint} It takes {', '.join(known)}." if known else f"{hint} It takes nothing."

@@ -1,0 +1,139 @@
+"""Quantities that carry their unit, in YAML and in signatures: «3 epochs», «50 steps», «25 MB», «120 s».
+
+Each type is made from its text, prints as that text, and validates itself inside any pydantic model.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt, Le, Lt
+
+Positive = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(0)]
+Rate = Annotated[float, Ge(0)]
+Probability = Annotated[float, Ge(0), Lt(1)]
+Fraction = Annotated[float, Gt(0), Le(1)]
+
+_NUMBER_UNIT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def _split(text: object, units: dict[str, Any], example: str) -> tuple[float, Any]:
+    """`"3 epochs"` → (3.0, units["epochs"]); a ValueError that shows an example otherwise."""
+    match = _NUMBER_UNIT.fullmatch(str(text))
+    if not match or match[2] not in units:
+        known = ", ".join(unit for unit in units if unit)
+        raise ValueError(f"'{text}' is not a quantity like '{example}' (units: {known})")
+    return float(match[1].replace("_", "")), units[match[2]]
+
+
+class _Quantity:
+    """Lets pydantic read a quantity from its text and write it back as its text."""
+
+    example: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: Any) -> Any:
+        raise TypeError(f"{cls.__name__} does not say how it is read")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema as schema
+
+        read = schema.no_info_plain_validator_function(lambda v: v if isinstance(v, cls) else cls.parse(v))
+        text = schema.to_string_ser_schema()
+        return schema.json_or_python_schema(json_schema=read, python_schema=read, serialization=text)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
+        return {"type": ["string", "number"], "examples": [cls.example]}
+
+
+@dataclass(frozen=True)
+class Length(_Quantity):
+    """How far: a number of epochs or of steps. Fractions of an epoch are allowed («0.5 epochs»)."""
+
+    count: float
+    unit: str
+    example: ClassVar[str] = "3 epochs"
+    _units: ClassVar[dict[str, str]] = {
+        "epoch": "epochs", "epochs": "epochs", "step": "steps", "steps": "steps",
+    }  # fmt: skip
+
+    @classmethod
+    def parse(cls, text: Any) -> Length:
+        count, unit = _split(text, cls._units, cls.example)
+        if unit == "steps" and count != int(count):
+            raise ValueError(f"'{text}': a number of steps is whole")
+        return cls(count, unit)
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """This length in optimizer steps, when an epoch has `steps_per_epoch` of them."""
+        return round(self.count * (steps_per_epoch if self.unit == "epochs" else 1))
+
+    def __str__(self) -> str:
+        unit = self.unit[:-1] if self.count == 1 else self.unit
+        return f"{self.count:g} {unit}" if self.count < 1e5 else f"{int(self.count)} {unit}"
+
+
+@dataclass(frozen=True)
+class Every(Length):
+    """How often: every so many steps or whole epochs."""
+
+    example: ClassVar[str] = "50 steps"
+
+    @classmethod
+    def parse(cls, text: Any) -> Every:
+        length = Length.parse(text)
+        if length.count < 1 or length.count != int(length.count):
+            raise ValueError(f"'{text}': give a whole number of steps or epochs, 1 or more")
+        return cls(length.count, length.unit)
+
+    def due_at_step(self, step: int) -> bool:
+        """Whether something that happens this often happens after step number `step` (counted from 1)."""
+        return self.unit == "steps" and step % int(self.count) == 0
+
+    def due_at_epoch(self, epochs_done: int) -> bool:
+        """Whether something that happens this often happens when `epochs_done` epochs are complete."""
+        return self.unit == "epochs" and epochs_done % int(self.count) == 0
+
+
+@dataclass(frozen=True)
+class Bytes(_Quantity):
+    """An amount of memory; 1 MB = 2**20 bytes, as in paddle.DataParallel's comm_buffer_size."""
+
+    count: int
+    example: ClassVar[str] = "25 MB"
+    _units: ClassVar[dict[str, int]] = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+
+    @classmethod
+    def parse(cls, text: Any) -> Bytes:
+        count, unit = _split(text, cls._units, cls.example)
+        return cls(round(count * unit))
+
+    @property
+    def megabytes(self) -> float:
+        return self.count / 2**20
+
+    def __str__(self) -> str:
+        name, size = next((n, s) for n, s in reversed(self._units.items()) if self.count >= s or s == 1)
+        return f"{self.count / size:.4g} {name}"
+
+
+@dataclass(frozen=True)
+class Duration(_Quantity):
+    """A time in seconds."""
+
+    seconds: float
+    example: ClassVar[str] = "120 s"
+    _units: ClassVar[dict[str, float]] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+    @classmethod
+    def parse(cls, text: Any) -> Duration:
+        count, unit = _split(text, cls._units, cls.example)
+        return cls(count * unit)
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s"
