@@ -1,0 +1,54 @@
+"""What the launcher told this process, read from its environment once. No paddle."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paddle_dp.errors import RunError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One process's place in the job, as `paddle.distributed.launch` hands it down."""
+
+    rank: int = 0
+    ranks: int = 1
+    local_rank: int = 0
+    master: str | None = None
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
+        """Reads the launcher's variables; a process started without it is rank 0 of 1.
+
+        Raises UsageError when the variables contradict each other.
+        """
+        found = os.environ if variables is None else variables
+        rank, ranks = int(found.get("PADDLE_TRAINER_ID", 0)), int(found.get("PADDLE_TRAINERS_NUM", 1))
+        if not 0 <= rank < ranks:
+            raise UsageError(
+                f"PADDLE_TRAINER_ID={rank} does not fit PADDLE_TRAINERS_NUM={ranks}: leftovers of another job? "
+                "Unset the PADDLE_* variables, or start with paddle-dp train, which ignores them."
+            )
+        local = int(found.get("PADDLE_RANK_IN_NODE", found.get("PADDLE_LOCAL_RANK", rank)))
+        return cls(rank=rank, ranks=ranks, local_rank=local, master=found.get("PADDLE_MASTER"))
+
+
+def wait_for_port(address: str, patience: float = 300.0) -> None:
+    """Returns once something listens at `address` ("host:port").
+
+    Paddle's store sleeps 3 s when rank 1 connects before rank 0 listens (FLAGS cannot change it); asking every 20 ms
+    saves most of that at every start. Raises RunError after `patience` seconds.
+    """
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            probe.settimeout(2.0)
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.02)
+    raise RunError(f"rank 0 did not open its store at {address} within {patience:g} s: did it start? See its log.")

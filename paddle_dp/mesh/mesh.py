@@ -1,0 +1,162 @@
+"""The joined ranks, as one object that every other room asks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.environment import Environment, wait_for_port
+
+if TYPE_CHECKING:
+    import paddle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The ranks of a job and this process's seat among them.
+
+    Every method with several ranks behind it is *collective*: all ranks call it, in the same order. A mesh of one
+    needs no process group, and its methods cost nothing.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    device: str = "cpu"
+    host: str = field(default_factory=socket.gethostname)
+    _turns: Any = field(default_factory=itertools.count, repr=False, compare=False)
+
+    @classmethod
+    def alone(cls) -> Mesh:
+        """One process, on the CPU: for tests and for tools that never start ranks."""
+        return cls()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all: writes the logs, the dashboard and the screen."""
+        return self.rank == 0
+
+    @property
+    def reader(self) -> int:
+        """Which share of the data this rank reads. Ranks with equal `reader` read the same samples."""
+        return self.rank
+
+    @property
+    def readers(self) -> int:
+        return self.ranks
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Adds `tensor` up over the ranks, in place, and returns it."""
+        if self.ranks > 1:
+            import paddle.distributed as dist
+
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums of `values` over the ranks, in float64, on every rank."""
+        if self.ranks == 1:
+            return [float(value) for value in values]
+        import paddle
+
+        return self.sum_tensor(paddle.to_tensor(list(map(float, values)), dtype="float64")).tolist()
+
+    def agree(self, flag: bool) -> bool:
+        """Whether `flag` is true on any rank."""
+        return self.sum([flag])[0] > 0
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every rank's `tensor` (equal shapes and dtypes), in rank order."""
+        if self.ranks == 1:
+            return [tensor]
+        import paddle.distributed as dist
+
+        gathered: list[paddle.Tensor] = []
+        dist.all_gather(gathered, tensor)
+        return gathered
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value` (anything that JSON can carry), in rank order."""
+        if self.ranks == 1:
+            return [value]
+        import numpy as np
+        import paddle
+
+        words = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype("int32")
+        lengths = [int(t) for t in self.gather_tensor(paddle.to_tensor([len(words)], dtype="int64"))]
+        padded = np.zeros(max(lengths), "int32")
+        padded[: len(words)] = words
+        rows = self.gather_tensor(paddle.to_tensor(padded))
+        return [
+            json.loads(row.numpy()[:length].astype(np.uint8).tobytes())
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+
+    def wait(self, name: str) -> None:
+        """Returns when all ranks have come to the same `wait`; patient, where gloo gives up after a fixed 30 s.
+
+        For work that one rank does alone: writing a checkpoint, building a cache.
+        """
+        if self.ranks == 1:
+            return
+        key = f"paddle_dp/wait/{next(self._turns)}/{name}"
+        arrived = self._store.add(key, 1)
+        while arrived < self.ranks:
+            time.sleep(0.02)
+            arrived = self._store.add(key, 0)
+
+    @cached_property
+    def _store(self) -> Any:
+        from paddle.base import core
+
+        return core.create_or_get_global_tcp_store()
+
+
+_joined: dict[str, Mesh] = {}
+
+
+def join(seed: int | None = None, device: str = "auto") -> Mesh:
+    """Joins this process to its job and returns the mesh; call it before a model or a loader is made.
+
+    Started by `paddle.distributed.launch` (or `paddle-dp train`), the process meets its peers; started plainly, it is
+    a mesh of one. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank.
+
+    Raises UsageError when `device` ("auto", "cpu" or "gpu") is not there.
+    """
+    import paddle
+
+    if "mesh" not in _joined:
+        here = Environment.read()
+        place = _choose_device(device, here)
+        if here.ranks > 1:
+            if here.master and here.rank:
+                wait_for_port(here.master)
+            paddle.distributed.init_parallel_env()
+        _joined["mesh"] = Mesh(rank=here.rank, ranks=here.ranks, device=place)
+    if seed is not None:
+        paddle.seed(seed)
+    return _joined["mesh"]
+
+
+def _choose_device(wanted: str, here: Environment) -> str:
+    """Sets Paddle's device and returns its name: "cpu" or "gpu:k"."""
+    import paddle
+
+    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if wanted == "gpu" and not gpus:
+        raise UsageError(
+            "train.device is gpu, but Paddle sees none here. Install paddlepaddle-gpu from Paddle's own package "
+            "index and look at CUDA_VISIBLE_DEVICES, or set train.device=cpu."
+        )
+    if wanted == "cpu" or not gpus:
+        return paddle.set_device("cpu") and "cpu"
+    # paddle.distributed.launch gives each process its own card by FLAGS_selected_gpus or CUDA_VISIBLE_DEVICES.
+    card = paddle.distributed.ParallelEnv().device_id if here.ranks > 1 else 0
+    paddle.set_device(f"gpu:{card}")
+    return f"gpu:{card}"
