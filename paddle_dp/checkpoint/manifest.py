@@ -1,0 +1,100 @@
+"""The manifest: the one file that says what a checkpoint consists of. A folder without it is no checkpoint."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.checkpoint import plain
+from paddle_dp.checkpoint.disk import Seal, seal, write
+from paddle_dp.errors import CheckpointError
+
+MANIFEST, STATE = "manifest.json", "state.json"
+_FORMAT, _VERSION = "paddle_dp checkpoint", 1
+# Nothing else may be named by a manifest: a name from a file is never trusted as a path.
+_NAME = re.compile(r"state\.json|rank-[0-9]{5,}\.(?:safetensors|json)")
+
+
+def tensors_name(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def pieces_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """How many ranks saved, and every file's size and checksum."""
+
+    ranks: int
+    files: dict[str, Seal]
+
+    def write(self, folder: Path) -> None:
+        """Writes manifest.json, which makes the folder a checkpoint."""
+        files = {name: {"size": s.size, "crc32": s.crc32} for name, s in sorted(self.files.items())}
+        content = {"format": _FORMAT, "version": _VERSION, "ranks": self.ranks, "files": files}
+        write(folder / MANIFEST, [plain.encode({**content, "crc32": _own(content)})])
+
+    def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
+        """Reads every file (or those named); raises CheckpointError for the first that is not as it was written."""
+        for name in sorted(self.files if names is None else names):
+            try:
+                found = seal(folder / name)
+            except FileNotFoundError:
+                raise unusable(folder, f"{name} is missing") from None
+            except OSError as error:
+                raise unusable(folder, f"{name} cannot be read: {error.strerror}") from None
+            if found.size != self.files[name].size:
+                raise unusable(folder, f"{name} has {found.size} bytes instead of {self.files[name].size}")
+            if found != self.files[name]:
+                raise unusable(folder, f"{name} is damaged: its checksum is wrong")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; CheckpointError when there is none, or none that can be trusted."""
+    try:
+        content = plain.decode((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise unusable(folder, f"it has no {MANIFEST}") from None
+    except OSError as error:
+        raise unusable(folder, f"{MANIFEST} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise unusable(folder, f"{MANIFEST} is damaged") from None
+    try:
+        return _checked(content, folder)
+    except (KeyError, TypeError, AttributeError):
+        raise unusable(folder, f"{MANIFEST} is damaged") from None
+
+
+def _checked(content: dict[str, Any], folder: Path) -> Manifest:
+    if content["format"] != _FORMAT or content["version"] != _VERSION:
+        raise unusable(folder, f"{MANIFEST} is of {content['format']} version {content['version']}, "
+                               f"this is {_FORMAT} version {_VERSION}")  # fmt: skip
+    strange = next((name for name in content["files"] if not _NAME.fullmatch(name)), None)
+    if strange is not None:
+        raise unusable(folder, f"{MANIFEST} names '{strange}', which is no file of a checkpoint")
+    if content.pop("crc32") != _own(content):
+        raise unusable(folder, f"{MANIFEST} is damaged: its checksum is wrong")
+    files = {name: Seal(int(s["size"]), int(s["crc32"])) for name, s in content["files"].items()}
+    ranks = int(content["ranks"])
+    for name in [STATE, *(f(r) for r in range(ranks) for f in (tensors_name, pieces_name))]:
+        if name not in files:
+            raise unusable(folder, f"{MANIFEST} does not list {name}")
+    return Manifest(ranks, files)
+
+
+def _own(content: dict[str, Any]) -> int:
+    return zlib.crc32(plain.encode(content))
+
+
+def unusable(folder: Path, why: str) -> CheckpointError:
+    """The error for a checkpoint that cannot be loaded, with what to do about it."""
+    return CheckpointError(
+        f"The checkpoint {folder} cannot be used: {why}. Resume from the next older one "
+        f"(newest whole one: --resume without a path)."
+    )

@@ -1,0 +1,97 @@
+"""Tensors in the safetensors format, written with a checksum on the way and read without mapping the file.
+
+The safetensors package cannot say errno, fsync or a checksum when it writes, maps the file when it reads (a file
+overwritten in place would change live weights), and needs ml_dtypes for bfloat16 in numpy. The format is eight bytes,
+a JSON header and the raw numbers: https://huggingface.co/docs/safetensors/index#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.checkpoint.disk import Seal, write
+from paddle_dp.checkpoint.pieces import DTYPES, Piece
+
+_LABELS = {code: label for label, (code, _) in DTYPES.items()}
+_LONGEST_HEADER = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def numpy(self) -> np.dtype:
+        return np.dtype(DTYPES[self.dtype][1])
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.numpy.itemsize
+
+
+def write_tensors(path: Path, pieces: Mapping[str, Piece]) -> Seal:
+    """Writes the pieces' arrays under the given keys; the file is on the disk when this returns."""
+    # Widest numbers first, so that every tensor starts at a multiple of its width.
+    keys = sorted(pieces, key=lambda key: (-pieces[key].array.dtype.itemsize, key))
+    header, position = {}, 0
+    for key in keys:
+        array, code = pieces[key].array, DTYPES[pieces[key].dtype][0]
+        offsets = [position, position + array.nbytes]
+        header[key] = {"dtype": code, "shape": list(array.shape), "data_offsets": offsets}
+        position += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return write(path, (part for parts in ([struct.pack("<Q", len(text)), text],
+                                           (_raw(pieces[key]) for key in keys)) for part in parts))  # fmt: skip
+
+
+def _raw(piece: Piece) -> memoryview:
+    array = np.ascontiguousarray(piece.array, dtype=DTYPES[piece.dtype][1])
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """The tensors of a file by key. Raises ValueError where the header does not describe this file."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+        if length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError("is not a safetensors file")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {key: _entry(key, value, 8 + length, size) for key, value in header.items()}
+
+
+def _entry(key: str, value: Any, base: int, size: int) -> Entry:
+    start, stop = value["data_offsets"]
+    if value["dtype"] not in _LABELS:
+        raise ValueError(f"holds {key} as {value['dtype']}, which this version does not know")
+    entry = Entry(_LABELS[value["dtype"]], tuple(value["shape"]), base + start)
+    if start < 0 or base + stop > size or stop - start != entry.nbytes or any(n < 0 for n in entry.shape):
+        raise ValueError(f"describes {key} wrongly")
+    return entry
+
+
+def read_rows(path: Path, entry: Entry, rows: slice | None = None) -> np.ndarray:
+    """The tensor, or some rows of its first dim, in memory of its own."""
+    shape, start = entry.shape, entry.start
+    if rows is not None and shape:
+        start += rows.start * math.prod(shape[1:]) * entry.numpy.itemsize
+        shape = (rows.stop - rows.start, *shape[1:])
+    count = math.prod(shape)
+    array = np.fromfile(path, dtype=entry.numpy, count=count, offset=start)
+    if array.size != count:
+        raise OSError(f"{path} ends too early")
+    return array.reshape(shape)
