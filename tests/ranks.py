@@ -1,0 +1,154 @@
+"""Runs a test's function on N real ranks, started by the real `paddle.distributed.launch`.
+
+    def case(scale):                       # in tests/mesh/test_mesh.py, run in every rank
+        from paddle_dp.mesh import join
+        mesh = join()
+        return mesh.sum([mesh.rank * scale])
+
+    def test_sum():
+        assert run_ranks("tests/mesh/test_mesh.py:case", 2, 10) == [[10.0], [10.0]]
+
+The function joins the mesh itself, if it wants one. Its arguments and its result travel as JSON (arrays become lists).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":  # the launcher runs this file: its folder must not hide installed packages
+    sys.path[0] = str(ROOT)
+
+from paddle_dp.launch.processes import die_with_parent, end_family  # noqa: E402
+from paddle_dp.launch.processor import slow_mkl  # noqa: E402
+
+
+def run_ranks(
+    function: str, ranks: int, *args: Any, timeout: float = 120, launcher: bool | None = None, **env: str
+) -> list[Any]:
+    """What `function` ("tests/x/test_y.py:name") returned on each rank; AssertionError with the first failure.
+
+    One rank is a plain process unless `launcher=True`. Other keywords are set in the ranks' environment.
+    Raises TimeoutError after `timeout` seconds. No process is left in any case.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        (folder / "args.json").write_text(json.dumps(args))
+        command = _command(function, ranks, folder, ranks > 1 if launcher is None else launcher)
+        with (folder / "launcher.log").open("wb") as log:
+            parent = os.getpid()
+            process = subprocess.Popen(  # noqa: S603
+                command, cwd=ROOT, env=_environment(env), stdout=log, stderr=subprocess.STDOUT,
+                preexec_fn=lambda: _tied_to(parent),
+            )  # fmt: skip
+        try:
+            _wait(process, folder, ranks, timeout)
+            return [_result(folder, rank) for rank in range(ranks)]
+        finally:
+            end_family(process.pid, 0, polite=signal.SIGKILL)  # first the ranks, while they still have a parent
+            process.kill()
+            process.wait()
+
+
+def _command(function: str, ranks: int, folder: Path, launcher: bool) -> list[str]:
+    script = [__file__, function, str(folder)]
+    if not launcher:
+        return [sys.executable, "-u", *script]
+    options = ["--nproc_per_node", str(ranks), "--log_dir", str(folder / "log")]
+    return [sys.executable, "-u", "-m", "paddle.distributed.launch", *options, *script]
+
+
+def _environment(extra: dict[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "MASTER_", "FLAGS_"))}
+    if not kept.get("CUDA_VISIBLE_DEVICES"):
+        kept.pop("CUDA_VISIBLE_DEVICES", None)
+    mkl = {"MKL_DEBUG_CPU_TYPE": "5"} if slow_mkl() else {}
+    quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return {**kept, **quiet, **mkl, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
+
+
+def _tied_to(parent: int) -> None:
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path, ranks: int, timeout: float) -> None:
+    """Returns when every rank has answered; raises when one has failed, the job has ended, or time is up."""
+    deadline = time.monotonic() + timeout
+    while len(list(folder.glob("result.*.json"))) < ranks:
+        if _failures(folder):
+            time.sleep(0.5)  # the others may be about to say something as well
+            raise AssertionError(_report(folder))
+        if process.poll() is not None and len(list(folder.glob("result.*.json"))) < ranks:
+            raise AssertionError(f"the job ended with {process.returncode}\n{_report(folder)}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{ranks} ranks did not answer within {timeout:g} s\n{_report(folder)}")
+        time.sleep(0.02)
+
+
+def _failures(folder: Path) -> list[Path]:
+    return sorted(folder.glob("failure.*.txt"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _report(folder: Path) -> str:
+    """The first failing rank's traceback, or else the ends of all logs."""
+    if failed := _failures(folder):
+        return f"{failed[0].name} of {len(failed)} failed:\n{failed[0].read_text()}"
+    logs = [*sorted(folder.glob("log/workerlog.*")), folder / "launcher.log"]
+    return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists())
+
+
+def _result(folder: Path, rank: int) -> Any:
+    return json.loads((folder / f"result.{rank}.json").read_text())
+
+
+def _plain(value: Any) -> Any:
+    """An array, a tensor or a NumPy scalar as JSON can hold it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a result must be JSON; {type(value).__name__} is not")
+
+
+def _load(function: str) -> Any:
+    path, name = function.rsplit(":", 1)
+    spec = importlib.util.spec_from_file_location(Path(path).stem + "_in_rank", ROOT / path)
+    assert spec and spec.loader, f"no such file: {path}"
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def _work(function: str, folder: Path) -> None:
+    """In a rank: calls the function, and leaves its result or its traceback in `folder` under a final name."""
+    rank = os.environ.get("PADDLE_TRAINER_ID", "0")
+    partial, status = folder / f".partial.{rank}", 0
+    try:
+        result = _load(function)(*json.loads((folder / "args.json").read_text()))
+        partial.write_text(json.dumps(result, default=_plain))
+        name = f"result.{rank}.json"
+    except BaseException:
+        traceback.print_exc()
+        partial.write_text(traceback.format_exc())
+        name, status = f"failure.{rank}.txt", 1
+    partial.rename(folder / name)
+    sys.stdout.flush()
+    while status == 0 and rank == "0":  # it hosts the store: the others may still need it; run_ranks ends it
+        time.sleep(1)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    _work(sys.argv[1], Path(sys.argv[2]))

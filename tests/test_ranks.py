@@ -1,0 +1,59 @@
+"""The instrument of all parity tests: it must carry results, name the first failure, and leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from paddle_dp.launch.processes import alive
+from tests.ranks import run_ranks
+
+HERE = "tests/test_ranks.py"
+
+
+def join_and_add(number):
+    import paddle
+
+    paddle.distributed.init_parallel_env()
+    total = paddle.to_tensor([float(number + paddle.distributed.get_rank())])
+    paddle.distributed.all_reduce(total)
+    return {"total": total.numpy(), "pid": os.getpid()}
+
+
+def where_am_i():
+    return [os.environ.get("PADDLE_TRAINER_ID"), os.environ["OMP_NUM_THREADS"], os.environ.get("MARK")]
+
+
+def raise_in_rank_1():
+    if os.environ["PADDLE_TRAINER_ID"] == "1":
+        raise ValueError("the culprit")
+    time.sleep(60)
+
+
+def hang():
+    time.sleep(60)
+
+
+def test_ranks_meet_and_answer_in_order():
+    answers = run_ranks(f"{HERE}:join_and_add", 2, 10)
+    assert [answer["total"] for answer in answers] == [[21.0], [21.0]]
+    assert all(not alive(answer["pid"]) for answer in answers)
+
+
+def test_one_rank_is_a_plain_process():
+    assert run_ranks(f"{HERE}:where_am_i", 1, MARK="here") == [[None, "1", "here"]]
+
+
+def test_a_failure_is_the_culprits_own_traceback():
+    begun = time.monotonic()
+    with pytest.raises(AssertionError, match="the culprit") as caught:
+        run_ranks(f"{HERE}:raise_in_rank_1", 2)
+    assert "raise_in_rank_1" in str(caught.value)
+    assert time.monotonic() - begun < 40
+
+
+def test_ranks_that_hang_are_ended():
+    with pytest.raises(TimeoutError, match="did not answer within 1 s"):
+        run_ranks(f"{HERE}:hang", 1, timeout=1)
