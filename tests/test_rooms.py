@@ -1,0 +1,192 @@
+"""The house keeps its law: who may import whom, and where paddle may be imported.
+
+The law stands in docs/map.md; here it is a table, and a breach is a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS: dict[str, float] = {
+    "errors": 0, "units": 0,
+    "part": 1, "plan": 1, "mesh.degrees": 1, "recipe": 1.5,  # a recipe is made of parts
+    "mesh": 2, "watch": 2,
+    "data": 3, "parallel": 3, "checkpoint": 3,
+    "train": 4,
+    "proof": 5, "launch": 5,
+    "cli": 6,
+}  # fmt: skip
+REACH: dict[str, float] = {  # the highest floor that may be imported, where it is not «every floor below mine»
+    "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "callbacks": 4, "models": -1,
+    "launch": 1.5, "launch.worker": 4,  # a worker is inside a rank; the rest of launch plans and watches from outside
+    "": -1,  # paddle_dp/__init__.py loads its words when they are used
+}  # fmt: skip
+SHELVES = ("callbacks", "datasets", "losses", "models", "optimizers", "schedules", "strategies")
+STDLIB_ONLY = ("errors", "units")  # and what a quantity needs to be a pydantic field
+NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))
+
+Import = tuple[
+    str, int, str
+]  # the imported module, the line, when: "now", "later" (in a function) or "typing"
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every module of the package and of models/, by its dotted name."""
+    files = [*ROOT.glob("paddle_dp/**/*.py"), *ROOT.glob("models/**/*.py")]
+    return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+
+
+def imports(node: ast.AST, package: str, when: str = "now") -> Iterator[Import]:
+    """What a piece of code imports: when it is imported itself, later in functions, or for type checkers only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, child.lineno, when) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) + 1 - child.level] if child.level else []
+            base = ".".join([*parts, *([child.module] if child.module else [])])
+            yield from ((f"{base}.{alias.name}", child.lineno, when) for alias in child.names)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from imports(child, package, "typing")
+        else:
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from imports(child, package, "later" if function else when)
+
+
+def imports_of(module: str) -> list[Import]:
+    file = sources()[module]
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    return list(imports(ast.parse(file.read_text()), package))
+
+
+def room(module: str) -> str:
+    """paddle_dp.mesh.degrees → mesh.degrees, paddle_dp.mesh.mesh.Mesh → mesh, models.mlp → models, paddle → paddle."""
+    top, _, rest = module.partition(".")
+    if top != "paddle_dp":
+        return top
+    longest = ".".join(rest.split(".")[:2])
+    return longest if longest in FLOORS or longest in REACH else rest.split(".")[0]
+
+
+def breach(importer: str, imported: str, when: str = "now") -> str | None:
+    """What is wrong with `importer` importing `imported` (dotted module names), or None.
+
+    An annotation may name a word of its own floor (a learner is *passed* a Batch), never one of a floor above.
+    """
+    mine, theirs = room(importer), room(imported)
+    if imported.partition(".")[0] not in ("paddle_dp", "models"):
+        if mine == "models" and theirs != "paddle" and theirs not in sys.stdlib_module_names:
+            return f"models may import paddle only, not {theirs}. A model is plain Paddle; bring data in by a data set."
+        if mine in STDLIB_ONLY and theirs not in {
+            *sys.stdlib_module_names,
+            "annotated_types",
+            "pydantic_core",
+        }:
+            return f"{mine} may import the standard library only, not {theirs}: everything stands on it."
+        return None
+    if mine.split(".")[0] == theirs.split(".")[0] and mine != "":
+        return None
+    if theirs in SHELVES:
+        return f"{mine} may not import the shelf {theirs}: part.py finds its files by name. Ask for a Part."
+    if theirs not in FLOORS:
+        return f"{mine} may not import {theirs}: test_rooms.py knows no such room. Give it a floor in FLOORS."
+    if mine not in FLOORS and mine not in REACH:
+        return f"{mine} has no floor. Give it one in tests/test_rooms.py and in docs/map.md."
+    reach = REACH.get(mine, FLOORS.get(mine, 0) - 0.5)
+    if FLOORS[theirs] <= reach:
+        return None
+    where = (
+        "same floor"
+        if FLOORS.get(mine) == FLOORS[theirs]
+        else f"floor {FLOORS[theirs]:g}, it may reach {reach:g}"
+    )
+    return f"{mine or '__init__'} may not import {theirs}: {where}. Move the shared word down, or pass it in."
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "sentence"),
+    [
+        ("paddle_dp.data.loader", "paddle_dp.parallel.learner", "data may not import parallel: same floor."),
+        ("paddle_dp.mesh.mesh", "paddle_dp.data.Share", "mesh may not import data: floor 3"),
+        ("paddle_dp.train.build", "paddle_dp.callbacks.console", "may not import the shelf callbacks"),
+        ("paddle_dp.optimizers.sgd", "paddle_dp.recipe.schema", "optimizers may not import recipe"),
+        ("paddle_dp.launch.supervise", "paddle_dp.train.build", "launch may not import train"),
+        ("models.mlp", "paddle_dp.errors", "models may not import errors"),
+        ("models.mlp", "numpy", "models may import paddle only"),
+        ("paddle_dp.units", "numpy", "units may import the standard library only"),
+        ("paddle_dp.cli", "paddle_dp.attic.x", "knows no such room"),
+        ("paddle_dp", "paddle_dp.mesh", "__init__ may not import mesh"),
+        ("paddle_dp.launch.worker", "paddle_dp.train.build", None),
+        ("paddle_dp.recipe.read", "paddle_dp.mesh.degrees", None),
+        ("paddle_dp.callbacks.console", "paddle_dp.train", None),
+        ("paddle_dp.optimizers.sgd", "paddle_dp.optimizers._clip", None),
+    ],
+)
+def test_the_law_says(importer: str, imported: str, sentence: str | None) -> None:
+    said = breach(importer, imported)
+    assert (said is None) if sentence is None else (said is not None and sentence in said)
+
+
+def test_imports_are_seen_wherever_they_stand() -> None:
+    code = "import a\nfrom .. import b\nfrom .c import d\ndef f():\n  import e\nif TYPE_CHECKING:\n  from g import h\n"
+    seen = [(name, when) for name, _, when in imports(ast.parse(code), "x.y")]
+    assert seen == [("a", "now"), ("x.b", "now"), ("x.y.c.d", "now"), ("e", "later"), ("g.h", "typing")]
+
+
+def test_every_import_keeps_the_law() -> None:
+    breaches = [
+        f"{sources()[module].relative_to(ROOT)}:{line}: {said}"
+        for module in sources()
+        for name, line, when in imports_of(module)
+        if (said := breach(module, name, when))
+    ]
+    assert not breaches, "\n" + "\n".join(breaches)
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    edges = {
+        m: {resolve(name) for name, _, when in imports_of(m) if when == "now"} & set(sources()) - {m}
+        for m in sources()
+    }
+    while free := [m for m, targets in edges.items() if not targets & set(edges)]:
+        for module in free:
+            del edges[module]
+    assert not edges, (
+        f"these import each other in a circle (or import one that does): {', '.join(sorted(edges))}"
+    )
+
+
+def resolve(name: str) -> str:
+    """The module that importing `name` loads: `paddle_dp.units.Length` → `paddle_dp.units`."""
+    return name if name in sources() else name.rpartition(".")[0]
+
+
+def test_paddle_waits_until_it_is_needed() -> None:
+    early = [
+        f"{sources()[m].relative_to(ROOT)}:{line}: {room(m)} is read without paddle: import it inside the function."
+        for m in sources()
+        for name, line, when in imports_of(m)
+        if when == "now"
+        and name.partition(".")[0] == "paddle"
+        and (room(m) in NO_PADDLE or room(m) == "launch")
+    ]
+    assert not early, "\n" + "\n".join(early)
+
+
+def test_no_shelf_and_no_planning_pulls_paddle_in() -> None:
+    """The same, seen from outside: what these import imports it neither, at any depth."""
+    light = sorted(
+        m for m in sources() if room(m) in {"launch", "mesh.degrees", *NO_PADDLE} and "worker" not in m
+    )
+    check = "importlib.import_module(m); assert 'paddle' not in sys.modules, m"
+    code = f"import sys, importlib\nfor m in {light}: {check}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
