@@ -1,0 +1,11 @@
+"""What we read: which samples are whose (`share`, pure arithmetic), and how they reach the model (`loader`).
+
+No data set lives here (see `datasets/`), and nothing here knows what a sample means or what a model does with
+it. For the arithmetic of layouts go to `mesh/`; for what a batch becomes, to `parallel/`.
+"""
+
+from paddle_dp.data.batch import Batch, Micro
+from paddle_dp.data.loader import Loader
+from paddle_dp.data.share import Share
+
+__all__ = ["Batch", "Loader", "Micro", "Share"]

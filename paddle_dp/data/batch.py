@@ -1,0 +1,47 @@
+"""What one update reads: a batch, cut into micros, with the numbers that make its gradients exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One forward and backward pass: inputs [n, ...], targets [n, ...], and how many of the n samples count.
+
+    `samples` is 0 for a *ghost*: the one sample that a reader without any gets, so that it can take its part
+    in the collectives of the pass. Whatever a ghost's loss is, it has to be multiplied by zero.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    samples: int
+
+    @property
+    def is_ghost(self) -> bool:
+        """Whether this micro only keeps the ranks in step."""
+        return self.samples == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """This rank's slice of global batch `index` of `epoch`, in micros.
+
+    `samples` counts the *global* batch, over all ranks; `waited` is how many seconds the rank stood still for
+    it.
+    """
+
+    micros: tuple[Micro, ...]
+    samples: int
+    index: int
+    epoch: int
+    waited: float = 0.0
+
+    @property
+    def mine(self) -> int:
+        """How many samples of the global batch are this rank's."""
+        return sum(micro.samples for micro in self.micros)

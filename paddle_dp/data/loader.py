@@ -1,0 +1,133 @@
+"""From a data set and a share to batches of tensors, in order, from any (epoch, batch) on.
+
+    loader = Loader(dataset, Share(len(dataset), batch=64))
+    for batch in loader.read(epoch=3, start=17): ...
+
+Starting anywhere costs the same: nothing is read and thrown away on the way there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from paddle_dp.data.batch import Batch, Micro
+from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.sample import Array, Dataset, read_samples
+from paddle_dp.data.share import Share
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+
+
+Filled = tuple[Array, Array, int]
+"""One micro in arrays: inputs, targets, and how many of the samples count (see Micro)."""
+
+
+class Source(Protocol):
+    """Where the arrays come from: this process, or workers."""
+
+    def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
+        """The micros of each global batch from `start` on; good until the next batch is asked for."""
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """Reads in the training process itself, when asked: nothing to start, wait for or end."""
+
+    def __init__(self, dataset: Dataset, share: Share):
+        self.dataset, self.share = dataset, share
+        self._keep = nullcontext if hasattr(dataset, "take") else globals_kept
+
+    def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
+        for k in range(start, self.share.batches):
+            with self._keep():
+                micros = [
+                    (*read_samples(self.dataset, indices, self.share.seed, epoch), count)
+                    for indices, count in self.share.reads(epoch, k)
+                ]
+            yield micros
+
+    def close(self) -> None:
+        pass
+
+
+class Loader:
+    """Batches of `dataset` as `share` deals them out, read here (`workers=0`) or ahead by worker processes.
+
+    Workers keep `prefetch` batches under way, live from the first `read` until `close`, and change nothing
+    but the speed. `timeout` is how many seconds one sample may take before its worker counts as hung.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        share: Share,
+        *,
+        workers: int = 0,
+        prefetch: int = 2,
+        timeout: float = 120.0,
+        place: Any = None,
+    ):
+        if len(dataset) != share.samples:
+            raise ValueError(f"share: it deals out {share.samples} samples, the data set has {len(dataset)}")
+        self.dataset, self.share, self._place = dataset, share, place
+        self._source: Source = InProcess(dataset, share)
+
+    @classmethod
+    def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
+        """A loader of global batches of `batch` samples, this rank's slice of each when `mesh` has several.
+
+        Settings are those of `Share` (seed, shuffle, last, micros) and of `Loader` (workers, prefetch,
+        timeout, place).
+        """
+        words = ("seed", "shuffle", "last", "micros")
+        of_share = {word: settings.pop(word) for word in words if word in settings}
+        return cls(dataset, Share.of(len(dataset), batch, mesh, **of_share), **settings)
+
+    @property
+    def batches(self) -> int:
+        """How many global batches an epoch has."""
+        return self.share.batches
+
+    def read(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of `epoch` from global batch `start` on; none when `start` is the end of the epoch."""
+        if epoch < 0 or not 0 <= start <= self.batches:
+            raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {self.batches}")
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        import paddle
+
+        place = self._place if self._place is not None else current_place()
+        source = self._source.read(epoch, start)
+        for k in range(start, self.batches):
+            begun = time.perf_counter()
+            micros = tuple(
+                Micro(paddle.to_tensor(inputs, place=place), paddle.to_tensor(targets, place=place), count)
+                for inputs, targets, count in next(source)
+            )
+            yield Batch(micros, self.share.size(k), k, epoch, time.perf_counter() - begun)
+
+    def close(self) -> None:
+        """End the workers; a later `read` starts new ones."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def current_place() -> Any:
+    """Paddle's current device as a place: `to_tensor` is twice as fast when it need not find it."""
+    import paddle
+
+    kind, _, number = paddle.device.get_device().partition(":")
+    if kind == "cpu":
+        return paddle.CPUPlace()
+    return paddle.CUDAPlace(int(number)) if kind == "gpu" else None

@@ -1,0 +1,101 @@
+"""From a map-style data set to arrays: one sample, or a stack, and whose fault it is when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from paddle_dp.data.randomness import seed_sample
+from paddle_dp.data.share import Indices
+from paddle_dp.errors import DataError
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
+
+
+class Dataset(Protocol):
+    """What the loader asks of a data set: `len(ds)` and `ds[i] -> (input, target)`.
+
+    It may also offer `take(indices) -> (inputs, targets)`, the same samples stacked, for data that lie in
+    memory; it has to give what `ds[i]` gives, without randomness. And `name_of(i) -> str`, a file's path, for
+    messages.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def as_array(value: Any) -> Array:
+    """A part of a sample as an array; a Python float becomes float32, as in Paddle."""
+    return np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
+
+
+def name(dataset: Dataset, index: int) -> str:
+    """«sample 17 (path/of/17.jpg)», or «sample 17» when the data set has no names."""
+    name_of: Callable[[int], str] | None = getattr(dataset, "name_of", None)
+    try:
+        return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"
+    except Exception:  # noqa: BLE001 - a name is a courtesy: it must not hide the error it was wanted for
+        return f"sample {index}"
+
+
+def read_sample(dataset: Dataset, index: int) -> Pair:
+    """`dataset[index]` as two arrays; a DataError that names the sample when it cannot be had."""
+    try:
+        sample = dataset[index]
+    except DataError as error:
+        raise DataError(f"sample {index}: {error}") from error
+    except Exception as error:
+        raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
+        raise DataError(f"{name(dataset, index)} is {what}; a data set gives (input, target)")
+    return as_array(sample[0]), as_array(sample[1])
+
+
+def describe(array: Array) -> str:
+    """«float32[3, 224, 224]»."""
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
+    """The samples stacked: inputs [n, ...] and targets [n, ...], each read under its own randomness."""
+    if hasattr(dataset, "take"):
+        return take(dataset, indices)
+    pairs = []
+    for index in indices.tolist():
+        seed_sample(seed, epoch, index)
+        pairs.append(read_sample(dataset, index))
+    inputs, targets = zip(*pairs, strict=True)
+    return stack(dataset, indices, inputs), stack(dataset, indices, targets)
+
+
+def take(dataset: Any, indices: Indices) -> Pair:
+    """`dataset.take(indices)` as two arrays of len(indices) rows."""
+    try:
+        inputs, targets = dataset.take(indices)
+    except Exception as error:
+        raise DataError(f"samples {_some(indices)}: {type(error).__name__}: {error}") from error
+    if len(inputs) != len(indices) or len(targets) != len(indices):
+        got = f"{len(inputs)} inputs and {len(targets)} targets"
+        raise DataError(f"{type(dataset).__name__}.take gave {got} for {len(indices)} indices")
+    return inputs, targets
+
+
+def stack(dataset: Dataset, indices: Indices, arrays: Sequence[Array]) -> Array:
+    """The arrays under a new first dim; a DataError that names the first that differs in shape or type."""
+    first = arrays[0]
+    for index, array in zip(indices.tolist(), arrays, strict=True):
+        if array.shape != first.shape or array.dtype != first.dtype:
+            others = f"{name(dataset, int(indices[0]))} is {describe(first)}"
+            raise DataError(f"{name(dataset, index)} is {describe(array)} but {others}: not one batch")
+    return np.stack(arrays)
+
+
+def _some(indices: Indices) -> str:
+    """The first few indices, for a message."""
+    more = ", …" if len(indices) > 8 else ""
+    return ", ".join(map(str, indices[:8].tolist())) + more

@@ -1,0 +1,55 @@
+"""Data that lie in memory as two arrays, and the split of such data by class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class Arrays:
+    """Inputs [n, ...] and targets [n, ...] as a data set; `take` reads many samples in one indexing."""
+
+    def __init__(self, inputs: Array, targets: Array, classes: tuple[str, ...] | None = None):
+        self.inputs, self.targets, self.classes = (
+            np.ascontiguousarray(inputs),
+            np.ascontiguousarray(targets),
+            classes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Array, Array]:
+        return self.inputs[index], self.targets[index]
+
+    def take(self, indices: Array) -> tuple[Array, Array]:
+        return self.inputs[indices], self.targets[indices]
+
+
+def stratified(labels: Array, fraction: float, seed: int) -> Array:
+    """Which samples are held out, bool [n]: ceil(fraction · n) of them, of each class its proportion.
+
+    Each class gives the whole part of its proportion; the largest remainders give one more (Hare's quota), so
+    that the sizes are those of scikit-learn's train_test_split. A pure function of its arguments.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    quota = counts * fraction
+    take = np.floor(quota).astype(int)
+    missing = int(np.ceil(fraction * len(labels) - 1e-9)) - int(take.sum())
+    take[np.argsort(take - quota, kind="stable")[:missing]] += 1
+    lot = np.random.Philox(np.random.SeedSequence(seed % 2**64)).random_raw(len(labels))
+    held_out = np.zeros(len(labels), dtype=bool)
+    for label, number in zip(classes, take, strict=True):
+        members = np.flatnonzero(labels == label)
+        held_out[members[np.argsort(lot[members], kind="stable")[:number]]] = True
+    return held_out
+
+
+def one_of(split: str) -> str:
+    """`split` itself, when it is «train» or «test»."""
+    if split not in ("train", "test"):
+        raise ValueError(f"split: '{split}' is neither 'train' nor 'test'")
+    return split
