@@ -6,22 +6,18 @@ state see `train.progress`; for who saves how often, the `checkpoint` callback.
 
 from __future__ import annotations
 
-from paddle_dp.checkpoint.folder import (
-    best,
-    best_numbers,
-    checkpoints,
-    clean,
-    newest,
-    prune,
-    set_best,
-    step_name,
-    step_of,
-)
+from paddle_dp.checkpoint.folder import check, clean, find, newest
+from paddle_dp.checkpoint.keep import best, best_numbers, prune, set_best
+from paddle_dp.checkpoint.naming import UnusableError, checkpoints, step_name, step_of
 from paddle_dp.checkpoint.opened import Checkpoint, load
+from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.pieces import Box, Piece
+from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.snapshot import Snapshot, save
+from paddle_dp.checkpoint.tensors import dtype_of, fill, piece, put
 
 __all__ = [
-    "Box", "Checkpoint", "Piece", "Snapshot", "best", "best_numbers", "checkpoints", "clean", "load", "newest",
-    "prune", "save", "set_best", "step_name", "step_of",
+    "Box", "Checkpoint", "Piece", "Snapshot", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean",
+    "dtype_of", "fill", "find", "load", "load_optimizer", "load_rng_state", "newest", "optimizer_name",
+    "optimizer_tensors", "piece", "prune", "put", "rng_state", "save", "set_best", "step_name", "step_of",
 ]  # fmt: skip

@@ -30,8 +30,9 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> Seal:
     with open(path, "xb", buffering=0) as file:
         for chunk in _chunks(parts):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-            while chunk:
-                chunk = chunk[file.write(chunk) :]
+            written = 0
+            while written < len(chunk):
+                written += file.write(chunk[written:])
         os.fsync(file.fileno())
     return Seal(size, crc)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from paddle_dp.checkpoint import plain
 from paddle_dp.checkpoint.disk import Seal, seal, write
-from paddle_dp.errors import CheckpointError
+from paddle_dp.checkpoint.naming import UnusableError
 
 MANIFEST, STATE = "manifest.json", "state.json"
 _FORMAT, _VERSION = "paddle_dp checkpoint", 1
@@ -41,60 +41,54 @@ class Manifest:
         write(folder / MANIFEST, [plain.encode({**content, "crc32": _own(content)})])
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Reads every file (or those named); raises CheckpointError for the first that is not as it was written."""
+        """Reads every file (or those named); raises UnusableError for the first that is not as it was written."""
         for name in sorted(self.files if names is None else names):
             try:
                 found = seal(folder / name)
             except FileNotFoundError:
-                raise unusable(folder, f"{name} is missing") from None
+                raise UnusableError(folder, f"{name} is missing") from None
             except OSError as error:
-                raise unusable(folder, f"{name} cannot be read: {error.strerror}") from None
+                raise UnusableError(folder, f"{name} cannot be read: {error.strerror}") from None
             if found.size != self.files[name].size:
-                raise unusable(folder, f"{name} has {found.size} bytes instead of {self.files[name].size}")
+                raise UnusableError(
+                    folder, f"{name} has {found.size} bytes instead of {self.files[name].size}"
+                )
             if found != self.files[name]:
-                raise unusable(folder, f"{name} is damaged: its checksum is wrong")
+                raise UnusableError(folder, f"{name} is damaged: its checksum is wrong")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; CheckpointError when there is none, or none that can be trusted."""
+    """The manifest of a checkpoint; UnusableError when there is none, or none that can be trusted."""
     try:
         content = plain.decode((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise unusable(folder, f"it has no {MANIFEST}") from None
+        raise UnusableError(folder, f"it has no {MANIFEST}") from None
     except OSError as error:
-        raise unusable(folder, f"{MANIFEST} cannot be read: {error.strerror}") from None
+        raise UnusableError(folder, f"{MANIFEST} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise unusable(folder, f"{MANIFEST} is damaged") from None
+        raise UnusableError(folder, f"{MANIFEST} is damaged") from None
     try:
         return _checked(content, folder)
     except (KeyError, TypeError, AttributeError):
-        raise unusable(folder, f"{MANIFEST} is damaged") from None
+        raise UnusableError(folder, f"{MANIFEST} is damaged") from None
 
 
 def _checked(content: dict[str, Any], folder: Path) -> Manifest:
     if content["format"] != _FORMAT or content["version"] != _VERSION:
-        raise unusable(folder, f"{MANIFEST} is of {content['format']} version {content['version']}, "
+        raise UnusableError(folder, f"{MANIFEST} is of {content['format']} version {content['version']}, "
                                f"this is {_FORMAT} version {_VERSION}")  # fmt: skip
     strange = next((name for name in content["files"] if not _NAME.fullmatch(name)), None)
     if strange is not None:
-        raise unusable(folder, f"{MANIFEST} names '{strange}', which is no file of a checkpoint")
+        raise UnusableError(folder, f"{MANIFEST} names '{strange}', which is no file of a checkpoint")
     if content.pop("crc32") != _own(content):
-        raise unusable(folder, f"{MANIFEST} is damaged: its checksum is wrong")
+        raise UnusableError(folder, f"{MANIFEST} is damaged: its checksum is wrong")
     files = {name: Seal(int(s["size"]), int(s["crc32"])) for name, s in content["files"].items()}
     ranks = int(content["ranks"])
     for name in [STATE, *(f(r) for r in range(ranks) for f in (tensors_name, pieces_name))]:
         if name not in files:
-            raise unusable(folder, f"{MANIFEST} does not list {name}")
+            raise UnusableError(folder, f"{MANIFEST} does not list {name}")
     return Manifest(ranks, files)
 
 
 def _own(content: dict[str, Any]) -> int:
     return zlib.crc32(plain.encode(content))
-
-
-def unusable(folder: Path, why: str) -> CheckpointError:
-    """The error for a checkpoint that cannot be loaded, with what to do about it."""
-    return CheckpointError(
-        f"The checkpoint {folder} cannot be used: {why}. Resume from the next older one "
-        f"(newest whole one: --resume without a path)."
-    )

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddle_dp.checkpoint import plain
-from paddle_dp.checkpoint.manifest import STATE, Manifest, pieces_name, read_manifest, tensors_name, unusable
-from paddle_dp.checkpoint.pieces import DTYPES, Box, assemble, whole
+from paddle_dp.checkpoint.manifest import STATE, Manifest, pieces_name, read_manifest, tensors_name
+from paddle_dp.checkpoint.naming import UnusableError
+from paddle_dp.checkpoint.pieces import DTYPES, Box, assemble
 from paddle_dp.checkpoint.table import Row, check_whole, read_table
 from paddle_dp.checkpoint.tensor_file import Entry, read_entries, read_rows
-from paddle_dp.errors import CheckpointError, did_you_mean
+from paddle_dp.errors import CheckpointError, near
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -46,7 +47,7 @@ def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
     try:
         return Checkpoint(folder, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
-        raise unusable(folder, f"its content makes no sense ({error})") from error
+        raise UnusableError(folder, f"its content makes no sense ({error})") from error
 
 
 class Checkpoint:
@@ -62,7 +63,9 @@ class Checkpoint:
         for row in (row for rows in self._rows.values() for row in rows):
             entry = self._entry(row)
             if (entry.dtype, entry.shape) != (row.dtype, row.box.shape):
-                raise CheckpointError(f"{tensors_name(row.rank)} holds {row.key} otherwise than its table says")
+                raise CheckpointError(
+                    f"{tensors_name(row.rank)} holds {row.key} otherwise than its table says"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,17 +100,22 @@ class Checkpoint:
     def _part(self, row: Row, part: Box) -> np.ndarray:
         cut = part.inside(row.box)
         path = self.folder / tensors_name(row.rank)
-        if not cut:
-            return read_rows(path, self._entry(row))
-        return read_rows(path, self._entry(row), cut[0])[(slice(None), *cut[1:])]
+        rows = read_rows(path, self._entry(row), cut[0] if cut else None)
+        return rows[(slice(None), *cut[1:])] if cut else rows
 
     def _box(self, row: Row, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
         start = tuple(offset) if offset is not None else (0,) * len(row.shape)
-        size = tuple(shape) if shape is not None else tuple(n - o for n, o in zip(row.shape, start, strict=True))
+        size = (
+            tuple(shape)
+            if shape is not None
+            else tuple(n - o for n, o in zip(row.shape, start, strict=False))
+        )
         box = Box(start, size)
         legal = len(start) == len(size) == len(row.shape) and min((*start, *size), default=0) >= 0
-        if not legal or (box.size and box.overlap(whole(row.shape)) != box):
-            raise CheckpointError(f"{row.name} is {row.shape} in {self.folder}: it has no part {box}.")
+        if not legal or any(stop > n for stop, n in zip(box.stop, row.shape, strict=True)):
+            raise CheckpointError(
+                f"{row.name} is {row.shape} in {self.folder}: it has no part at {start} of {size}."
+            )
         return box
 
     def _entry(self, row: Row) -> Entry:
@@ -115,5 +123,7 @@ class Checkpoint:
 
     def _of(self, name: str) -> list[Row]:
         if name not in self._rows:
-            raise CheckpointError(f"The checkpoint {self.folder} has no tensor '{name}'.{did_you_mean(name, self._rows)}")
+            meant = near(name, self._rows)
+            hint = f" Did you mean '{meant}'?" if meant else ""
+            raise CheckpointError(f"The checkpoint {self.folder} has no tensor '{name}'.{hint}")
         return self._rows[name]

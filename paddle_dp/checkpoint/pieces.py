@@ -1,4 +1,4 @@
-"""Box arithmetic: how the pieces that some layout saved make up the box that another layout wants. No file, no paddle."""
+"""Box arithmetic: how the pieces that some layout saved make up the box that another layout wants."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import numpy as np
 Ints = tuple[int, ...]
 
 # How a dtype is called in paddle, in a safetensors file, and as little-endian numpy.
-# numpy has no bfloat16 and no float8: their bits travel as unsigned integers, and the label says what they are.
+# numpy has no bfloat16: its bits travel as uint16, and the label says what they are.
 DTYPES: dict[str, tuple[str, str]] = {
     "float64": ("F64", "<f8"), "float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2"),
     "int64": ("I64", "<i8"), "int32": ("I32", "<i4"), "int16": ("I16", "<i2"), "int8": ("I8", "<i1"),
     "uint64": ("U64", "<u8"), "uint32": ("U32", "<u4"), "uint16": ("U16", "<u2"), "uint8": ("U8", "<u1"),
     "bool": ("BOOL", "|b1"), "complex64": ("C64", "<c8"),
-    "float8_e4m3fn": ("F8_E4M3", "<u1"), "float8_e5m2": ("F8_E5M2", "<u1"),
 }  # fmt: skip
 
 
@@ -108,9 +107,13 @@ class Piece:
             object.__setattr__(self, word, tuple(map(int, value)))
         object.__setattr__(self, "dtype", self.dtype or self.array.dtype.name)
         if self.dtype not in DTYPES or self.array.dtype != np.dtype(DTYPES[self.dtype][1]):
-            raise ValueError(f"{self.name}: a numpy array of {self.array.dtype} cannot be saved as {self.dtype}")
+            raise ValueError(
+                f"{self.name}: a numpy array of {self.array.dtype} cannot be saved as {self.dtype}"
+            )
         if not len(self.shape) == len(self.offset) == self.array.ndim:
-            raise ValueError(f"{self.name}: shape {self.shape}, offset {self.offset}, piece {self.array.shape}")
+            raise ValueError(
+                f"{self.name}: shape {self.shape}, offset {self.offset}, piece {self.array.shape}"
+            )
         if any(o < 0 or stop > n for o, stop, n in zip(self.offset, self.box.stop, self.shape, strict=True)):
             raise ValueError(f"{self.name}: piece {self.box} lies outside the whole tensor {self.shape}")
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.checkpoint import plain
 from paddle_dp.checkpoint.disk import Seal, flush_folder, write
-from paddle_dp.checkpoint.folder import place, step_name
+from paddle_dp.checkpoint.folder import place
 from paddle_dp.checkpoint.manifest import STATE, Manifest, pieces_name, tensors_name
+from paddle_dp.checkpoint.naming import step_name
 from paddle_dp.checkpoint.pieces import Piece
 from paddle_dp.checkpoint.table import check_whole, read_table, table_of
 from paddle_dp.checkpoint.tensor_file import write_tensors
@@ -63,7 +64,7 @@ def _together(mesh: Mesh, final: Path, work: Callable[[], Any]) -> list[Any]:
     """Every rank's result by rank, or the first failing rank's error on all of them."""
     try:
         report = {"result": work()}
-    except Exception as error:  # whatever it is: a rank that raised alone would leave the others waiting
+    except Exception as error:  # noqa: BLE001 - whatever it is: a rank that raised alone would leave the others waiting
         report = {"error": _sentence(error, final, mesh)}
     # A slow disk may take longer than a collective may wait.
     mesh.wait("checkpoint")

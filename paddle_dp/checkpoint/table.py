@@ -39,7 +39,13 @@ def table_of(pieces: Iterable[Piece]) -> tuple[dict[str, Piece], dict[str, Any]]
 
 def _json(piece: Piece) -> dict[str, Any]:
     offset, size = list(piece.offset), list(piece.array.shape)
-    return {"name": piece.name, "dtype": piece.dtype, "shape": list(piece.shape), "offset": offset, "size": size}
+    return {
+        "name": piece.name,
+        "dtype": piece.dtype,
+        "shape": list(piece.shape),
+        "offset": offset,
+        "size": size,
+    }
 
 
 def read_table(folder: Path, rank: int) -> list[Row]:

@@ -7,6 +7,7 @@ a JSON header and the raw numbers: https://huggingface.co/docs/safetensors/index
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -53,13 +54,13 @@ def write_tensors(path: Path, pieces: Mapping[str, Piece]) -> Seal:
         position += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return write(path, (part for parts in ([struct.pack("<Q", len(text)), text],
-                                           (_raw(pieces[key]) for key in keys)) for part in parts))  # fmt: skip
+    head = [struct.pack("<Q", len(text)), text]
+    return write(path, itertools.chain(head, (_raw(pieces[key]) for key in keys)))
 
 
 def _raw(piece: Piece) -> memoryview:
     array = np.ascontiguousarray(piece.array, dtype=DTYPES[piece.dtype][1])
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def read_entries(path: Path) -> dict[str, Entry]:

@@ -1,0 +1,94 @@
+"""An optimizer's state under names that no layout and no process changes: optimizer/<parameter>/<accumulator>.
+
+Paddle calls a state by the parameter's name in this process and a counter ("linear_7.w_0_moment1_0"), makes it at the
+first step that needs it, and refuses a loaded state that lacks one for a parameter which had no gradient before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paddle_dp.checkpoint.tensors import put
+from paddle_dp.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import paddle
+
+Named = Iterable[tuple[str, "paddle.Tensor"]]
+
+_MASTER = "master_weight"
+_COUNTED = re.compile(r"_(.+)_[0-9]+")
+
+
+def optimizer_name(parameter: str, accumulator: str) -> str:
+    """The layout-free name: ("fc1.weight", "moment1") → "optimizer/fc1.weight/moment1"."""
+    return f"optimizer/{parameter}/{accumulator}"
+
+
+def optimizer_tensors(optimizer: Any, named_parameters: Named) -> dict[str, paddle.Tensor]:
+    """The live tensors of an optimizer's state by their layout-free names; empty before its first step.
+
+    A parameter that never had a gradient has none. The learning-rate schedule is not among them: it is no tensor.
+    """
+    state = dict(optimizer.state_dict())
+    state.pop("LR_Scheduler", None)
+    masters = state.pop("master_weights", {})
+    owners, tensors = {}, {}
+    for name, parameter in named_parameters:
+        owners[parameter.name] = name
+        if parameter.name in masters:
+            owners[masters[parameter.name].name] = name
+            tensors[optimizer_name(name, _MASTER)] = masters[parameter.name]
+    for key, tensor in state.items():
+        owner, accumulator = _split(key, owners)
+        tensors[optimizer_name(owner, accumulator)] = tensor
+    return tensors
+
+
+def _split(key: str, owners: dict[str, str]) -> tuple[str, str]:
+    """("linear_0.w_0_fp32_master_0_moment1_0") → ("fc1.weight", "moment1")."""
+    # The longest name wins: a parameter's master weight starts with the parameter's own name.
+    for length in range(len(key), 0, -1):
+        match = _COUNTED.fullmatch(key, length) if key[:length] in owners else None
+        if match:
+            return owners[key[:length]], match[1]
+    raise CheckpointError(f"The optimizer holds '{key}', which belongs to none of the model's parameters.")
+
+
+def load_optimizer(
+    optimizer: Any, named_parameters: Named, read: Callable[[str], np.ndarray], names: Collection[str]
+) -> None:
+    """Gives an optimizer the state that `read(name)` returns, for all of `names` that are this optimizer's.
+
+    `read` gives this rank's part, in the tensor's shape. After it the next step is bitwise the step that the saved
+    optimizer would have done. Raises CheckpointError when the state is of another optimizer or model.
+    """
+    named = list(named_parameters)
+    saved = {name for name in names if name.startswith("optimizer/")}
+    _make(optimizer, [p for name, p in named if any(s.startswith(optimizer_name(name, "")) for s in saved)])
+    tensors = optimizer_tensors(optimizer, named)
+    kind = type(optimizer).__name__
+    for name in sorted(saved - tensors.keys()):
+        raise CheckpointError(
+            f"The checkpoint holds {name}, which {kind} does not keep: another optimizer saved it."
+        )
+    for name in sorted(tensors.keys() - saved):
+        raise CheckpointError(f"{kind} keeps {name}, which the checkpoint lacks: another optimizer saved it.")
+    for name, tensor in tensors.items():
+        put(tensor, read(name), name)
+
+
+def _make(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
+    """Makes the state of these parameters now, as the first step would.
+
+    Private to Paddle (3.0 to 3.3): `_create_accumulators`. The public way, `set_state_dict` before the first step,
+    has to guess the counters in the names, and fails at a parameter that gets its first gradient later.
+    """
+    from paddle.base import framework
+
+    if parameters:
+        optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)

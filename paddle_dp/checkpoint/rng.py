@@ -1,0 +1,71 @@
+"""The state of every random generator of this process, as JSON and back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+
+def rng_state() -> dict[str, Any]:
+    """The generators of Paddle (the CPU's, and those of the current device), numpy and Python, as plain values."""
+    import paddle
+
+    devices = {"cpu": paddle.get_rng_state("cpu")}
+    if _kind() != "cpu":
+        devices[_kind()] = paddle.get_rng_state()
+    return {
+        "paddle": {kind: [_generator(state) for state in states] for kind, states in devices.items()},
+        "numpy": _numpy_state(),
+        "python": _python_state(),
+    }
+
+
+def load_rng_state(state: dict[str, Any]) -> bool:
+    """Puts the generators back; False when the devices are others, so that randomness cannot go on exactly."""
+    import paddle
+
+    exact = _kind() in state["paddle"]
+    for kind, saved in state["paddle"].items():
+        if kind not in ("cpu", _kind()):
+            continue
+        states = paddle.get_rng_state(kind)
+        if len(states) != len(saved):
+            exact = False
+            continue
+        for one, words in zip(states, saved, strict=True):
+            one.__setstate__(
+                (words["device"], words["seed"], words["offset"], list(words["engine"].encode()))
+            )
+        paddle.set_rng_state(states, kind)
+    words = state["numpy"]
+    keys = np.frombuffer(bytes.fromhex(words["keys"]), "<u4")
+    np.random.set_state(("MT19937", keys, words["position"], words["has_gauss"], words["gauss"]))
+    version, keys_hex, gauss = state["python"]
+    random.setstate((version, tuple(np.frombuffer(bytes.fromhex(keys_hex), "<u4").tolist()), gauss))
+    return exact
+
+
+def _kind() -> str:
+    """ "cpu", "gpu" …: what the current device is."""
+    import paddle
+
+    return paddle.get_device().partition(":")[0]
+
+
+def _generator(state: Any) -> dict[str, Any]:
+    # Pickling is how Paddle lets its state be seen: (device, seed, offset, the characters of a C++ engine's text).
+    device, seed, offset, engine = state.__getstate__()
+    return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode()}
+
+
+def _numpy_state() -> dict[str, Any]:
+    _, keys, position, has_gauss, gauss = np.random.get_state()
+    hexed = np.asarray(keys, "<u4").tobytes().hex()
+    return {"keys": hexed, "position": int(position), "has_gauss": int(has_gauss), "gauss": float(gauss)}
+
+
+def _python_state() -> list[Any]:
+    version, words, gauss = random.getstate()
+    return [version, np.asarray(words, "<u4").tobytes().hex(), gauss]
