@@ -33,9 +33,8 @@ SHELVES = ("callbacks", "datasets", "losses", "models", "optimizers", "schedules
 STDLIB_ONLY = ("errors", "units")  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))
 
-Import = tuple[
-    str, int, str
-]  # the imported module, the line, when: "now", "later" (in a function) or "typing"
+# The imported module, the line, and when: "now", "later" (in a function) or "typing".
+Import = tuple[str, int, str]
 
 
 @cache

@@ -1,0 +1,118 @@
+"""Every file on a shelf keeps the shelf's contract: a promise, one frozen Config, the right `build`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD: dict[str, str] = {  # what a part's build() is called with, after self
+    "models": "()",
+    "datasets": "(split)",
+    "losses": "()",
+    "optimizers": "(learning_rate, named_parameters)",
+    "schedules": "(*, steps, steps_per_epoch, batch)",
+    "strategies": "(mesh)",
+    "callbacks": "(run)",
+}
+
+
+def folder(shelf: str) -> Path:
+    return ROOT / ("models" if shelf == "models" else f"paddle_dp/{shelf}")
+
+
+def shelf_files() -> list[tuple[str, str]]:
+    """(shelf, name) of every part; files whose name starts with `_` are shared by their neighbours and are no parts."""
+    return [
+        (shelf, file.stem)
+        for shelf in BUILD
+        for file in sorted(folder(shelf).glob("*.py"))
+        if not file.name.startswith("_")
+    ]
+
+
+def read(shelf: str, name: str) -> ModuleType:
+    return importlib.import_module(f"models.{name}" if shelf == "models" else f"paddle_dp.{shelf}.{name}")
+
+
+def faults(module: ModuleType, shelf: str) -> list[str]:
+    """What keeps this file from being a part of this shelf; empty when nothing does."""
+    found = []
+    first = (module.__doc__ or "").strip().split("\n")[0]
+    if not first or len(first) > 120:
+        found.append(
+            "the docstring's first line is its help in `paddle-dp parts`: one line, 120 characters at most"
+        )
+    config = getattr(module, "Config", None)
+    if config is None or config.__module__ != module.__name__ or not dataclasses.is_dataclass(config):
+        return [*found, "it has no `@dataclass(frozen=True, kw_only=True) class Config` of its own"]
+    if not config.__dataclass_params__.frozen:
+        found.append("Config is not frozen")
+    fields = [field for field in dataclasses.fields(config) if field.init]
+    found += [f"Config.{field.name} is not keyword-only" for field in fields if not field.kw_only]
+    found += [
+        f"Config.{field.name} is no YAML key: lower case, no leading _, not `use`"
+        for field in fields
+        if field.name.startswith("_") or field.name != field.name.lower() or field.name == "use"
+    ]
+    build = getattr(config, "build", None)
+    if build is None:
+        return [*found, f"Config has no build{BUILD[shelf]}"]
+    signature = inspect.signature(build)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in list(signature.parameters.values())[1:]]
+    said = str(inspect.Signature(bare))
+    if said != BUILD[shelf]:
+        found.append(f"build is called as build{BUILD[shelf]}, and takes {said}")
+    if signature.return_annotation is inspect.Signature.empty:
+        found.append("build does not say what it returns")
+    return found
+
+
+@pytest.mark.parametrize(("shelf", "name"), shelf_files())
+def test_a_part_keeps_its_contract(shelf: str, name: str) -> None:
+    found = faults(read(shelf, name), shelf)
+    assert not found, f"{folder(shelf).relative_to(ROOT)}/{name}.py: {'; '.join(found)}"
+
+
+@pytest.mark.parametrize("shelf", BUILD)
+def test_no_shelf_is_empty(shelf: str) -> None:
+    assert [name for where, name in shelf_files() if where == shelf], f"nothing stands on {shelf}"
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("", "no `@dataclass"),
+        ("@dataclass(kw_only=True)\nclass Config:\n  def build(self) -> int: ...", "not frozen"),
+        (
+            "@dataclass(frozen=True)\nclass Config:\n  a: int = 1\n  def build(self) -> int: ...",
+            "not keyword-only",
+        ),
+        ("@dataclass(frozen=True, kw_only=True)\nclass Config:\n  a: int = 1", "no build()"),
+        (
+            "@dataclass(frozen=True, kw_only=True)\nclass Config:\n  def build(self, x) -> int: ...",
+            "takes (x)",
+        ),
+        ("@dataclass(frozen=True, kw_only=True)\nclass Config:\n  def build(self): ...", "what it returns"),
+        (
+            "@dataclass(frozen=True, kw_only=True)\nclass Config:\n  use: int\n  def build(self) -> int: ...",
+            "YAML key",
+        ),
+        (
+            "@dataclass(frozen=True, kw_only=True)\nclass Config:\n  a: int\n  def build(self) -> int: ...",
+            None,
+        ),
+    ],
+)
+def test_a_fault_is_seen(code: str, complaint: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("a_part", "A promise.")
+    monkeypatch.setitem(sys.modules, "a_part", module)
+    exec("from dataclasses import dataclass\n" + code, module.__dict__)
+    found = "; ".join(faults(module, "models"))
+    assert (complaint in found) if complaint else not found
