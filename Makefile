@@ -1,0 +1,38 @@
+# Each word is one command; README.md says what it is for.
+PYTHON ?= python
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install test long check format recipes docs clean
+
+help:            ## these words
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: *## */\t/'
+
+install:         ## paddle_dp, Paddle for CPUs and all tools, into the environment of $(PYTHON)
+	$(PYTHON) -m pip install -e '.[cpu,dev]'
+
+test:            ## the tests, without those that take minutes
+	$(PYTHON) -m pytest
+
+long:            ## all tests, also those that take minutes
+	$(PYTHON) -m pytest -m "long or not long"
+
+check:           ## lint, format, types, recipes
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	paddle-dp check configs/*.yaml
+
+format:          ## mend what can be mended without thinking
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+recipes:         ## check every recipe, and run two steps of those that need no data
+	paddle-dp check configs/*.yaml
+	$(PYTHON) -m pytest tests/test_configs.py
+
+docs:            ## write docs/recipes.md anew from the schema and the shelves
+	$(PYTHON) tools/document_recipes.py
+
+clean:           ## remove what tools left behind; runs/ stays
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
