@@ -12,11 +12,8 @@ def rng_state() -> dict[str, Any]:
     """The generators of Paddle (the CPU's, and those of the current device), numpy and Python, as plain values."""
     import paddle
 
-    devices = {"cpu": paddle.get_rng_state("cpu")}
-    if _kind() != "cpu":
-        devices[_kind()] = paddle.get_rng_state()
     return {
-        "paddle": {kind: [_generator(state) for state in states] for kind, states in devices.items()},
+        "paddle": {kind: [_words(one) for one in paddle.get_rng_state(kind)] for kind in _kinds()},
         "numpy": _numpy_state(),
         "python": _python_state(),
     }
@@ -26,19 +23,13 @@ def load_rng_state(state: dict[str, Any]) -> bool:
     """Puts the generators back; False when the devices are others, so that randomness cannot go on exactly."""
     import paddle
 
-    exact = _kind() in state["paddle"]
-    for kind, saved in state["paddle"].items():
-        if kind not in ("cpu", _kind()):
-            continue
-        states = paddle.get_rng_state(kind)
-        if len(states) != len(saved):
+    exact = state["paddle"].keys() == set(_kinds())
+    for kind in _kinds():
+        saved, here = state["paddle"].get(kind, []), paddle.get_rng_state(kind)
+        if len(saved) == len(here):
+            paddle.set_rng_state([_generator(words, here[0]) for words in saved], kind)
+        else:
             exact = False
-            continue
-        for one, words in zip(states, saved, strict=True):
-            one.__setstate__(
-                (words["device"], words["seed"], words["offset"], list(words["engine"].encode()))
-            )
-        paddle.set_rng_state(states, kind)
     words = state["numpy"]
     keys = np.frombuffer(bytes.fromhex(words["keys"]), "<u4")
     np.random.set_state(("MT19937", keys, words["position"], words["has_gauss"], words["gauss"]))
@@ -47,17 +38,24 @@ def load_rng_state(state: dict[str, Any]) -> bool:
     return exact
 
 
-def _kind() -> str:
-    """ "cpu", "gpu" …: what the current device is."""
+def _kinds() -> list[str]:
+    """The kinds of device whose generators matter here: the CPU, and what the current device is."""
     import paddle
 
-    return paddle.get_device().partition(":")[0]
+    return sorted({"cpu", paddle.get_device().partition(":")[0]})
 
 
-def _generator(state: Any) -> dict[str, Any]:
+def _words(state: Any) -> dict[str, Any]:
     # Pickling is how Paddle lets its state be seen: (device, seed, offset, the characters of a C++ engine's text).
     device, seed, offset, engine = state.__getstate__()
     return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode()}
+
+
+def _generator(words: dict[str, Any], like: Any) -> Any:
+    # Only an object that was never initialised takes a state: on any other __setstate__ does nothing (3.3.1).
+    state = type(like).__new__(type(like))
+    state.__setstate__((words["device"], words["seed"], words["offset"], list(words["engine"].encode())))
+    return state
 
 
 def _numpy_state() -> dict[str, Any]:

@@ -124,9 +124,9 @@ def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
 def _free(folder: Path) -> str:
     from paddle_dp.units import Bytes
 
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return str(Bytes(shutil.disk_usage(folder).free))
-    except OSError:
-        return "an unknown amount"
+    for there in (folder, *folder.parents):
+        try:
+            return str(Bytes(shutil.disk_usage(there).free))
+        except OSError:
+            continue
+    return "an unknown amount"

@@ -1,0 +1,147 @@
+"""What the disk and the kernel do to a process that saves: real processes, real limits, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.checkpoint import check, checkpoints, clean, load, newest, save
+from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh import Mesh
+
+SAVER = """
+import os, sys, time
+import numpy as np
+from pathlib import Path
+from paddle_dp.checkpoint import Piece, Snapshot, disk, prune, save
+from paddle_dp.mesh import Mesh
+
+def snapshot(step, size):
+    w = Piece.whole("w", np.full(size, step, np.float32))
+    return Snapshot(tensors={"w": w}, state={"progress": {"step": step}})
+
+folder = Path(sys.argv[1])
+"""
+
+
+def _start(script: str, folder: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SAVER + script, str(folder)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=20)
+
+
+def test_a_kill_in_mid_write_leaves_the_earlier_ones_whole(tmp_path):
+    script = """
+save(snapshot(1, 1000), folder, Mesh.alone())
+chunks = disk._chunks
+def some_then_hang(parts):
+    for number, chunk in enumerate(chunks(parts)):
+        if number == 3:
+            print("writing", flush=True)
+            time.sleep(60)
+        yield chunk
+disk._CHUNK, disk._chunks = 1000, some_then_hang
+save(snapshot(2, 100_000), folder, Mesh.alone())
+"""
+    process = _start(script, tmp_path)
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    _kill(process)
+    partial = next(tmp_path.glob(".step-00000002.partial-*"))
+    assert any(partial.iterdir()), "the kill came before the write"
+    assert newest(tmp_path) == tmp_path / "step-00000001"
+    assert clean(tmp_path) == [partial]
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("moment", [0.05, 0.11, 0.17, 0.23])
+def test_a_kill_at_any_moment_leaves_one_that_is_whole(tmp_path, moment):
+    """Saving, replacing and pruning as fast as it goes: whatever has a checkpoint's name is whole."""
+    script = """
+save(snapshot(1, 300_000), folder, Mesh.alone())
+print("saved", flush=True)
+for step in range(2, 10**6):
+    for _ in range(2):
+        saved = save(snapshot(step // 2, 300_000), folder, Mesh.alone())
+    prune(folder, 2, trusted=saved)
+"""
+    process = _start(script, tmp_path)
+    assert process.stdout is not None and process.stdout.readline() == "saved\n"
+    time.sleep(moment)
+    _kill(process)
+    clean(tmp_path)
+    found = checkpoints(tmp_path)
+    assert found and newest(tmp_path) == found[-1]
+    for path in found:
+        opened = load(path)
+        assert (opened.read("w") == opened.state["progress"]["step"]).all()
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in found}
+
+
+def test_a_file_that_may_not_grow_is_one_clear_error(tmp_path):
+    script = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+save(snapshot(1, 1000), folder, Mesh.alone())
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    save(snapshot(2, 100_000), folder, Mesh.alone())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said, _ = _start(script, tmp_path).communicate(timeout=60)
+    assert said.startswith("CheckpointError") and "File too large" in said and "step-00000002" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 300 kB, where one may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=300k", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_leaves_the_earlier_ones_and_frees_what_it_took(small_disk, snapshot_of):
+    first = save(snapshot_of(1), small_disk / "run", Mesh.alone())
+    filler = small_disk / "filler"
+    assert (
+        subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], capture_output=True).returncode == 1
+    )
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device.* 0 B free.*Earlier checkpoints are untouched"
+    ):
+        save(snapshot_of(2), small_disk / "run", Mesh.alone())
+    assert [p.name for p in (small_disk / "run").iterdir()] == [first.name]
+    check(first)
+    filler.unlink()
+    check(save(snapshot_of(2), small_disk / "run", Mesh.alone()))
+
+
+def test_a_folder_without_permission_is_one_clear_error(tmp_path, snapshot_of):
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o555)
+    privileged = os.geteuid() == 0
+    if privileged:  # nothing is forbidden to root
+        os.seteuid(65534)
+    try:
+        with pytest.raises(CheckpointError, match=r"Permission denied.*another folder"):
+            save(snapshot_of(1), folder, Mesh.alone())
+    finally:
+        if privileged:
+            os.seteuid(0)
+    assert not list(folder.iterdir())

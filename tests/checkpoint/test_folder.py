@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from paddle_dp.checkpoint import check, clean, find, newest, save, set_best
+from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh import Mesh
+
+
+@pytest.fixture
+def folder(tmp_path, snapshot_of):
+    """A run's checkpoints of the steps 10, 20 and 30."""
+    for step in (10, 20, 30):
+        save(snapshot_of(step), tmp_path / "checkpoints", Mesh.alone())
+    return tmp_path / "checkpoints"
+
+
+def _damage(path):
+    content = bytearray((path / "rank-00000.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "rank-00000.safetensors").write_bytes(content)
+
+
+def test_the_newest_is_the_last_one(folder):
+    said = []
+    assert newest(folder, say=said.append) == folder / "step-00000030" and said == []
+    assert newest(folder.parent / "absent") is None
+
+
+def test_damaged_ones_are_skipped_and_named(folder):
+    _damage(folder / "step-00000030")
+    (folder / "step-00000020" / "manifest.json").unlink()
+    said = []
+    assert newest(folder, say=said.append) == folder / "step-00000010"
+    assert "step-00000030" in said[0] and "checksum" in said[0]
+    assert "step-00000020" in said[1] and "manifest.json" in said[1]
+
+
+def test_none_when_all_are_damaged(folder, capsys):
+    for path in folder.iterdir():
+        _damage(path)
+    assert newest(folder) is None
+    assert capsys.readouterr().err.count("Skipped") == 3
+
+
+def test_all_ranks_get_the_first_ranks_answer(folder, on_ranks):
+    assert on_ranks(3, lambda mesh: newest(folder, mesh)) == [folder / "step-00000030"] * 3
+    assert on_ranks(2, lambda mesh: newest(folder / "absent", mesh)) == [None] * 2
+
+
+def test_a_copy_without_its_name_and_foreign_folders_are_ignored(folder):
+    (folder / "step-00000040").symlink_to(folder / "nowhere")
+    for name in ("step-00000050.bak", "step-9999", "notes"):
+        (folder / name).mkdir()
+    (folder / "README").write_text("mine")
+    assert newest(folder) == folder / "step-00000030"
+    assert clean(folder) == []
+    assert (folder / "README").exists() and (folder / "step-00000050.bak").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"), [("newest", "step-00000030"), ("best", "step-00000010"), ("20", "step-00000020")]
+)
+def test_find_by_word_or_step(folder, spec, name):
+    set_best(folder, folder / "step-00000010", {})
+    assert find(spec, folder) == folder / name
+
+
+def test_find_by_path(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    assert find(folder / "step-00000020", elsewhere) == folder / "step-00000020"
+    assert find(str(folder), elsewhere) == find(folder.parent, elsewhere) == folder / "step-00000030"
+
+
+@pytest.mark.parametrize("spec", ["25", "best"])
+def test_what_is_not_there_is_said_with_what_is(folder, spec):
+    with pytest.raises(CheckpointError, match=f"no checkpoint '{spec}'.*step-00000010, step-00000020"):
+        find(spec, folder)
+
+
+def test_a_path_that_is_no_checkpoint_is_said(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a folder"):
+        find(tmp_path / "typo", folder)
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'newest'.*none"):
+        find("newest", tmp_path / "typo")
+
+
+def test_what_a_killed_job_left_is_removed(folder):
+    for name in (
+        ".step-00000040.partial-12-ab",
+        ".step-00000010.deleted-12-ab",
+        ".step-00000030.replaced-12-ab",
+    ):
+        (folder / name).mkdir()
+    assert len(clean(folder)) == 3
+    assert sorted(p.name for p in folder.iterdir()) == [f"step-000000{n}" for n in (10, 20, 30)]
+    assert clean(folder / "absent") == []
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(folder):
+    """`place` moves the earlier checkpoint of a step aside before the new one gets its name."""
+    (folder / "step-00000030").rename(folder / ".step-00000030.replaced-12-ab")
+    assert clean(folder) == []
+    check(folder / "step-00000030")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from paddle_dp.checkpoint import best, best_numbers, checkpoints, keep, prune, save, set_best
+from paddle_dp.mesh import Mesh
+
+
+@pytest.fixture
+def folder(tmp_path, snapshot_of):
+    for step in range(1, 6):
+        save(snapshot_of(step), tmp_path, Mesh.alone())
+    return tmp_path
+
+
+def _steps(folder):
+    return [int(path.name[5:]) for path in checkpoints(folder)]
+
+
+def _damage(path):
+    (path / "state.json").write_text("{}")
+
+
+def test_the_newest_few_stay(folder):
+    gone = prune(folder, keep=2)
+    assert _steps(folder) == [4, 5]
+    assert [p.name for p in gone] == ["step-00000001", "step-00000002", "step-00000003"]
+    assert prune(folder, keep=2) == []
+
+
+def test_the_best_and_the_spared_stay(folder):
+    set_best(folder, folder / "step-00000002", {"acc1": 0.9})
+    prune(folder, keep=1, spare=[folder / "step-00000003"])
+    assert _steps(folder) == [2, 3, 5]
+
+
+def test_the_newest_whole_one_stays(folder):
+    """With the last two damaged, keeping the newest one alone would leave nothing to resume from."""
+    _damage(folder / "step-00000005")
+    _damage(folder / "step-00000004")
+    prune(folder, keep=1)
+    assert _steps(folder) == [3, 5]
+
+
+def test_one_that_was_just_saved_is_not_read_again(folder, monkeypatch):
+    monkeypatch.setattr(keep, "read_manifest", lambda path: pytest.fail("it was read"))
+    prune(folder, keep=1, trusted=folder / "step-00000005")
+    assert _steps(folder) == [5]
+
+
+def test_nothing_foreign_is_deleted(folder):
+    (folder / "step-1").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    prune(folder, keep=1)
+    assert (folder / "step-1").exists() and (folder / "notes.txt").exists()
+
+
+def test_a_kill_while_files_are_removed_leaves_no_half_checkpoint(folder, monkeypatch):
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **k: (path / "manifest.json").unlink())
+    prune(folder, keep=4)
+    assert _steps(folder) == [2, 3, 4, 5]
+
+
+def test_keep_none_is_refused(folder):
+    with pytest.raises(ValueError, match="1 or more"):
+        prune(folder, keep=0)
+
+
+def test_the_best_is_remembered_with_its_numbers(folder):
+    assert best(folder) is None and best_numbers(folder) == {}
+    for step in (2, 4):
+        set_best(folder, folder / f"step-0000000{step}", {"loss": float("nan"), "acc1": step})
+    assert best(folder) == folder / "step-00000004" and best_numbers(folder)["acc1"] == 4
+    shutil.rmtree(folder / "step-00000004")
+    assert best(folder) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", '{"checkpoint": 3}', '{"checkpoint": "../../x", "numbers": {}}', "[" * 100_000],
+)
+def test_a_pointer_that_makes_no_sense_points_at_nothing(folder, content):
+    (folder / "best.json").write_text(content)
+    assert best(folder) is None and best_numbers(folder) == {}
+    prune(folder, keep=1)
+    assert _steps(folder) == [5]
+
+
+def test_the_pointer_holds_no_path(folder):
+    set_best(folder, folder / "step-00000002", {})
+    assert json.loads((folder / "best.json").read_text())["checkpoint"] == "step-00000002"

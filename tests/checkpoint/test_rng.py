@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.checkpoint import load_rng_state, plain, rng_state
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    state = rng_state()
+    yield
+    load_rng_state(state)
+
+
+def _draw() -> list:
+    gauss = [random.gauss(0, 1), float(np.random.standard_normal())]  # both keep a spare number
+    dropped = paddle.nn.functional.dropout(paddle.ones([100])).numpy().tolist()
+    return [*gauss, random.random(), np.random.rand(3).tolist(), paddle.rand([3]).numpy().tolist(), dropped]
+
+
+def test_every_generator_goes_on_from_where_it_was():
+    paddle.seed(5)
+    _draw()
+    state = plain.decode(plain.encode(rng_state()))
+    first = _draw()
+    assert _draw() != first
+    assert load_rng_state(state) is True
+    assert _draw() == first
+
+
+def test_looking_changes_nothing():
+    state = rng_state()
+    assert rng_state() == state
+
+
+@pytest.mark.parametrize("kinds", [["cpu", "gpu"], ["gpu"]])
+def test_a_state_of_another_device_is_said_to_be_inexact(kinds):
+    state = rng_state()
+    words = state["paddle"]["cpu"]
+    state["paddle"] = {kind: words * (1 if kind == "cpu" else 8) for kind in kinds}
+    assert load_rng_state(state) is ("gpu" not in kinds)
+
+
+def test_several_generators_of_one_device(monkeypatch):
+    """A machine with two GPUs has two generators; here they are two of the CPU's kind."""
+    there = {"cpu": paddle.get_rng_state("cpu"), "gpu": paddle.get_rng_state("cpu") * 2}
+    put_back = {}
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")
+    monkeypatch.setattr(paddle, "get_rng_state", lambda kind: there[kind])
+    monkeypatch.setattr(paddle, "set_rng_state", lambda states, kind: put_back.update({kind: states}))
+    state = rng_state()
+    assert [len(words) for words in state["paddle"].values()] == [1, 2]
+    state["paddle"]["gpu"][1]["seed"] = 99
+    assert load_rng_state(state) is True
+    assert put_back["gpu"][1].current_seed() == 99
+    state["paddle"]["gpu"].pop()
+    assert load_rng_state(state) is False

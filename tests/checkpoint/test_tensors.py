@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.checkpoint import Snapshot, fill, load, piece, put, save
+from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh import Mesh
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def of(tensor, **where):
+        tensors = {"w": piece("w", tensor, **where)}
+        return load(save(Snapshot(tensors=tensors, state={"progress": {"step": 1}}), tmp_path, Mesh.alone()))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+)
+@pytest.mark.parametrize("shape", [[], [3], [2, 3]])
+def test_a_tensor_comes_back_with_its_dtype(saved, dtype, shape):
+    tensor = (paddle.rand(shape) * 3).astype(dtype)
+    back = paddle.zeros(shape).astype(dtype)
+    fill(back, saved(tensor), "w")
+    assert back.dtype == tensor.dtype
+    np.testing.assert_array_equal(back.numpy(), tensor.numpy())
+
+
+def test_a_piece_does_not_follow_the_live_tensor():
+    tensor = paddle.ones([3])
+    kept = piece("w", tensor)
+    tensor.add_(paddle.ones([3]))
+    assert kept.array.tolist() == [1, 1, 1]
+
+
+def test_a_parameter_stays_the_one_the_optimizer_holds(saved):
+    parameter = paddle.nn.Linear(2, 2).weight
+    name = parameter.name
+    fill(parameter, saved(paddle.ones([2, 2])), "w")
+    assert (parameter.name, parameter.stop_gradient, parameter.numpy().sum()) == (name, False, 4)
+
+
+def test_a_box_fills_this_ranks_part(saved):
+    whole = paddle.arange(12, dtype="float32").reshape([4, 3])
+    part = paddle.zeros([2, 2])
+    fill(part, saved(whole), "w", offset=(2, 1))
+    np.testing.assert_array_equal(part.numpy(), whole.numpy()[2:, 1:])
+    assert piece("w", part, (4, 3), (2, 1)).box.stop == (4, 3)
+
+
+def test_another_shape_or_dtype_is_refused(saved):
+    opened = saved(paddle.ones([2, 3]))
+    with pytest.raises(CheckpointError, match=r"w is \[2, 3\] in .* and \[3, 2\] in this model"):
+        fill(paddle.ones([3, 2]), opened, "w")
+    with pytest.raises(CheckpointError, match=r"w is float32 in .* and bfloat16 in this model"):
+        fill(paddle.ones([2, 3]).astype("bfloat16"), opened, "w")
+    with pytest.raises(CheckpointError, match=r"w is float64 \[2\] in the checkpoint and float32 \[3\] here"):
+        put(paddle.ones([3]), np.ones(2), "w")
