@@ -89,7 +89,7 @@ class Mesh:
         import paddle
 
         words = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype("int32")
-        lengths = [int(t) for t in self.gather_tensor(paddle.to_tensor([len(words)], dtype="int64"))]
+        lengths = [int(t.item()) for t in self.gather_tensor(paddle.to_tensor([len(words)], dtype="int64"))]
         padded = np.zeros(max(lengths), "int32")
         padded[: len(words)] = words
         rows = self.gather_tensor(paddle.to_tensor(padded))

@@ -1,0 +1,12 @@
+"""How a batch becomes an update: learners, exact gradients, precision, batch normalization over all ranks.
+
+Nothing here reads data, writes files or knows what an epoch is. Which placement a recipe asks for is a file in
+`strategies`; what the ranks are is `mesh`.
+"""
+
+from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.precision import MixedPrecision
+from paddle_dp.parallel.strategy import Strategy, Task, place_whole
+from paddle_dp.recipe.precision import Precision
+
+__all__ = ["Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole"]

@@ -1,0 +1,63 @@
+"""Do the ranks still hold the same model? Digests of the bits, compared; and gradients that only some ranks have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import paddle
+
+from paddle_dp.errors import DivergenceError
+from paddle_dp.mesh import Mesh
+
+_AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+Named = Iterable[tuple[str, paddle.Tensor]]
+
+
+def digest(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Two int64 sums [2] over the tensor's bits: plain, and weighted by position. Stays on the device.
+
+    Equal bits give equal digests; one changed, or two swapped, elements change them.
+    """
+    flat = tensor.detach().flatten()
+    bits = flat.view(_AS_INTEGERS[flat.element_size()]).astype("int64") if flat.size else flat.astype("int64")
+    weights = paddle.arange(1, bits.size + 1, dtype="int64") % 8191 + 1
+    return paddle.stack([bits.sum(), (bits * weights).sum()])
+
+
+def check_equal(named: Named, mesh: Mesh, when: str) -> None:
+    """Raises DivergenceError, naming tensor and rank, unless all ranks hold the same bits in `named`. Collective."""
+    if mesh.ranks == 1:
+        return
+    names, tensors = zip(*named, strict=True)
+    rows = mesh.gather_tensor(paddle.stack([digest(tensor) for tensor in tensors]))
+    first = rows[0].numpy()
+    for rank, row in enumerate(rows[1:], start=1):
+        differing = [name for name, same in zip(names, (row.numpy() == first).all(axis=1), strict=True) if not same]
+        if differing:
+            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            raise DivergenceError(
+                f"{when}: rank {rank} holds other values than rank 0 in '{differing[0]}'{more}. Every rank must start "
+                "from equal weights and take equal updates. Is a parameter changed, or random, on one rank only? "
+                "The newest checkpoint before this is still good."
+            )
+
+
+def check_gradients(named: Named, mesh: Mesh, find_unused: bool) -> None:
+    """Raises DivergenceError when a parameter's gradient would not be exchanged. Collective; call after a backward.
+
+    paddle.DataParallel without find_unused_parameters says nothing when a parameter has no gradient: the bucket that
+    holds it is then never exchanged, and the ranks drift apart (seen with 3.3.1).
+    """
+    if mesh.ranks == 1:
+        return
+    named = list(named)
+    absent = mesh.gather([name for name, parameter in named if parameter.grad is None])
+    lacking = {name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)}
+    lacking = {name: ranks for name, ranks in lacking.items() if not find_unused or len(ranks) < mesh.ranks}
+    if lacking:
+        name, ranks = min(lacking.items())
+        who = "any rank" if len(ranks) == mesh.ranks else "rank " + ", ".join(map(str, ranks))
+        raise DivergenceError(
+            f"parameter '{name}' got no gradient on {who}, so its bucket would not be exchanged and the ranks would "
+            "silently drift apart. Set strategy.find_unused=true, or freeze the parameter (stop_gradient), or use it."
+        )

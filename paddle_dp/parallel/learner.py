@@ -1,0 +1,167 @@
+"""A learner: a placed model, its optimizer and its schedule; one batch in, one update done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_dp.data import Batch, Micro
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import gradients
+from paddle_dp.parallel.agreement import check_equal, check_gradients
+from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.counting import Loss, total_and_count
+from paddle_dp.parallel.precision import MixedPrecision
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """Learns from one global batch at a time; this process holds its share of it.
+
+    The gradient of an update is the one-process gradient: with k micros and r ranks, each backward runs on
+    total / (global count), and what meets is summed, for equal and for unequal shares alike.
+    `placed` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange *averages* over
+    `averaged` ranks, which is undone by a factor.
+    """
+
+    model: nn.Layer
+    placed: nn.Layer
+    loss: Loss
+    optimizer: paddle.optimizer.Optimizer
+    schedule: paddle.optimizer.lr.LRScheduler | None
+    mixed: MixedPrecision
+    mesh: Mesh
+    averaged: int = 1
+    find_unused: bool = False
+    observed: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
+        self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
+        self._count: Callable[[Any], Any] | None = getattr(self.loss, "count", None)
+        self._exchange_checked = self.mesh.ranks == 1
+
+    def train_batch(self, batch: Batch, observe: bool = False) -> None:
+        """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
+
+        Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged.
+        """
+        count = self.global_count(batch)
+        seen: list[dict[str, float]] = []
+        for number, micro in enumerate(batch.micros, start=1):
+            with self._ghost(micro), self._quiet(number < len(batch.micros)):
+                outputs, total = self._forward(micro)
+                (total * self._factor(micro, count)).backward()
+            if observe:
+                seen.append(self._numbers(outputs, total, micro))
+        if not self._exchange_checked:
+            check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused)
+            self._exchange_checked = True
+        usable = self._unscale()
+        if observe:
+            self._observe(seen, count)
+        if usable:
+            self.optimizer.step()
+        self.optimizer.clear_grad(set_to_zero=False)
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def global_count(self, batch: Batch) -> Any:
+        """What the losses of this global batch are over, summed over micros and ranks: samples, unless the loss
+        counts otherwise (then a 0-d float32 tensor, one exchange)."""
+        if self._count is None:
+            return batch.samples
+        mine = sum((self._count(m.targets) for m in batch.micros if m.samples), start=0)
+        return self.mesh.sum_tensor(paddle.to_tensor(mine, dtype="float32"))
+
+    def predict(self, inputs: Any) -> Any:
+        """The model's outputs in evaluation, in the recipe's precision. No rank waits for another."""
+        with paddle.no_grad(), self.mixed.context():
+            return self.model(inputs)
+
+    def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
+        """The model's parameters under their whole-model names."""
+        return [(n, p) for n, p in self.model.named_parameters() if not (trainable and p.stop_gradient)]
+
+    def meet(self) -> None:
+        """Gives all ranks the average of their running statistics (BatchNorm's buffers). Collective.
+
+        Averages of running averages do not depend on how often they are taken, so evaluation and checkpoints may ask
+        for this at any time without changing what is learned.
+        """
+        if self.mesh.ranks == 1:
+            return
+        synchronized = {id(buffer) for layer in self._norms for buffer in layer.buffers()}
+        with paddle.no_grad():
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point() and id(buffer) not in synchronized:
+                    mean = self.mesh.sum_tensor(buffer.astype("float32").clone()) / self.mesh.ranks
+                    buffer.set_value(mean.astype(buffer.dtype))
+
+    def check(self, when: str) -> None:
+        """Raises DivergenceError unless all ranks hold bit-equal parameters. Collective."""
+        check_equal(self.named_parameters(), self.mesh, when)
+
+    def _forward(self, micro: Micro) -> tuple[Any, paddle.Tensor]:
+        with self.mixed.context():
+            outputs = self.placed(micro.inputs)
+            result = self.loss(outputs, micro.targets)
+        total, _ = total_and_count(result, max(micro.samples, 1), self._count is not None)
+        return outputs, total
+
+    def _factor(self, micro: Micro, count: Any) -> Any:
+        """What this micro's total is multiplied with: nothing for a ghost, else its part in the global mean."""
+        if not micro.samples:
+            return 0.0
+        scale = self.mixed.scale.scale if self.mixed.scale else 1.0
+        return scale * self.averaged / count
+
+    def _unscale(self) -> bool:
+        """Takes float16's loss scale out of the gradients; False when they overflowed and must not be used."""
+        if self.mixed.scale is None:
+            return True
+        factor = 1.0 / self.mixed.scale.scale
+        finite = bool(paddle.isfinite(gradients.global_norm(self.trainable)).item())
+        if finite:
+            gradients.scale(self.trainable, factor)
+        return self.mixed.scale.accept(finite)
+
+    def _numbers(self, outputs: Any, total: paddle.Tensor, micro: Micro) -> dict[str, float]:
+        """This micro's sums, by name; a ghost has the same names, with nothing in them."""
+        scores = getattr(self.loss, "scores", None)
+        with paddle.no_grad():
+            sums = {"loss": total, **(scores(outputs, micro.targets) if scores else {})}
+            return {name: float(value) if micro.samples else 0.0 for name, value in sums.items()}
+
+    def _observe(self, seen: list[dict[str, float]], count: Any) -> None:
+        sums = {name: sum(row[name] for row in seen) / float(count) for name in seen[0]}
+        self.observed = {**sums, "gradient_norm": float(gradients.global_norm(self.trainable))}
+
+    def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        """Keeps gradients to this rank while more micros come; the last one of a batch exchanges them all."""
+        return self.placed.no_sync() if more_to_come and self.averaged > 1 else nullcontext()
+
+    @contextmanager
+    def _ghost(self, micro: Micro) -> Iterator[None]:
+        """Around a micro without samples of this rank: it takes part in every exchange and leaves no trace."""
+        if micro.samples:
+            yield
+            return
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        for norm in self._norms:
+            norm.present = False
+        try:
+            yield
+        finally:
+            for norm in self._norms:
+                norm.present = True
+        with paddle.no_grad():
+            synchronized = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
+            for buffer, value in kept:
+                if id(buffer) not in synchronized:
+                    buffer.set_value(value)

@@ -1,0 +1,78 @@
+"""Mixed precision, the same word on every device: a context for the forward, and loss scaling for float16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_dp.recipe.precision import Precision
+from paddle_dp.parallel.rounding import Rounder
+
+GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
+
+
+class LossScale:
+    """Float16's loss scale: halved, and the update left out, when a gradient overflows; doubled after 2000 good ones.
+
+    The rule and its constants are those of Micikevicius et al. 2018 (arXiv:1710.03740) and of paddle.amp.GradScaler,
+    which switches itself off on a CPU. Every rank sees the same exchanged gradients, so all take the same decision.
+    """
+
+    def __init__(self, scale: float):
+        self.scale, self.good, self.skipped = scale, 0, 0
+
+    def accept(self, finite: bool) -> bool:
+        """Takes note of one update's gradients and returns whether they may be used."""
+        self.good = self.good + 1 if finite else 0
+        if not finite:
+            self.scale, self.skipped = max(self.scale * SHRINK, 1.0), self.skipped + 1
+        elif self.good == GROW_EVERY:
+            self.scale, self.good = self.scale * GROW, 0
+        return finite
+
+    def state(self) -> dict[str, Any]:
+        return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.scale, self.good, self.skipped = state["scale"], state["good"], state["skipped"]
+
+
+class MixedPrecision:
+    """Runs a model's forward in the recipe's precision; weights, gradients and the optimizer's state stay float32.
+
+    O1 casts the operations that gain from it; O2 keeps float16/bfloat16 copies of the weights (GPU), with float32
+    masters in the optimizer. On a CPU both are carried by rounding (see rounding.py).
+    """
+
+    def __init__(self, precision: Precision, model: nn.Layer, device: str):
+        self.precision = precision
+        self.low = precision.dtype != "float32"
+        self.scale = LossScale(precision.scale) if precision.dtype == "float16" else None
+        self._rounder = Rounder(model, precision.dtype) if self.low and device == "cpu" else None
+
+    def place(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
+        """O2 on an accelerator casts the model and gives the optimizer float32 master weights."""
+        if self.precision.level == "O2" and self.low and self._rounder is None:
+            return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
+        return model, optimizer
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Around every forward, in training and in evaluation."""
+        if not self.low:
+            return nullcontext()
+        if self._rounder is not None:
+            return self._rounding()
+        return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
+
+    @contextmanager
+    def _rounding(self) -> Iterator[None]:
+        assert self._rounder is not None
+        self._rounder.active = True
+        try:
+            yield
+        finally:
+            self._rounder.active = False

@@ -1,0 +1,59 @@
+"""Low precision where Paddle has none: rounds what a layer reads and returns, and computes in float32 between.
+
+`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). So that one recipe
+word means the same on a laptop, matrix products and convolutions there see their inputs, weights and outputs rounded
+to bfloat16 or float16, in both directions, as autocast's O1 list does on a GPU; sums inside stay float32, as they do
+in tensor cores. It shows what the precision does to a model; it saves neither time nor memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+_ROUNDED = (nn.Linear, nn.Conv1D, nn.Conv2D, nn.Conv3D, nn.Conv1DTranspose, nn.Conv2DTranspose, nn.Conv3DTranspose)
+
+
+class _Round(PyLayer):
+    """Rounds to `dtype` and back, and does the same to the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: paddle.Tensor, dtype: str) -> paddle.Tensor:
+        ctx.dtype = dtype
+        return x.astype(dtype).astype("float32")
+
+    @staticmethod
+    def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
+        return grad.astype(ctx.dtype).astype("float32")
+
+
+class Rounder:
+    """Hooks on a model's products and convolutions, which round to `dtype` while `active`."""
+
+    def __init__(self, model: nn.Layer, dtype: str):
+        self.dtype, self.active = dtype, False
+        for layer in model.sublayers(include_self=True):
+            if isinstance(layer, _ROUNDED):
+                layer.register_forward_pre_hook(self._before)
+                layer.register_forward_post_hook(self._after)
+
+    def _round(self, x: Any) -> Any:
+        is_float = isinstance(x, paddle.Tensor) and x.dtype == paddle.float32
+        return _Round.apply(x, self.dtype) if is_float else x
+
+    def _before(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.active:
+            return None
+        for name, parameter in layer.named_parameters(include_sublayers=False):
+            layer.__dict__[name] = self._round(parameter)  # found before the parameter, for this one call
+        return tuple(map(self._round, inputs))
+
+    def _after(self, layer: nn.Layer, inputs: tuple[Any, ...], output: Any) -> Any:
+        if not self.active:
+            return None
+        for name, _ in layer.named_parameters(include_sublayers=False):
+            layer.__dict__.pop(name, None)
+        return self._round(output)

@@ -1,0 +1,57 @@
+"""What a strategy is given, what it hands back, and the plain placement that all of them begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import paddle
+from paddle import nn
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.counting import Loss
+from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.precision import MixedPrecision
+from paddle_dp.recipe.precision import Precision
+
+OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be learned, before anything of it is placed on ranks.
+
+    `optimizer` is finished, or a function of (learning rate, named parameters) for strategies that change them.
+    """
+
+    model: nn.Layer
+    loss: Loss
+    optimizer: paddle.optimizer.Optimizer | OptimizerMaker
+    schedule: paddle.optimizer.lr.LRScheduler | None = None
+    precision: Precision = field(default_factory=Precision)
+
+
+class Strategy(Protocol):
+    """Places a model on the mesh."""
+
+    def place(self, task: Task) -> Learner:
+        """A learner whose updates are the one-process updates. Collective."""
+        ...
+
+
+def place_whole(task: Task, mesh: Mesh, **how: Any) -> Learner:
+    """A learner that holds the whole model on this rank; `how` are further fields of Learner."""
+    model, schedule, optimizer = task.model, task.schedule, task.optimizer
+    mixed = MixedPrecision(task.precision, model, mesh.device)
+    if isinstance(optimizer, paddle.optimizer.Optimizer):
+        rate = optimizer._learning_rate
+        schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
+    else:
+        named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
+        optimizer = optimizer(schedule, named)
+    model, optimizer = mixed.place(model, optimizer)
+    how.setdefault("placed", model)
+    return Learner(
+        model=model, loss=task.loss, optimizer=optimizer, schedule=schedule, mixed=mixed, mesh=mesh, **how
+    )

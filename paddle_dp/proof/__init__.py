@@ -1,0 +1,8 @@
+"""Is it the same? The first steps of a recipe on one process and on N ranks, compared number by number.
+
+Nothing here trains for its own sake, and nothing else in the package imports this room; the command line does.
+"""
+
+from paddle_dp.proof.verify import verify
+
+__all__ = ["verify"]

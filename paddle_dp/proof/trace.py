@@ -1,0 +1,93 @@
+"""One side of a comparison: the first steps of a recipe in this layout, written down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from safetensors.numpy import save_file
+
+from paddle_dp.data import Loader, Share
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.parallel import Learner
+from paddle_dp.parallel.batch_norm import local_norms
+from paddle_dp.recipe import Recipe
+from paddle_dp.train.build import task
+
+_DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some samples of a data set, as a data set."""
+
+    dataset: Any
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.dataset[int(self.indices[i])]
+
+
+def short(batch: int, ranks: int) -> int:
+    """The size below `batch` that `ranks` ranks share least equally: not a multiple of their number, if there is one."""
+    return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
+
+
+def first_batches(recipe: Recipe, mesh: Mesh, steps: int, ranks: int) -> Loader:
+    """The recipe's first `steps` global batches, the last of them cut so that `ranks` ranks get unequal shares."""
+    dataset = recipe.dataset.build("train")
+    whole = Share(len(dataset), recipe.train.batch, seed=recipe.train.seed)
+    full = min(steps - 1, whole.samples // whole.batch)
+    room = min(whole.batch, whole.samples - full * whole.batch)
+    count = full * whole.batch + (short(room, ranks) if room > 1 else room)
+    chosen = Chosen(dataset, whole.order(0)[:count])
+    share = Share.of(count, whole.batch, mesh, shuffle=False, micros=recipe.train.micros, seed=recipe.train.seed)
+    return Loader(chosen, share)
+
+
+def silence_dropout(model: nn.Layer) -> int:
+    """Switches dropout off and returns how many layers had it: every rank draws masks of its own, by design."""
+    drops = [layer for layer in model.sublayers() if isinstance(layer, _DROPOUTS) and layer.p]
+    for layer in drops:
+        layer.p = 0.0
+    return len(drops)
+
+
+def trace(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Learns options["steps"] batches and writes losses, gradient norms and weights into options["trace"].
+
+    options["ranks"] is the larger side's number of ranks, so that both sides read the same batches.
+    """
+    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    loader = first_batches(recipe, mesh, options["steps"], options["ranks"])
+    real = recipe.dataset.build("train")
+    per_epoch = Share(len(real), recipe.train.batch, last=recipe.train.last).batches
+    given = task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
+    drops = silence_dropout(given.model)
+    learner = recipe.strategy.build(mesh).place(given)
+    rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
+    learner.check("after the last step of the comparison")
+    if mesh.is_first:
+        _write(Path(options["trace"]), learner, {"rows": rows, "dropouts": drops, "local_norms": local_norms(learner.model)})
+
+
+def _step(learner: Learner, batch: Any, mesh: Mesh) -> dict[str, float]:
+    learner.train_batch(batch, observe=True)
+    shares = mesh.gather(batch.mine)
+    loss = mesh.sum([learner.observed["loss"]])[0]
+    return {"loss": loss, "gradient_norm": learner.observed["gradient_norm"], "samples": batch.samples, "shares": shares}
+
+
+def _write(folder: Path, learner: Learner, record: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: np.ascontiguousarray(p.astype("float32").numpy()) for name, p in learner.named_parameters()}
+    save_file(weights, folder / "weights.safetensors")
+    (folder / "trace.json").write_text(json.dumps({**record, "paddle": paddle.__version__}))

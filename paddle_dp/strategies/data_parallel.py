@@ -1,0 +1,70 @@
+"""Every rank holds the whole model and learns from its share of each batch (paddle.DataParallel)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from paddle_dp.units import Bytes, Every
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Learner, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`bucket`, `last_bucket`: how many bytes of gradients travel together, and how few the last ones may be.
+    `find_unused`: look for parameters without a gradient in every step (slower).
+    `sync_batch_norm`: BatchNorm over the samples of all ranks.
+    `init`: equal initial weights by sending rank 0's (`broadcast`), or by drawing them from one seed (`seed`).
+    `check_every`: how often the ranks compare the bits of their weights; null for at the start and the end only."""
+
+    bucket: Bytes = Bytes.parse("25 MB")
+    last_bucket: Bytes = Bytes.parse("1 MB")
+    find_unused: bool = False
+    sync_batch_norm: bool = False
+    init: Literal["broadcast", "seed"] = "broadcast"
+    check_every: Every | None = Every.parse("100 steps")
+
+    def build(self, mesh: Mesh) -> DataParallel:
+        return DataParallel(self, mesh)
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Places a model on all ranks of the mesh. On one rank it is the plain model, without a wrapper."""
+
+    config: Config
+    mesh: Mesh
+
+    @property
+    def check_every(self) -> Every | None:
+        return self.config.check_every if self.mesh.ranks > 1 else None
+
+    def place(self, task: Task) -> Learner:
+        """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
+        from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel.agreement import check_equal
+        from paddle_dp.parallel.batch_norm import synchronize
+
+        if self.mesh.ranks == 1:
+            return place_whole(task, self.mesh)
+        if self.config.init == "seed":
+            check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
+        if self.config.sync_batch_norm:
+            synchronize(task.model, self.mesh)
+        learner = place_whole(task, self.mesh, averaged=self.mesh.ranks, find_unused=self.config.find_unused)
+        learner.placed = self._wrap(learner)
+        learner.check("after the weights were made equal")
+        return learner
+
+    def _wrap(self, learner: Learner) -> object:
+        import paddle
+
+        return paddle.DataParallel(
+            learner.model,
+            comm_buffer_size=self.config.bucket.megabytes,
+            last_comm_buffer_size=self.config.last_bucket.megabytes,
+            find_unused_parameters=self.config.find_unused,
+        )

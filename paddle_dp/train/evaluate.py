@@ -1,0 +1,117 @@
+"""How good is it: sums and counts over every held-out sample, once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.data import Loader
+from paddle_dp.errors import DataError
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Learner
+from paddle_dp.parallel.counting import total_and_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found: means over all samples, never means of means.
+
+    `confusion` [true class, predicted class] counts samples (classifiers only); `classes` are their names.
+    """
+
+    numbers: Mapping[str, float]
+    samples: int
+    confusion: np.ndarray | None = None
+    classes: tuple[str, ...] | None = None
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Precision, recall, F1 and support of each class, 0 where nothing was there (as scikit-learn does)."""
+        if self.confusion is None:
+            return []
+        hits, true, said = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
+        names = self.classes or tuple(map(str, range(len(hits))))
+        return [
+            {
+                "class": name,
+                "precision": float(hits[i] / max(said[i], 1)),
+                "recall": float(hits[i] / max(true[i], 1)),
+                "f1": float(2 * hits[i] / max(said[i] + true[i], 1)),
+                "support": int(true[i]),
+            }
+            for i, name in enumerate(names)
+        ]
+
+
+@dataclass
+class _Tally:
+    """One rank's sums so far."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    count: float = 0.0
+    samples: int = 0
+    confusion: np.ndarray | None = None
+
+    def add(self, learner: Learner, micro: Any) -> None:
+        outputs = learner.predict(micro.inputs)
+        counts = hasattr(learner.loss, "count")
+        total, count = total_and_count(learner.loss(outputs, micro.targets), micro.samples, counts)
+        scores = getattr(learner.loss, "scores", None)
+        for name, value in {"loss": total, **(scores(outputs, micro.targets) if scores else {})}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+        self.count, self.samples = self.count + float(count), self.samples + micro.samples
+        if _classifies(outputs, micro.targets):
+            self._confuse(outputs.argmax(-1).numpy(), micro.targets.numpy().reshape(-1), outputs.shape[-1])
+
+    def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
+        pairs = np.bincount(true * classes + said, minlength=classes * classes).reshape(classes, classes)
+        self.confusion = pairs if self.confusion is None else self.confusion + pairs
+
+
+def _classifies(outputs: Any, targets: Any) -> bool:
+    """Whether outputs [n, classes] answer whole-number targets [n]."""
+    shape = getattr(outputs, "shape", ())
+    whole = not targets.is_floating_point() and targets.size == shape[0] if len(shape) == 2 else False
+    return bool(whole and shape[1] > 1)
+
+
+def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
+    """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
+
+    Raises DataError if the samples counted are not the samples there are, which would make every number wrong.
+    """
+    import paddle
+
+    learner.meet()
+    learner.model.eval()
+    tally = _Tally()
+    try:
+        with paddle.no_grad():
+            for batch in loader.read(0):
+                for micro in batch.micros:
+                    if micro.samples:
+                        tally.add(learner, micro)
+    finally:
+        learner.model.train()
+    rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
+    samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
+    if samples != loader.share.samples:
+        raise DataError(f"the evaluation counted {samples} samples, but the data set has {loader.share.samples}.")
+    names = list(dict.fromkeys(name for row in rows for name in row[0]))
+    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / max(count, 1) for name in names}
+    confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
+    classes = getattr(loader.dataset, "classes", None)
+    return Evaluation(
+        numbers=numbers, samples=samples, confusion=confusion, classes=tuple(classes) if classes else None
+    )
+
+
+def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:
+    """The ranks' confusion counts, added up; a rank without samples brings zeros of the right shape."""
+    import paddle
+
+    side = max(mesh.gather(0 if tally.confusion is None else len(tally.confusion)))
+    mine = tally.confusion if tally.confusion is not None else np.zeros((side, side), "int64")
+    return mesh.sum_tensor(paddle.to_tensor(mine.astype("int64"))).numpy()

@@ -1,0 +1,44 @@
+"""How fast it goes: samples per second, the share of time spent waiting for data, memory."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+from paddle_dp.mesh import Mesh
+
+
+class Meter:
+    """Counts between two readings; costs one addition per step."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self._reset()
+
+    def _reset(self) -> None:
+        self.began, self.samples, self.waited, self.steps = time.perf_counter(), 0, 0.0, 0
+
+    def add(self, samples: int, waited: float) -> None:
+        """One update from a global batch of `samples`, for which this rank waited `waited` seconds."""
+        self.samples, self.waited, self.steps = self.samples + samples, self.waited + waited, self.steps + 1
+
+    def read(self) -> dict[str, float]:
+        """The speed since the last reading, and begins anew."""
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        numbers = {
+            "samples_per_second": self.samples / seconds,
+            "seconds_per_step": seconds / max(self.steps, 1),
+            "waiting": min(self.waited / seconds, 1.0),
+            "memory": float(memory(self.mesh.device)),
+        }
+        self._reset()
+        return numbers
+
+
+def memory(device: str) -> int:
+    """Peak bytes: allocated on the GPU, or resident in this process on the CPU."""
+    if device.startswith("gpu"):
+        import paddle
+
+        return paddle.device.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,28 @@
+"""How far a training is: an immutable count, replaced after every update, and all that a resume needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """`epoch`: epochs completed. `batch`: global batches done in the current epoch. `step`: updates done. `samples`:
+    samples learned from, by all ranks together."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+
+    def advance(self, samples: int) -> Progress:
+        """After one update from a global batch of `samples`."""
+        return replace(self, batch=self.batch + 1, step=self.step + 1, samples=self.samples + samples)
+
+    def next_epoch(self) -> Progress:
+        """After the last batch of an epoch."""
+        return replace(self, epoch=self.epoch + 1, batch=0)
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)

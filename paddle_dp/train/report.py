@@ -1,0 +1,23 @@
+"""What `paddle-dp evaluate` prints, and the file it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paddle_dp.train.evaluate import Evaluation
+
+
+def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
+    """Prints the held-out numbers and the table per class, and writes them to <run>/evaluation.json."""
+    numbers = "  ".join(f"{name} {value:.6g}" for name, value in found.numbers.items())
+    print(f"{checkpoint}: {numbers}", flush=True)
+    print(f"{found.samples} of {found.samples} held-out samples, each counted once, on {ranks} rank(s)", flush=True)
+    rows = found.per_class()
+    if rows:
+        print(f"{'class':>12}  precision  recall      f1  support")
+    for row in rows:
+        name, support = row["class"], row["support"]
+        print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
+    content = {"checkpoint": checkpoint.name, "samples": found.samples, **found.numbers, "per_class": rows}
+    (folder / "evaluation.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,38 @@
+"""A run: one training's name and folder, its data, and what it was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paddle_dp.data import Loader
+from paddle_dp.mesh import Mesh
+
+if TYPE_CHECKING:
+    from paddle_dp.checkpoint import Checkpoint
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What callbacks are built with. `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on
+    from."""
+
+    name: str
+    folder: Path
+    mesh: Mesh
+    train_loader: Loader
+    test_loader: Loader | None = None
+    recipe: Recipe | None = None
+    resumed: Checkpoint | None = None
+    total_steps: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.train_loader.batches
+
+    @classmethod
+    def plain(cls, mesh: Mesh, loader: Loader, folder: str | Path = "runs/run") -> Run:
+        """A run without a recipe."""
+        return cls(name=Path(folder).name, folder=Path(folder), mesh=mesh, train_loader=loader)

@@ -1,0 +1,42 @@
+"""What a worker process can be asked to do with a recipe: train it, or evaluate what it learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle_dp.mesh import join
+from paddle_dp.recipe import Recipe, write_recipe
+
+
+def train(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint."""
+    from paddle_dp import checkpoint
+    from paddle_dp.recipe.folder import claim
+    from paddle_dp.train.build import build
+
+    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    resume = options.get("resume")
+    if mesh.is_first:
+        if not options.get("claimed"):  # started without paddle-dp: nobody has done it yet
+            claim(recipe.folder, bool(resume))
+        write_recipe(recipe, recipe.folder / "recipe.yaml")
+        checkpoint.clean(recipe.folder / "checkpoints")
+    mesh.wait("run folder ready")
+    build(recipe, mesh, resume).fit(recipe.train.length)
+
+
+def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
+    from paddle_dp.train.build import find_checkpoint, learner_of, loader
+    from paddle_dp.train.evaluate import evaluate as evaluate_all
+    from paddle_dp.train.report import report
+    from paddle_dp.train.state import load_model
+
+    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    learner, test_loader = learner_of(recipe, mesh), loader(recipe, mesh, "test")
+    found = find_checkpoint(recipe, options.get("checkpoint") or "newest", mesh)
+    load_model(found, learner)
+    with test_loader:
+        evaluation = evaluate_all(learner, test_loader, mesh)
+    if mesh.is_first:
+        report(evaluation, found.folder, recipe.folder, mesh.ranks)

@@ -1,0 +1,112 @@
+"""One process is the truth: losses, gradient norms and weights of several ranks against those of one."""
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+SAMPLES, FEATURES, CLASSES = 47, 12, 7
+
+
+class Points:
+    """A small classification problem, the same in every process."""
+
+    def __init__(self):
+        random = np.random.RandomState(0)
+        self.x = random.randn(SAMPLES, FEATURES).astype("float32")
+        self.y = random.randint(0, CLASSES, SAMPLES).astype("int64")
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def network(norm):
+    from paddle import nn
+
+    norms = [nn.BatchNorm1D(16)] if norm else []
+    return nn.Sequential(nn.Linear(FEATURES, 16), *norms, nn.GELU(), nn.Linear(16, CLASSES))
+
+
+def learn(batch=10, micros=1, norm=False, epochs=2, kind="momentum", dtype="float32", **settings):
+    """Trains on all ranks; returns [losses, gradient norms, weights] of this rank's view of the whole."""
+    import paddle
+
+    from paddle_dp.data import Loader, Share
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Precision, Task
+    from paddle_dp.strategies.data_parallel import Config
+
+    mesh = join(seed=3)
+    clip = paddle.nn.ClipGradByGlobalNorm(0.5)
+    makers = {
+        "momentum": lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named], grad_clip=clip),
+        "adamw": lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named], grad_clip=clip),
+    }
+    task = Task(model=network(norm), loss=CrossEntropy().build(), optimizer=makers[kind], precision=Precision(dtype=dtype))
+    learner = Config(**settings).build(mesh).place(task)
+    loader = Loader(Points(), Share.of(SAMPLES, batch, mesh, micros=micros, seed=1))
+    losses, norms = [], []
+    for epoch in range(epochs):
+        for group in loader.read(epoch):
+            learner.train_batch(group, observe=True)
+            losses.append(mesh.sum([learner.observed["loss"]])[0])
+            norms.append(learner.observed["gradient_norm"])
+    learner.check("test")
+    weights = {name: p.numpy() for name, p in learner.named_parameters()}
+    buffers = {name: b.numpy() for name, b in learner.model.named_buffers()}
+    return [losses, norms, weights, buffers]
+
+
+def assert_same(one, many, tolerance=1e-5):
+    for rank in many:
+        np.testing.assert_allclose(rank[0], one[0], rtol=tolerance)
+        np.testing.assert_allclose(rank[1], one[1], rtol=20 * tolerance)
+        for name, weight in one[2].items():
+            np.testing.assert_allclose(rank[2][name], weight, rtol=0, atol=2 * tolerance, err_msg=name)
+
+
+HERE = "tests/parallel/test_parity.py"
+
+
+def call(arguments):
+    return learn(**arguments)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_plain_model_with_a_short_last_batch(ranks):
+    """47 samples in batches of 10: shares of 2 and 3 samples, and a last batch of 7."""
+    one = run_ranks(f"{HERE}:call", 1, {})
+    assert_same(one[0], run_ranks(f"{HERE}:call", ranks, {}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micros": 3},
+        {"micros": 2, "norm": True, "sync_batch_norm": True},
+        {"batch": 23, "norm": True, "sync_batch_norm": True},
+        {"find_unused": True, "kind": "adamw", "init": "seed"},
+        {"dtype": "bfloat16"},
+        {"dtype": "float16"},
+    ],
+    ids=str,
+)
+def test_layouts_on_three_ranks(settings):
+    """Batches of 23 of 47 leave a batch of one sample: two of three ranks compute on ghosts."""
+    one = run_ranks(f"{HERE}:call", 1, settings)[0]
+    many = run_ranks(f"{HERE}:call", 3, settings)
+    assert_same(one, many, 1e-5 if settings.get("dtype", "float32") == "float32" else 2e-3)
+    if settings.get("sync_batch_norm"):
+        for name, buffer in one[3].items():
+            np.testing.assert_allclose(many[2][3][name], buffer, atol=1e-5, err_msg=name)
+
+
+def test_batch_norm_of_one_rank_only_differs():
+    """The comparison can fail: without sync_batch_norm the ranks normalize by their own samples."""
+    settings = {"norm": True}
+    one, many = run_ranks(f"{HERE}:call", 1, settings)[0], run_ranks(f"{HERE}:call", 2, settings)
+    assert abs(many[0][0][3] - one[0][3]) > 1e-4
