@@ -12,6 +12,7 @@ from paddle_dp.checkpoint import plain
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.checkpoint.naming import STEP, UnusableError, checkpoints, step_of
+from paddle_dp.errors import CheckpointError
 
 _BEST = "best.json"
 
@@ -19,7 +20,11 @@ _BEST = "best.json"
 def set_best(folder: Path, checkpoint: Path, numbers: Mapping[str, Any]) -> None:
     """Points best.json at a checkpoint of this folder, with the numbers that made it the best."""
     step_of(checkpoint)
-    replace(Path(folder) / _BEST, plain.encode({"checkpoint": checkpoint.name, "numbers": dict(numbers)}))
+    content = plain.encode({"checkpoint": checkpoint.name, "numbers": dict(numbers)}, _BEST)
+    try:
+        replace(Path(folder) / _BEST, content)
+    except OSError as error:
+        raise CheckpointError(f"{Path(folder) / _BEST} was not written: {error.strerror}.") from None
 
 
 def best(folder: Path) -> Path | None:
@@ -58,11 +63,15 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
         return []
     whole = trusted or next(filter(_is_whole, reversed(found)), None)
     stay = {path.name for path in (*found[-keep:], *spare, best(folder), whole) if path is not None}
-    gone = [path for path in found if path.name not in stay]
+    # A link is somebody's own arrangement.
+    gone = [path for path in found if path.name not in stay and not path.is_symlink()]
     for path in gone:
         # A kill while files are removed must not leave half a checkpoint under a good name.
         hidden = path.with_name(f".{path.name}.deleted-{os.getpid()}-{os.urandom(4).hex()}")
-        path.rename(hidden)
+        try:
+            path.rename(hidden)
+        except OSError as error:
+            raise CheckpointError(f"The old checkpoint {path} was not removed: {error.strerror}.") from None
         shutil.rmtree(hidden, ignore_errors=True)
     return gone
 

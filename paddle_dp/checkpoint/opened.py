@@ -91,8 +91,11 @@ class Checkpoint:
         """A box of a tensor (default: all of it) from whichever pieces hold it, in memory of its own."""
         rows = self._of(name)
         target = self._box(rows[0], offset, shape)
-        result = np.empty(target.shape, np.dtype(DTYPES[rows[0].dtype][1]))
         takes, _ = assemble(target, [row.box for row in rows])
+        if len(takes) == 1:  # one piece holds it all: no second copy
+            array = self._part(rows[takes[0][0]], target)
+            return array if array.flags.c_contiguous else array.copy()
+        result = np.empty(target.shape, np.dtype(DTYPES[rows[0].dtype][1]))
         for number, part in takes:
             result[part.inside(target)] = self._part(rows[number], part)
         return result

@@ -53,7 +53,8 @@ def _words(state: Any) -> dict[str, Any]:
 
 def _generator(words: dict[str, Any], like: Any) -> Any:
     # Only an object that was never initialised takes a state: on any other __setstate__ does nothing (3.3.1).
-    state = type(like).__new__(type(like))
+    kind: Any = type(like)
+    state = kind.__new__(kind)
     state.__setstate__((words["device"], words["seed"], words["offset"], list(words["engine"].encode())))
     return state
 
