@@ -10,49 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.data.batch import Batch, Micro
-from paddle_dp.data.randomness import globals_kept
-from paddle_dp.data.sample import Array, Dataset, read_samples
+from paddle_dp.data.sample import Dataset
 from paddle_dp.data.share import Share
+from paddle_dp.data.source import InProcess, Source
+from paddle_dp.data.workers import Workers
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
-
-
-Filled = tuple[Array, Array, int]
-"""One micro in arrays: inputs, targets, and how many of the samples count (see Micro)."""
-
-
-class Source(Protocol):
-    """Where the arrays come from: this process, or workers."""
-
-    def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
-        """The micros of each global batch from `start` on; good until the next batch is asked for."""
-
-    def close(self) -> None: ...
-
-
-class InProcess:
-    """Reads in the training process itself, when asked: nothing to start, wait for or end."""
-
-    def __init__(self, dataset: Dataset, share: Share):
-        self.dataset, self.share = dataset, share
-        self._keep = nullcontext if hasattr(dataset, "take") else globals_kept
-
-    def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
-        for k in range(start, self.share.batches):
-            with self._keep():
-                micros = [
-                    (*read_samples(self.dataset, indices, self.share.seed, epoch), count)
-                    for indices, count in self.share.reads(epoch, k)
-                ]
-            yield micros
-
-    def close(self) -> None:
-        pass
 
 
 class Loader:
@@ -74,8 +41,14 @@ class Loader:
     ):
         if len(dataset) != share.samples:
             raise ValueError(f"share: it deals out {share.samples} samples, the data set has {len(dataset)}")
+        if workers < 0 or prefetch < 1 or timeout <= 0:
+            raise ValueError(
+                f"workers: {workers}, prefetch: {prefetch}, timeout: {timeout} have to be >= 0, >= 1, > 0"
+            )
         self.dataset, self.share, self._place = dataset, share, place
         self._source: Source = InProcess(dataset, share)
+        if workers:
+            self._source = Workers(dataset, share, workers, prefetch, timeout)
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
@@ -116,7 +89,7 @@ class Loader:
         """End the workers; a later `read` starts new ones."""
         self._source.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, *exception: object) -> None:

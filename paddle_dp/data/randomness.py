@@ -41,10 +41,10 @@ def seed_sample(seed: int, epoch: int, index: int) -> None:
 @contextmanager
 def globals_kept() -> Iterator[None]:
     """Put `random` and `numpy.random` back, on the way out, as they were on the way in."""
-    python, bits = random.getstate(), np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.MT19937(0))  # swapping costs 1 µs, copying its state 100
+    python, bits = random.getstate(), np.random.mtrand.get_bit_generator()
+    np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # swapping costs 1 µs, copying its state 100
     try:
         yield
     finally:
         random.setstate(python)
-        np.random.set_bit_generator(bits)
+        np.random.mtrand.set_bit_generator(bits)

@@ -13,6 +13,7 @@ from paddle_dp.errors import DataError
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
+_NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 is a V
 
 
 class Dataset(Protocol):
@@ -53,7 +54,10 @@ def read_sample(dataset: Dataset, index: int) -> Pair:
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
         raise DataError(f"{name(dataset, index)} is {what}; a data set gives (input, target)")
-    return as_array(sample[0]), as_array(sample[1])
+    pair = as_array(sample[0]), as_array(sample[1])
+    if odd := [part for part in pair if part.dtype.kind not in _NUMBERS]:
+        raise DataError(f"{name(dataset, index)} is of type {odd[0].dtype}, which no tensor can hold")
+    return pair
 
 
 def describe(array: Array) -> str:

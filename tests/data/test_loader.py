@@ -1,0 +1,164 @@
+"""Batches of tensors in the order of the share, read here."""
+
+import itertools
+import random
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.data import Loader, Share
+
+
+class Numbers:
+    """Sample i is (i, 10 i)."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return np.full(2, index, np.float32), 10 * index
+
+
+class Noisy(Numbers):
+    """Sample i is noise of both generators."""
+
+    def __getitem__(self, index):
+        return np.float32([random.random(), np.random.random()]), index
+
+
+class InMemory(Numbers):
+    def take(self, indices):
+        return np.repeat(indices.astype(np.float32)[:, None], 2, axis=1), 10 * indices
+
+
+def rows(loader, epoch=0, start=0):
+    """Everything that a reading gives, in plain numbers."""
+    return [
+        (batch.index, batch.samples, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micros])
+        for batch in loader.read(epoch, start)
+    ]  # fmt: skip
+
+
+def test_batches_hold_the_shares_samples_as_tensors():
+    loader = Loader(Numbers(10), Share(10, 4, seed=1, micros=2))
+    batches = list(loader.read(epoch=3))
+    assert [batch.samples for batch in batches] == [4, 4, 2]
+    assert [batch.index for batch in batches] == [0, 1, 2]
+    for batch in batches:
+        expected = loader.share.mine(3, batch.index)
+        assert [micro.targets.tolist() for micro in batch.micros] == [
+            (10 * part).tolist() for part in expected
+        ]
+        assert [micro.samples for micro in batch.micros] == [len(part) for part in expected]
+    first = batches[0].micros[0]
+    assert first.inputs.shape == [2, 2] and first.inputs.dtype == paddle.float32
+    assert first.targets.dtype == paddle.int64 and batches[0].epoch == 3 and batches[0].mine == 4
+
+
+def test_take_gives_what_one_by_one_gives():
+    for micros, readers in itertools.product((1, 3), (1, 2)):
+        share = Share(11, 4, micros=micros, readers=readers)
+        assert rows(Loader(InMemory(11), share)) == rows(Loader(Numbers(11), share))
+
+
+def test_starting_in_the_middle_gives_the_rest_and_reads_nothing_else():
+    read = []
+
+    class Counted(Numbers):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    loader = Loader(Counted(20), Share(20, 4))
+    whole = rows(loader, epoch=2)
+    read.clear()
+    assert rows(loader, epoch=2, start=3) == whole[3:]
+    assert read == loader.share.order(2)[12:].tolist()
+    assert rows(loader, start=5) == []
+
+
+@pytest.mark.parametrize(("epoch", "start"), [(0, 6), (0, -1), (-1, 0)])
+def test_a_place_outside_the_epoch_is_refused_at_once(epoch, start):
+    with pytest.raises(ValueError, match="not one of 0 to 5"):
+        Loader(Numbers(20), Share(20, 4)).read(epoch, start)
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_alone():
+    def noise(epoch=0, **share):
+        batches = Loader(Noisy(12), Share(12, 5, **share)).read(epoch)
+        micros = [micro for batch in batches for micro in batch.micros if micro.samples]
+        return {
+            index: tuple(values)
+            for micro in micros
+            for index, values in zip(micro.targets.tolist(), micro.inputs.tolist(), strict=True)
+        }
+
+    whole = noise()
+    halves = noise(readers=2, micros=2) | noise(readers=2, reader=1, micros=2)
+    assert whole == halves
+    assert len(set(whole.values())) == 12
+    assert set(whole.values()).isdisjoint(noise(epoch=1).values())
+    assert set(whole.values()).isdisjoint(noise(seed=1).values())
+
+
+def test_reading_leaves_the_programs_own_randomness_alone():
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.random()
+    random.seed(3)
+    np.random.seed(3)
+    list(Loader(Noisy(12), Share(12, 5)).read(0))
+    assert (random.random(), np.random.random()) == expected
+
+
+def test_a_reader_without_a_sample_gets_a_ghost():
+    batches = list(Loader(Numbers(9), Share(9, 8, reader=0, readers=2)).read(0))
+    ghost = batches[1].micros[0]
+    assert ghost.is_ghost and ghost.samples == 0 and batches[1].samples == 1 and batches[1].mine == 0
+    assert ghost.targets.tolist() == (10 * batches_first(9, 8)).tolist()
+
+
+def batches_first(samples, batch):
+    return Share(samples, batch).whole(0, samples // batch)[:1]
+
+
+def test_a_share_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="deals out 9 samples, the data set has 10"):
+        Loader(Numbers(10), Share(9, 4))
+
+
+@pytest.mark.parametrize("settings", [{"workers": -1}, {"prefetch": 0}, {"timeout": 0}])
+def test_nonsense_is_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Loader(Numbers(10), Share(10, 4), **settings)
+
+
+def test_plain_is_the_short_way():
+    loader = Loader.plain(Numbers(10), batch=4, seed=2, last="drop")
+    assert loader.share == Share(10, 4, seed=2, last="drop")
+    assert loader.batches == 2
+
+
+def test_waiting_is_measured():
+    import time
+
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            time.sleep(0.02)
+            return super().__getitem__(index)
+
+    (batch,) = Loader(Slow(2), Share(2, 2)).read(0)
+    assert 0.04 <= batch.waited < 1
+
+
+def test_tensors_do_not_change_with_what_they_were_read_from():
+    data = InMemory(4)
+    kept = np.arange(8, dtype=np.float32).reshape(4, 2)
+    data.take = lambda indices: (kept, indices)
+    (batch,) = Loader(data, Share(4, 4)).read(0)
+    kept[:] = -1
+    assert batch.micros[0].inputs.tolist()[3] == [6, 7]

@@ -1,0 +1,77 @@
+"""Whose fault it is when a sample cannot be had."""
+
+import numpy as np
+import pytest
+
+from paddle_dp.data.sample import as_array, read_sample, read_samples
+from paddle_dp.errors import DataError
+
+
+class Named(list):
+    def name_of(self, index):
+        return f"folder/{index}.jpg"
+
+
+class Broken(Named):
+    def __getitem__(self, index):
+        raise OSError("disk on fire")
+
+
+def test_samples_are_stacked_under_a_new_first_dim():
+    data = [(np.full((2, 3), i, np.uint8), i) for i in range(5)]
+    inputs, targets = read_samples(data, np.array([4, 1]), seed=0, epoch=0)
+    assert inputs.shape == (2, 2, 3) and inputs.dtype == np.uint8 and inputs[:, 0, 0].tolist() == [4, 1]
+    assert targets.tolist() == [4, 1] and targets.dtype == np.int64
+
+
+def test_a_python_float_becomes_float32_and_an_array_keeps_its_type():
+    assert as_array(0.5).dtype == np.float32
+    assert as_array(np.zeros(2)).dtype == np.float64
+    assert as_array(3).dtype == np.int64
+
+
+def test_a_failing_sample_is_named_with_its_file_and_its_cause():
+    with pytest.raises(DataError, match=r"sample 1 \(folder/1.jpg\): OSError: disk on fire") as error:
+        read_sample(Broken([(0, 0)] * 2), 1)
+    assert isinstance(error.value.__cause__, OSError)
+
+
+def test_a_data_error_keeps_its_words():
+    class Unreadable(list):
+        def __getitem__(self, index):
+            raise DataError("a/b.jpg is no image")
+
+    with pytest.raises(DataError, match=r"^sample 0: a/b.jpg is no image$"):
+        read_sample(Unreadable(), 0)
+
+
+def test_a_name_that_fails_does_not_hide_the_error():
+    class Nameless(Broken):
+        def name_of(self, index):
+            raise KeyError(index)
+
+    with pytest.raises(DataError, match="sample 0: OSError"):
+        read_sample(Nameless(), 0)
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"), [((1, 2, 3), "3 parts"), (5, "int"), ((np.array(["a"]), 0), "of type <U1")]
+)
+def test_what_is_not_an_input_and_a_target_is_refused(sample, words):
+    with pytest.raises(DataError, match=words):
+        read_sample([sample], 0)
+
+
+def test_samples_of_different_shapes_are_named():
+    data = Named([(np.zeros((3, 8)), 0), (np.zeros((1, 8)), 0)])
+    with pytest.raises(DataError, match=r"1.jpg\) is float64\[1, 8\] but .*0.jpg\) is float64\[3, 8\]"):
+        read_samples(data, np.array([0, 1]), seed=0, epoch=0)
+
+
+def test_take_is_preferred_and_checked():
+    class Taking(list):
+        def take(self, indices):
+            return indices * 10, indices[:1]
+
+    with pytest.raises(DataError, match="2 inputs and 1 targets for 2 indices"):
+        read_samples(Taking([0, 0]), np.array([0, 1]), seed=0, epoch=0)
