@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":  # the launcher runs this file: its folder must not hide installed packages
     sys.path[0] = str(ROOT)
 
-from paddle_dp.launch.processes import die_with_parent, end_family  # noqa: E402
-from paddle_dp.launch.processor import slow_mkl  # noqa: E402
+from paddle_dp.launch.machine import slow_mkl  # noqa: E402
+from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
 
 
 def run_ranks(
@@ -46,16 +45,15 @@ def run_ranks(
         (folder / "args.json").write_text(json.dumps(args))
         command = _command(function, ranks, folder, ranks > 1 if launcher is None else launcher)
         with (folder / "launcher.log").open("wb") as log:
-            parent = os.getpid()
-            process = subprocess.Popen(  # noqa: S603
+            process = subprocess.Popen(
                 command, cwd=ROOT, env=_environment(env), stdout=log, stderr=subprocess.STDOUT,
-                preexec_fn=lambda: _tied_to(parent),
+                preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
             )  # fmt: skip
         try:
             _wait(process, folder, ranks, timeout)
             return [_result(folder, rank) for rank in range(ranks)]
         finally:
-            end_family(process.pid, 0, polite=signal.SIGKILL)  # first the ranks, while they still have a parent
+            kill_all(lambda: descendants(process.pid))  # first the ranks, while they still have a parent
             process.kill()
             process.wait()
 
@@ -76,12 +74,6 @@ def _environment(extra: dict[str, str]) -> dict[str, str]:
     quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     return {**kept, **quiet, **mkl, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
-
-
-def _tied_to(parent: int) -> None:
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, ranks: int, timeout: float) -> None:
@@ -107,7 +99,9 @@ def _report(folder: Path) -> str:
     if failed := _failures(folder):
         return f"{failed[0].name} of {len(failed)} failed:\n{failed[0].read_text()}"
     logs = [*sorted(folder.glob("log/workerlog.*")), folder / "launcher.log"]
-    return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists())
+    return "\n".join(
+        f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists()
+    )
 
 
 def _result(folder: Path, rank: int) -> Any:
@@ -138,7 +132,7 @@ def _work(function: str, folder: Path) -> None:
         result = _load(function)(*json.loads((folder / "args.json").read_text()))
         partial.write_text(json.dumps(result, default=_plain))
         name = f"result.{rank}.json"
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, run_ranks must hear of it
         traceback.print_exc()
         partial.write_text(traceback.format_exc())
         name, status = f"failure.{rank}.txt", 1

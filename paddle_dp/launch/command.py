@@ -1,0 +1,159 @@
+"""A job as what its processes are started with: argv and environment, pure functions of a Job and a Machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.launch.machine import Machine
+
+WORKER = Path(__file__).with_name("worker.py")
+# What other jobs and shells leave behind: the launcher would believe each of these more than its own arguments.
+LEFTOVERS = (
+    "PADDLE_",
+    "FLAGS_selected_",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "POD_IP",
+    "DISTRIBUTED_TRAINER_ENDPOINTS",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What somebody asked for: a task, its recipe, and the processes to do it with.
+
+    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `out` replaces
+    the recipe's run folder. `resume` is None, "newest" or a checkpoint's path. `extra` reaches the task as options.
+    `quiet` shows nothing but failures.
+    """
+
+    recipe: Path
+    task: str = "train"
+    overrides: tuple[str, ...] = ()
+    ranks: int | None = None
+    devices: tuple[int, ...] | None = None
+    nodes: int | None = None
+    master: str | None = None
+    node_rank: int | None = None
+    out: Path | str | None = None
+    resume: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    quiet: bool = False
+
+    @property
+    def all_overrides(self) -> tuple[str, ...]:
+        """The overrides, `out` among them: quoted, so that YAML reads any path as a text."""
+        folder = () if self.out is None else (f"out={json.dumps(str(self.out), ensure_ascii=False)}",)
+        return (*self.overrides, *folder)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the task is called with beside its recipe; JSON."""
+        return {"resume": self.resume, "out": None if self.out is None else str(self.out), **self.extra}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the nodes of a job meet, with addresses instead of names: `master` is "IP:PORT", `host` this node's own."""
+
+    master: str
+    host: str
+    interface: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A job that can be carried out on this machine: `ranks` processes on each of `nodes`, on `gpus` or on the CPU."""
+
+    job: Job
+    machine: Machine
+    ranks: int
+    nodes: int = 1
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        return self.ranks * self.nodes == 1
+
+    @property
+    def threads(self) -> int:
+        return max(1, self.machine.cores // self.ranks)
+
+
+def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable) -> list[str]:
+    """The command that starts the plan's ranks on this node through Paddle's launcher."""
+    job = plan.job
+    words = [python, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(plan.ranks)]
+    words += ["--log_dir", str(logs), "--job_id", logs.name]
+    if plan.gpus:
+        words += ["--devices", ",".join(plan.gpus)]
+    if meeting is not None:
+        words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(job.node_rank)]
+        words += ["--host", meeting.host]
+    words += [str(WORKER), "-c", str(job.recipe), "--task", job.task]
+    for override in job.all_overrides:
+        words += ["-o", override]
+    return words
+
+
+def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What a rank's environment should say and `inherited` does not say yet; to be set before paddle is imported."""
+    wanted = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
+    if plan.nodes == 1:
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look its host's name up, which may have no address
+    if not plan.gpus:
+        wanted["OMP_NUM_THREADS"] = str(plan.threads)
+    if plan.machine.slow_mkl and inherited.get("PADDLE_DP_MKL", "").lower() not in (
+        "off",
+        "0",
+        "no",
+        "false",
+    ):
+        wanted["MKL_DEBUG_CPU_TYPE"] = "5"
+    return {name: value for name, value in wanted.items() if name not in inherited}
+
+
+def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | None = None) -> dict[str, str]:
+    """The whole environment of the plan's processes: `inherited` without leftovers of other jobs, with our settings."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name.startswith("PADDLE_DP_") or not name.startswith(LEFTOVERS)
+    }
+    kept |= settings(plan, kept)
+    kept["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
+    if meeting is not None and meeting.interface:
+        kept.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
+    if not plan.gpus:
+        kept.pop(
+            "CUDA_VISIBLE_DEVICES", None
+        )  # the launcher counts its words as devices, even on a CPU, even ""
+        if (
+            plan.machine.cuda
+        ):  # hides every GPU from CUDA, and is the one word that the launcher does not count
+            kept["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"
+    elif plan.alone:
+        kept["CUDA_VISIBLE_DEVICES"] = plan.gpus[0]
+    return kept
+
+
+def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
+    """One line that says how it is about to run: ranks, threads, MKL's switch; and `what`, the run folder."""
+    ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
+    if plan.nodes > 1:
+        ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"
+    threads = variables.get("OMP_NUM_THREADS")
+    where = f"GPU {','.join(plan.gpus)}" if plan.gpus else "CPU"
+    words = [f"{ranks} on {where}"]
+    if threads:
+        words.append(f"{threads} thread{'s' * (threads != '1')} each")
+    if "MKL_DEBUG_CPU_TYPE" in variables and not plan.gpus:
+        words.append(
+            f"MKL_DEBUG_CPU_TYPE={variables['MKL_DEBUG_CPU_TYPE']} (PADDLE_DP_MKL=off leaves it out)"
+        )
+    return " · ".join([*words, str(what)])

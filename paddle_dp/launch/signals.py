@@ -1,0 +1,41 @@
+"""What a person or a scheduler tells the supervisor while it waits: interrupt, terminate, hang up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """Within `with Signals() as told:` these signals are noted in `told.number` instead of ending the process.
+
+    `told.times` counts them: a second Ctrl-C means «now». Only the main thread can do this; elsewhere nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.times = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _CAUGHT:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: SIGHUP stays ignored
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name if self.number else ""
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+        self.times += 1

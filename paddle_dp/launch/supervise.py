@@ -1,0 +1,151 @@
+"""Carries a job out and answers for its processes: whatever happens, the cause stands last and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import BinaryIO
+
+from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.launch import failures, logs
+from paddle_dp.launch.command import Job, Plan, argv, environment, headline
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.network import meet, reserved_ports
+from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.processes import tied_to
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervision import MARK, Supervision
+
+
+def run(job: Job) -> int:
+    """Does the job and returns its exit status; every mistake is shown as one message, every failure with its cause.
+
+    0: done. 2: something to type differently. 1 and others: the first failing rank's. 128 + n: ended by signal n.
+    """
+    try:
+        return _run(job)
+    except PaddleDPError as error:
+        _say(str(error))
+        return error.exit_status
+
+
+def _run(job: Job) -> int:
+    """Everything that can be refused is refused here, before a process starts or a file is written."""
+    machine = Machine.here()
+    plan = plan_of(job, machine)
+    if (
+        plan.alone
+    ):  # this process will be the rank: MKL and OpenMP read these when paddle is imported, which is soon
+        _become(environment(plan, os.environ))
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.recipe.folder import claim
+
+    recipe = read_recipe(job.recipe, job.all_overrides)
+    plan = plan_of(job, machine, recipe.train.device)
+    _check_resume(job)
+    folder = recipe.folder
+    if (
+        job.node_rank
+    ):  # only node 0 has a run folder to claim; on a shared disk the others' logs stand beside it
+        folder = folder.with_name(f"{folder.name}.node-{job.node_rank}")
+    elif job.task == "train":
+        moved = claim(folder, bool(job.resume))
+        if moved is not None and not job.quiet:
+            print(f"the earlier run is now {moved}", flush=True)
+    attempt = logs.fresh(folder)
+    plan = replace(plan, job=replace(job, extra={**job.extra, "claimed": True}))
+    return (_alone if plan.alone else _together)(plan, attempt)
+
+
+def _check_resume(job: Job) -> None:
+    if job.resume not in (None, "newest", "best") and not Path(job.resume).exists():
+        raise UsageError(
+            f"--resume {job.resume}: there is no such checkpoint. Leave the path out for the newest one."
+        )
+
+
+def _become(variables: dict[str, str]) -> None:
+    """Gives this process the environment that a rank of its own would have."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def _announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
+    if not plan.job.quiet:
+        print(headline(plan, variables, attempt.parent.parent), flush=True)
+
+
+def _alone(plan: Plan, attempt: Path) -> int:
+    """One rank, in this process: no launcher, no process group, no start-up cost."""
+    from paddle_dp.launch.worker import guarded, work
+
+    job = plan.job
+    _announce(plan, dict(os.environ), attempt)
+    failure = guarded(lambda: work(job.task, job.recipe, job.all_overrides, job.options), attempt)
+    return _answer(failure, plan, None)
+
+
+def _together(plan: Plan, attempt: Path) -> int:
+    """Several ranks, or several nodes: Paddle's launcher, watched."""
+    job = plan.job
+    meeting = meet(job.master) if job.master is not None and plan.nodes > 1 else None
+    variables = environment(plan, os.environ, meeting)
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    variables[MARK] = mark
+    screen = _screen(plan, variables)
+    _announce(plan, variables, attempt)
+    with reserved_ports() as ports, Signals() as told, (attempt / "launcher.log").open("wb") as log:
+        process = Popen(
+            argv(plan, attempt, meeting),
+            env={**ports, **variables},
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; kill -9 of us must reach them
+        )
+        supervision = Supervision(plan, process, attempt, mark)
+        outcome = supervision.wait(told, logs.Follower(logs.worker_log(attempt, 0), screen))
+    if isinstance(outcome, Failure):
+        return _answer(outcome, plan, supervision.log_of(outcome.rank))
+    if outcome > 128 and told.number:
+        _say(f"ended by {told.name}: no process is left. Go on with --resume.")
+    elif outcome:
+        _say(
+            f"{logs.tail(attempt / 'launcher.log', 12)}\nthe launcher ended with {outcome}: {attempt / 'launcher.log'}"
+        )
+    return outcome
+
+
+def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
+    """Where rank 0's words go. On a terminal rank 0 draws there itself, and this process keeps silent."""
+    variables.pop("PADDLE_DP_TTY", None)
+    if plan.job.quiet:
+        return None
+    if sys.stdout.isatty() and not plan.job.node_rank:
+        variables["PADDLE_DP_TTY"] = os.ttyname(sys.stdout.fileno())
+        return None
+    sys.stdout.flush()
+    return getattr(sys.stdout, "buffer", None)
+
+
+def _answer(failure: Failure | None, plan: Plan, log: Path | None) -> int:
+    """Shows the failure, last on the screen, and returns its exit status."""
+    if failure is None:
+        return 0
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h\n")  # a progress bar that was cut off had hidden the cursor
+        sys.stdout.flush()
+    _say(failures.describe(failure, plan.ranks * plan.nodes, log))
+    return failure.exit_status
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)

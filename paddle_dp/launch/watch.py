@@ -1,0 +1,66 @@
+"""The ranks of one launcher, seen from outside: which process is which rank, and how each has ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_dp.launch.processes import exit_of, variable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """The end of a rank's process. `code` is its exit code, negative for a signal, None if it was not seen in time."""
+
+    rank: int
+    pid: int
+    time: float
+    code: int | None
+
+
+class Watch:
+    """Looks at the launcher's children; cheap enough to be asked twenty times a second.
+
+    The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays
+    visible as a zombie until the launcher looks, and the kernel shows its exit code meanwhile.
+    """
+
+    def __init__(self, launcher: int):
+        self.launcher = launcher
+        self.pids: dict[int, int] = {}
+        self.departures: dict[int, Departure] = {}
+
+    def look(self) -> None:
+        """Takes note of ranks that have come and gone since the last look."""
+        known = set(self.pids.values())
+        for pid in self._children():
+            if pid not in known and (word := variable(pid, "PADDLE_TRAINER_ID")) is not None:
+                self.pids[int(word)] = pid
+        for rank, pid in self.pids.items():
+            if rank not in self.departures:
+                gone, code = exit_of(pid)
+                if gone:
+                    self.departures[rank] = Departure(rank=rank, pid=pid, time=time.time(), code=code)
+
+    def _children(self) -> list[int]:
+        try:
+            return list(
+                map(int, Path(f"/proc/{self.launcher}/task/{self.launcher}/children").read_text().split())
+            )
+        except OSError:
+            return []
+
+    @property
+    def living(self) -> list[int]:
+        """The pids of the ranks that have not ended."""
+        return [pid for rank, pid in self.pids.items() if rank not in self.departures]
+
+    @property
+    def failed(self) -> list[Departure]:
+        """Ranks that are known to have ended with anything but 0."""
+        return [departure for departure in self.departures.values() if departure.code]
+
+    def all_well(self, ranks: int) -> bool:
+        """Whether all `ranks` have come and have ended with 0."""
+        return len(self.departures) == ranks and all(d.code == 0 for d in self.departures.values())

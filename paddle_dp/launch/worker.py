@@ -1,0 +1,141 @@
+"""One rank of a job: reads the recipe again and does the task; a failure is written down before anything else.
+
+The launcher runs this file; `tools/train.py` and `tools/evaluate.py` are other doors to the same `main`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if (
+    __name__ == "__main__"
+):  # this file's folder heads the path, and would hide packages that are named like its files
+    sys.path[0] = os.getcwd()
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import argparse
+import faulthandler
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.launch.command import Job, Plan, headline, settings
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.processes import alive, die_with_parent
+
+TASKS = {
+    "train": "paddle_dp.train.tasks:train",
+    "evaluate": "paddle_dp.train.tasks:evaluate",
+    "trace": "paddle_dp.proof.trace:trace",
+}
+LAST_WORDS = 5  # seconds in which a failed rank may put its things away
+
+
+def work(task: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Does `task` with the recipe in this process.
+
+    A task is a word of TASKS, or "module:function" of any function(recipe, options). Raises what the task raises.
+    """
+    if os.environ.get("PYTHONWARNINGS") == "ignore":  # a process that was running before it was set
+        warnings.simplefilter("ignore")
+    import paddle  # noqa: F401 - faulthandler must come after it: paddle installs handlers of its own
+
+    from paddle_dp.recipe import read_recipe
+
+    faulthandler.enable()
+    recipe = read_recipe(recipe_path, overrides)
+    _find(task)(recipe, dict(options))
+
+
+def _find(task: str) -> Callable[[Any, dict[str, Any]], None]:
+    place = TASKS.get(task, task)
+    module, _, function = place.partition(":")
+    if not function:
+        raise UsageError(f"there is no task '{task}'.{did_you_mean(task, TASKS)}")
+    return getattr(import_module(module), function)
+
+
+def guarded(call: Callable[[], None], folder: Path | None) -> Failure | None:
+    """Calls `call`; if it fails, the failure is left in `folder` and returned. sys.exit(0) is no failure."""
+    try:
+        call()
+    except SystemExit as leave:
+        if leave.code in (None, 0):
+            return None
+        failure = Failure.of(leave, _rank())
+    except KeyboardInterrupt as stop:
+        failure = Failure.of(stop, _rank())
+    except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
+        failure = Failure.of(error, _rank())
+    else:
+        return None
+    if folder is not None:
+        failure.write(folder)
+    return failure
+
+
+def _rank() -> int:
+    return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+
+
+def main(task: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
+    """A rank's whole life, under the launcher or started plainly; leaves the process with the task's exit status."""
+    job, supervised = _read(task, argv), "PADDLE_DP_JOB" in os.environ
+    _settle_in(job, supervised)
+    options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")) if supervised else job.options
+    folder = os.environ.get("PADDLE_LOG_DIR", "")
+    call = partial(work, job.task, job.recipe, job.all_overrides, options)
+    failure = guarded(call, Path(folder) if os.path.isdir(folder) else None)
+    if failure is None:
+        sys.exit(0)
+    sys.stdout.flush()
+    print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)
+    # What is open gets closed; but a thread that waits for lost peers must not keep this process.
+    faulthandler.dump_traceback_later(LAST_WORDS, exit=True)
+    sys.exit(failure.exit_status)
+
+
+def _read(task: str, argv: Sequence[str] | None) -> Job:
+    parser = argparse.ArgumentParser(
+        description=f"One rank that does: {task}. See also paddle-dp {task} --help."
+    )
+    parser.add_argument("-c", "--recipe", required=True, type=Path, metavar="RECIPE")
+    parser.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--resume", nargs="?", const="newest", metavar="CHECKPOINT")
+    parser.add_argument("--checkpoint", metavar="CHECKPOINT", help="what to evaluate: newest, best or a path")
+    parser.add_argument("--out", metavar="DIR", help="the run folder, instead of the recipe's own")
+    parser.add_argument("--task", default=task, help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    return Job(
+        recipe=given.recipe, task=given.task, overrides=tuple(given.override), out=given.out, resume=given.resume,
+        extra={} if given.checkpoint is None else {"checkpoint": given.checkpoint},
+    )  # fmt: skip
+
+
+def _settle_in(job: Job, supervised: bool) -> None:
+    """Ties this rank to its launcher, and tells MKL and OpenMP what they read when paddle is imported."""
+    if "PADDLE_RANK_IN_NODE" in os.environ:
+        die_with_parent()
+    if supervised:
+        if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
+            sys.exit(
+                1
+            )  # the supervisor was ended while this process started: too early for the kernel to tell
+        return
+    here = Machine.here()
+    ranks, nodes = int(os.environ.get("PADDLE_LOCAL_SIZE", "1")), int(os.environ.get("PADDLE_NNODES", "1"))
+    plan = Plan(job=job, machine=here, ranks=ranks, nodes=nodes, gpus=here.gpus[:ranks])
+    os.environ.update(settings(plan, os.environ))
+    if _rank() == 0:
+        print(headline(plan, os.environ, job.recipe), flush=True)
+
+
+if __name__ == "__main__":
+    main()
