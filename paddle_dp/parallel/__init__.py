@@ -7,6 +7,6 @@ Nothing here reads data, writes files or knows what an epoch is. Which placement
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.strategy import Strategy, Task, place_whole
-from paddle_dp.recipe.precision import Precision
+from paddle_dp.recipe import Precision
 
 __all__ = ["Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole"]

@@ -57,7 +57,8 @@ class _Normalize(PyLayer):
 class SyncBatchNorm(nn.Layer):
     """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
 
-    In evaluation it is the local layer. `present` is set to False while this rank computes on a ghost sample, which
+    In evaluation it is the local layer. One single value per channel in the whole batch normalizes to 0 here; Paddle's
+    local kernel hands it through unchanged. `present` is set to False while this rank computes on a ghost sample, which
     must not count.
     """
 
@@ -67,8 +68,7 @@ class SyncBatchNorm(nn.Layer):
         self.epsilon, self.momentum = local._epsilon, local._momentum
         self.channels_last = local._data_format.endswith("C") and local._data_format != "NC"
         self.weight, self.bias = local.weight, local.bias
-        self.register_buffer("_mean", local._mean)
-        self.register_buffer("_variance", local._variance)
+        self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
         self._local = [local]  # in a list: not a sublayer, so that the names of the state stay the same
 
     def channel_dim(self, x: paddle.Tensor) -> int:
@@ -110,6 +110,19 @@ def synchronize(model: nn.Layer, mesh: Mesh) -> nn.Layer:
             if isinstance(child, _LOCAL):
                 parent.add_sublayer(name, SyncBatchNorm(child, mesh))
     return model
+
+
+def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
+    """The running statistics inside `model` by name: what is averaged, not learned.
+
+    Floating-point buffers, and the mean and variance of BatchNorm layers, which Paddle keeps as parameters.
+    """
+    found = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    for name, layer in model.named_sublayers(include_self=True):
+        if isinstance(layer, (*_LOCAL, nn.BatchNorm, SyncBatchNorm)):
+            prefix = f"{name}." if name else ""
+            found |= {f"{prefix}{word}": getattr(layer, word) for word in ("_mean", "_variance")}
+    return found
 
 
 def local_norms(model: nn.Layer) -> list[str]:

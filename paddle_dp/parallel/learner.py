@@ -14,7 +14,7 @@ from paddle_dp.data import Batch, Micro
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_equal, check_gradients
-from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.counting import Loss, total_and_count
 from paddle_dp.parallel.precision import MixedPrecision
 
@@ -42,7 +42,10 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
+        self._statistics = statistics(self.model)
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
+        synchronized = {id(t) for norm in self._norms for t in (norm._mean, norm._variance)}
+        self._own_statistics = [t for t in self._statistics.values() if id(t) not in synchronized]
         self._count: Callable[[Any], Any] | None = getattr(self.loss, "count", None)
         self._exchange_checked = self.mesh.ranks == 1
 
@@ -85,23 +88,22 @@ class Learner:
             return self.model(inputs)
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
-        """The model's parameters under their whole-model names."""
-        return [(n, p) for n, p in self.model.named_parameters() if not (trainable and p.stop_gradient)]
+        """The model's parameters under their whole-model names, without running statistics."""
+        named = [(n, p) for n, p in self.model.named_parameters() if n not in self._statistics]
+        return [(n, p) for n, p in named if not (trainable and p.stop_gradient)]
 
     def meet(self) -> None:
-        """Gives all ranks the average of their running statistics (BatchNorm's buffers). Collective.
+        """Gives all ranks the average of their running statistics (BatchNorm's). Collective.
 
         Averages of running averages do not depend on how often they are taken, so evaluation and checkpoints may ask
         for this at any time without changing what is learned.
         """
         if self.mesh.ranks == 1:
             return
-        synchronized = {id(buffer) for layer in self._norms for buffer in layer.buffers()}
         with paddle.no_grad():
-            for buffer in self.model.buffers():
-                if buffer.is_floating_point() and id(buffer) not in synchronized:
-                    mean = self.mesh.sum_tensor(buffer.astype("float32").clone()) / self.mesh.ranks
-                    buffer.set_value(mean.astype(buffer.dtype))
+            for statistic in self._own_statistics:
+                mean = self.mesh.sum_tensor(statistic.astype("float32").clone()) / self.mesh.ranks
+                statistic.set_value(mean.astype(statistic.dtype))
 
     def check(self, when: str) -> None:
         """Raises DivergenceError unless all ranks hold bit-equal parameters. Collective."""
@@ -152,7 +154,7 @@ class Learner:
         if micro.samples:
             yield
             return
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        kept = [(statistic, statistic.clone()) for statistic in self._own_statistics]
         for norm in self._norms:
             norm.present = False
         try:
@@ -161,7 +163,5 @@ class Learner:
             for norm in self._norms:
                 norm.present = True
         with paddle.no_grad():
-            synchronized = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
-            for buffer, value in kept:
-                if id(buffer) not in synchronized:
-                    buffer.set_value(value)
+            for statistic, value in kept:
+                statistic.set_value(value)

@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.recipe.precision import Precision
+from paddle_dp.recipe import Precision
 from paddle_dp.parallel.rounding import Rounder
 
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5

@@ -13,7 +13,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.counting import Loss
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.precision import MixedPrecision
-from paddle_dp.recipe.precision import Precision
+from paddle_dp.recipe import Precision
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
 

@@ -1,0 +1,91 @@
+"""`paddle-dp verify`: runs both sides in real processes, compares them, prints the table and the verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.supervise import run
+from paddle_dp.proof.compare import Side, Verdict, compare
+from paddle_dp.recipe import Recipe, read_recipe
+
+
+def verify(path: Path, overrides: Sequence[str] = (), ranks: int = 2, steps: int = 8) -> int:
+    """Compares the recipe's first `steps` steps on one process and on `ranks`; prints; returns the exit status.
+
+    0 when every difference is within what rounding explains, 1 when not, or when a side could not be run.
+    Raises UsageError for fewer than 2 ranks or 1 step, RecipeError for a recipe with mistakes.
+    """
+    if ranks < 2 or steps < 1:
+        raise UsageError(f"verify compares one process with 2 ranks or more over 1 step or more: not {ranks}, {steps}.")
+    recipe = read_recipe(path, overrides)
+    with tempfile.TemporaryDirectory(prefix="paddle-dp-verify-") as scratch:
+        sides = []
+        for number in (1, ranks):
+            folder = Path(scratch) / f"ranks-{number}"
+            status = run(_job(path, overrides, number, folder, {"steps": steps, "ranks": ranks}))
+            if status:
+                return status
+            sides.append(Side.read(folder / "trace", number))
+    verdict = compare(*sides, recipe.train.precision.dtype)
+    show(recipe, *sides, verdict)
+    return 0 if verdict.same else 1
+
+
+def _job(path: Path, overrides: Sequence[str], ranks: int, folder: Path, extra: dict[str, Any]) -> Job:
+    return Job(
+        task="trace",
+        recipe=path,
+        overrides=tuple(overrides),
+        ranks=ranks,
+        out=folder,
+        extra={**extra, "trace": str(folder / "trace"), "claimed": True},
+        quiet=True,
+    )
+
+
+def show(recipe: Recipe, one: Side, many: Side, verdict: Verdict) -> None:
+    """Prints the table of steps, the largest differences beside their tolerances, and one sentence."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches")
+    for name in ("step", "samples", "shares", "loss, 1", f"loss, {many.ranks}", "difference", "gradient norm"):
+        table.add_column(name, justify="right")
+    for number, (a, b) in enumerate(zip(one.rows, many.rows, strict=True), start=1):
+        shares = " + ".join(map(str, b["shares"])) if many.ranks <= 8 else f"{min(b['shares'])} to {max(b['shares'])}"
+        losses = [f"{a['loss']:.7f}", f"{b['loss']:.7f}", f"{abs(a['loss'] - b['loss']):.1e}"]
+        table.add_row(str(number), str(b["samples"]), shares, *losses, f"{b['gradient_norm']:.6f}")
+    console.print(table)
+    bounds = Table(title=f"largest relative differences, {recipe.train.precision.dtype}")
+    for name in ("of", "found", "allowed"):
+        bounds.add_column(name, justify="left" if name == "of" else "right")
+    found = (verdict.loss, verdict.gradient_norm, verdict.weights)
+    names = ("loss", "gradient norm", f"weights (most in {verdict.worst})")
+    for name, value, allowed in zip(names, found, verdict.tolerance, strict=True):
+        bounds.add_row(name, f"{value:.1e}", f"{allowed:.0e}")
+    console.print(bounds)
+    for sentence in sentences(one, many, verdict):
+        console.print(sentence)
+
+
+def sentences(one: Side, many: Side, verdict: Verdict) -> list[str]:
+    """What the comparison means, and what was left out of it."""
+    said = []
+    if one.dropouts:
+        said.append(f"Dropout was off during the comparison ({one.dropouts} layers): each rank draws its own masks.")
+    if many.local_norms:
+        said.append(
+            f"{len(many.local_norms)} BatchNorm layers ({many.local_norms[0]}, …) normalize over one rank's samples, so "
+            "the runs differ by nature, by as much as shown. strategy.sync_batch_norm=true makes them equal."
+        )
+    if verdict.same:
+        said.append(f"[green]SAME[/green]: {many.ranks} ranks learn what one process learns, to rounding.")
+    else:
+        said.append(f"[red]DIFFERENT[/red]: {many.ranks} ranks do not learn what one process learns.")
+    return said
