@@ -104,8 +104,8 @@ class Checkpoint:
         cut = part.inside(row.box)
         path = self.folder / tensors_name(row.rank)
         rows = read_rows(path, self._entry(row), cut[0] if cut else None)
-        columns: tuple[slice, ...] = (slice(None), *cut[1:]) if cut else ()
-        return rows[columns]
+        columns = (slice(None), *cut[1:])
+        return rows[columns] if cut else rows
 
     def _box(self, row: Row, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
         start = tuple(offset) if offset is not None else (0,) * len(row.shape)

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paddle_dp.checkpoint import check, checkpoints, clean, load, newest, save
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
+from tests.ranks import run_ranks
 
 SAVER = """
 import os, sys, time
@@ -145,3 +147,32 @@ def test_a_folder_without_permission_is_one_clear_error(tmp_path, snapshot_of):
         if privileged:
             os.seteuid(0)
     assert not list(folder.iterdir())
+
+
+def _save_twice(folder: str) -> list[str]:
+    """A save that works and one that fails on the last rank, on real ranks over gloo."""
+    from paddle_dp.checkpoint import Piece, Snapshot, rng_state
+    from paddle_dp.mesh import join
+
+    mesh = join()
+    paths = []
+    for step, own in (
+        (1, {"rng": rng_state()}),
+        (2, {"bad": object()} if mesh.rank == mesh.ranks - 1 else {}),
+    ):
+        tensors = {"w": Piece("w", (2, 3), (mesh.rank, 0), np.full((1, 3), mesh.rank, np.float32))}
+        try:
+            taken = Snapshot(tensors=tensors, state={"progress": {"step": step}}, own=own)
+            paths.append(str(save(taken, Path(folder), mesh)))
+        except CheckpointError as error:
+            paths.append(str(error))
+    return [*paths, str(newest(Path(folder), mesh)), load(Path(paths[0]), mesh).read("w").tolist()]
+
+
+def test_real_ranks_succeed_together_and_fail_together(tmp_path):
+    first, second = run_ranks("tests/checkpoint/test_faults.py:_save_twice", 2, str(tmp_path))
+    assert first == second
+    saved, failed, found, weights = first
+    assert saved == found == str(tmp_path / "step-00000001") and weights == [[0, 0, 0], [1, 1, 1]]
+    assert "own.own.bad is a object" in failed and "rank 1" in failed
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from paddle_dp.checkpoint import best, best_numbers, checkpoints, keep, prune, save, set_best
+from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
 
@@ -92,3 +93,24 @@ def test_a_pointer_that_makes_no_sense_points_at_nothing(folder, content):
 def test_the_pointer_holds_no_path(folder):
     set_best(folder, folder / "step-00000002", {})
     assert json.loads((folder / "best.json").read_text())["checkpoint"] == "step-00000002"
+
+
+def test_what_cannot_be_written_or_removed_is_a_sentence(folder, monkeypatch):
+    def refused(self, *args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.rename", refused)
+    monkeypatch.setattr("pathlib.Path.replace", refused)
+    with pytest.raises(CheckpointError, match=r"step-00000001 was not removed: Permission denied"):
+        prune(folder, keep=2)
+    with pytest.raises(CheckpointError, match=r"best\.json was not written: Permission denied"):
+        set_best(folder, folder / "step-00000002", {})
+    assert _steps(folder) == [1, 2, 3, 4, 5] and best(folder) is None
+
+
+def test_a_linked_checkpoint_is_left_alone(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "step-00000001"
+    shutil.move(folder / "step-00000001", elsewhere)
+    (folder / "step-00000001").symlink_to(elsewhere)
+    prune(folder, keep=1)
+    assert _steps(folder) == [1, 5] and (elsewhere / "manifest.json").exists()

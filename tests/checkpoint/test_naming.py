@@ -20,17 +20,11 @@ def test_another_name_is_refused(name):
 
 
 def test_only_checkpoints_are_listed_oldest_first(tmp_path):
-    for name in (
-        "step-00000010",
-        "step-00000009",
-        "step-123456789",
-        ".step-00000011.partial-1-ab",
-        "notes",
-        "step-5",
-    ):
+    there = ["step-00000009", "step-00000010", "step-99999999", "step-100000000"]
+    for name in (*there[::-1], ".step-00000011.partial-1-ab", "notes", "step-5"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000012").write_text("a file")
-    assert [p.name for p in checkpoints(tmp_path)] == ["step-00000009", "step-00000010", "step-123456789"]
+    assert [p.name for p in checkpoints(tmp_path)] == there
     assert checkpoints(tmp_path / "absent") == []
 
 
