@@ -26,19 +26,29 @@ class UsageError(PaddleDPError):
 class InstallError(UsageError):
     """A package is missing; the message is the command that installs it."""
 
+    @classmethod
+    def of_paddle(cls) -> InstallError:
+        """Paddle itself is missing: how to get it, for a machine without and with a GPU."""
+        return cls(
+            "PaddlePaddle is not installed. On a CPU: pip install -e '.[cpu]'. On a GPU, from Paddle's own index "
+            "(PyPI's stops at 2.6.2), with your CUDA version in the address: "
+            "pip install paddlepaddle-gpu -i https://www.paddlepaddle.org.cn/packages/stable/cu126/"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """One mistake in a recipe: where it stands and what is wrong with it."""
+    """One mistake in a recipe: where it stands, what is wrong with it, and the keys that lead to it."""
 
     where: str
     what: str
+    path: tuple[str | int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
 
 
-class RecipeError(UsageError):
+class RecipeError(UsageError, ValueError):
     """A recipe with mistakes: all of them at once, one line each."""
 
     def __init__(self, mistakes: Iterable[Mistake]):
@@ -71,9 +81,9 @@ def near(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """" Did you mean 'width'? It takes depth, heads, width." - ready to be put behind a sentence."""
+def did_you_mean(word: str, known: Iterable[str], listed_as: str = "It takes") -> str:
+    """To be put behind a sentence: " Did you mean 'width'? It takes depth, heads, width."."""
     known = sorted(known)
     guess = near(word, known)
     hint = f" Did you mean '{guess}'?" if guess else ""
-    return f"{hint} It takes {', '.join(known)}." if known else f"{hint} It takes nothing."
+    return f"{hint} {listed_as} {', '.join(known) or 'nothing'}."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import isinf
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -22,11 +23,20 @@ _NUMBER_UNIT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s
 
 def _split(text: object, units: dict[str, Any], example: str) -> tuple[float, Any]:
     """`"3 epochs"` → (3.0, units["epochs"]); a ValueError that shows an example otherwise."""
-    match = _NUMBER_UNIT.fullmatch(str(text))
+    known, match = ", ".join(units), _NUMBER_UNIT.fullmatch(str(text))
     if not match or match[2] not in units:
-        known = ", ".join(unit for unit in units if unit)
-        raise ValueError(f"'{text}' is not a quantity like '{example}' (units: {known})")
-    return float(match[1].replace("_", "")), units[match[2]]
+        unitless = match and not match[2]
+        wrong = "has no unit: write a quantity" if unitless else "is not a quantity"
+        raise ValueError(f"'{text}' {wrong} like '{example}' (units: {known})")
+    number = float(match[1].replace("_", ""))
+    if isinf(number):
+        raise ValueError(f"'{text}' is too large")
+    return number, units[match[2]]
+
+
+def _shortest(number: float) -> str:
+    """The number as text that reads back as exactly this number, without «.0»."""
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 class _Quantity:
@@ -48,7 +58,7 @@ class _Quantity:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
-        return {"type": ["string", "number"], "examples": [cls.example]}
+        return {"type": "string", "examples": [cls.example]}
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class Length(_Quantity):
 
     def __str__(self) -> str:
         unit = self.unit[:-1] if self.count == 1 else self.unit
-        return f"{self.count:g} {unit}" if self.count < 1e5 else f"{int(self.count)} {unit}"
+        return f"{_shortest(self.count)} {unit}"
 
 
 @dataclass(frozen=True)
@@ -86,10 +96,10 @@ class Every(Length):
 
     @classmethod
     def parse(cls, text: Any) -> Every:
-        length = Length.parse(text)
-        if length.count < 1 or length.count != int(length.count):
+        count, unit = _split(text, cls._units, cls.example)
+        if count < 1 or count != int(count):
             raise ValueError(f"'{text}': give a whole number of steps or epochs, 1 or more")
-        return cls(length.count, length.unit)
+        return cls(count, unit)
 
     def due_at_step(self, step: int) -> bool:
         """Whether something that happens this often happens after step number `step` (counted from 1)."""
@@ -118,8 +128,10 @@ class Bytes(_Quantity):
         return self.count / 2**20
 
     def __str__(self) -> str:
-        name, size = next((n, s) for n, s in reversed(self._units.items()) if self.count >= s or s == 1)
-        return f"{self.count / size:.4g} {name}"
+        """In the largest unit that says it exactly with two decimals."""
+        exact = [(n, s) for n, s in self._units.items() if self.count >= s and self.count * 100 % s == 0]
+        name, size = exact[-1] if exact else ("B", 1)
+        return f"{_shortest(self.count / size)} {name}"
 
 
 @dataclass(frozen=True)
@@ -136,4 +148,4 @@ class Duration(_Quantity):
         return cls(count * unit)
 
     def __str__(self) -> str:
-        return f"{self.seconds:g} s"
+        return f"{_shortest(self.seconds)} s"

@@ -1,0 +1,58 @@
+"""Starts VisualDL over a folder of runs: on this machine only, and without its telemetry."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from paddle_dp.errors import InstallError, UsageError
+
+HOST = "127.0.0.1"
+
+
+def start(folder: Path, port: int = 8040) -> None:
+    """Prints the address and becomes the VisualDL server, until Ctrl-C. Does not return.
+
+    Raises UsageError when `folder` does not exist or holds no VisualDL log, or when the port is taken; InstallError
+    without VisualDL.
+    """
+    check(folder)
+    check_port(port)
+    if find_spec("visualdl") is None:
+        raise InstallError("VisualDL is not installed: pip install visualdl")
+    print(f"dashboard of {folder}: http://{HOST}:{port}/  (Ctrl-C ends it)", flush=True)
+    command = argv(folder, port)
+    os.execv(command[0], command)  # its signals and its end are the server's own: nothing is left behind
+
+
+def argv(folder: Path, port: int) -> list[str]:
+    """The server's command. It would report each start to the internet if it were not told not to."""
+    words = ["--logdir", str(folder), "--host", HOST, "--port", str(port), "--disable-telemetry"]
+    return [sys.executable, "-W", "ignore", "-m", "visualdl.server.app", *words]
+
+
+def check(folder: Path) -> None:
+    """Raises UsageError unless a VisualDL log lies somewhere in `folder`."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: name a run's folder, or the folder of all runs (runs).")
+    if next(folder.rglob("*vdlrecords*.log"), None) is None:
+        raise UsageError(
+            f"{folder} holds no VisualDL log: a run writes one with the callback {{use: dashboard}}."
+        )
+
+
+def check_port(port: int) -> None:
+    """Raises UsageError unless a server can listen on this port."""
+    if not 0 < port < 65536:
+        raise UsageError(f"--port {port}: a port is a number from 1 to 65535.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(
+                f"--port {port}: {error.strerror}. Choose another, such as --port {port + 1}."
+            ) from None

@@ -1,0 +1,22 @@
+"""What stands between a word in a recipe and an object: `use: name` → shelf file → Config → build().
+
+The only door to the shelves: names, settings and their mistakes live here, and nothing that trains.
+A whole recipe, with its lines and overrides, is read in `recipe/`; the parts themselves are on the shelves.
+"""
+
+from paddle_dp.part.config import settings_of
+from paddle_dp.part.part import Part, find, read_part
+from paddle_dp.part.settings import Owner, read_settings
+from paddle_dp.part.shelf import SHELVES, names, summary
+
+__all__ = [
+    "SHELVES",
+    "Owner",
+    "Part",
+    "find",
+    "names",
+    "read_part",
+    "read_settings",
+    "settings_of",
+    "summary",
+]

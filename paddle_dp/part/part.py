@@ -1,0 +1,98 @@
+"""A part of a recipe: the file (or class) that `use` names, with its settings read and ready to build."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean
+from paddle_dp.part.call import Call, config_of, resolve
+from paddle_dp.part.config import adapter
+from paddle_dp.part.settings import Owner, read_settings
+from paddle_dp.part.shelf import SHELVES, load, names
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a shelf with its settings; `build(…)` makes the object, with what the shelf's parts are given."""
+
+    shelf: str
+    name: str
+    config: Any
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a recipe says to get this part again, defaults included, as JSON and YAML can hold it."""
+        given_only = isinstance(self.config, Call)  # a class's own defaults may be anything
+        written = adapter(type(self.config)).dump_python(self.config, mode="json", exclude_unset=given_only)
+        return {"use": self.name, **written}
+
+    def build(self, *given: Any, **named: Any) -> Any:
+        """The object itself."""
+        return self.config.build(*given, **named)
+
+
+def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path | None = None) -> Part:
+    """The part that `settings` (`use` and the rest) name. `prefix` leads to them in a recipe, `home` is its file.
+
+    Imports that one file. Raises RecipeError with every mistake; InstallError when the part needs Paddle, and it is
+    not there.
+    """
+    noun = SHELVES[shelf]
+    prefix = prefix or noun
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("use"), str):
+        raise RecipeError([Mistake(where="", what=_needs_use(shelf, prefix, settings, home))])
+    use = settings["use"]
+    kind = find(shelf, use, home)
+    rest = {name: value for name, value in settings.items() if name != "use"}
+    return Part(shelf, use, read_settings(kind, rest, Owner(subject=f"{noun} {use}", prefix=prefix), home))
+
+
+def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
+    """The Config of a part: of a shelf's file, of a module (dotted), or of a class or function (dotted).
+
+    Raises RecipeError, at the key `use`, when there is none or it cannot be imported.
+    """
+    noun = SHELVES[shelf]
+    dotted = "." in use
+    if not dotted and use not in (known := names(shelf, home)):
+        raise _at_use(f"there is no {noun} '{use}'.{did_you_mean(use, known, _holds(shelf, known))}")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", module=r"paddle\."
+            )  # what Paddle says of itself while it is imported
+            found = resolve(use) if dotted else load(shelf, use, home)
+    except ImportError as error:
+        if error.name == "paddle":
+            raise InstallError.of_paddle() from error
+        raise _at_use(f"{noun} {use} cannot be imported: {error}") from error
+    except Exception as error:  # a user's file may raise anything while it is imported
+        raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error
+    config = getattr(found, "Config", None) if isinstance(found, ModuleType) else None
+    if isinstance(config, type):
+        return config
+    if not callable(found):
+        raise _at_use(f"{noun} {use} holds no Config: name a class or function in it, or give it one")
+    return config_of(found, shelf)
+
+
+def _at_use(what: str) -> RecipeError:
+    return RecipeError([Mistake(where="", what=what, path=("use",))])
+
+
+def _holds(shelf: str, known: list[str]) -> str:
+    if shelf == "models" and not known:
+        return "No models/ folder is here or above the recipe; package.module.Class reaches others. It takes"
+    return f"On the shelf {shelf}:"
+
+
+def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:
+    known = ", ".join(names(shelf, home)) or "a dotted name"
+    if isinstance(settings, str):
+        return f"{prefix}: a part is a group of settings: write {prefix}: {{use: {settings}}}"
+    return f"{prefix} needs 'use', the name of a part on the shelf {shelf}: {known}"

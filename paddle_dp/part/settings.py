@@ -1,0 +1,101 @@
+"""Settings against the Config that takes them: checked by pydantic, all mistakes at once, in plain words.
+
+Settings travel as JSON, so that pydantic's strict mode takes a list for a tuple and nothing else for what it is not:
+no text for a number, no number for a text, no 1 for true.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic.errors import PydanticUserError
+
+from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.part.config import adapter, fields_of, setting_at
+from paddle_dp.part.words import Keys, complaint, keys_of
+
+T = TypeVar("T")
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Whose settings they are: as a subject («model gpt has no setting …») and as a prefix («model.width: …»)."""
+
+    subject: str
+    prefix: str = ""
+
+    def dotted(self, path: Keys) -> str:
+        return ".".join(map(str, (self.prefix, *path) if self.prefix else path))
+
+    def subject_at(self, path: Keys) -> str:
+        return self.dotted(path) if path else self.subject
+
+
+def read_settings(kind: type[T], values: Any, owner: Owner, home: Path | None = None) -> T:
+    """A `kind` made from settings as YAML gives them. Raises RecipeError with every mistake and its path."""
+    text = json.dumps(values, default=str)
+    try:
+        found: T = adapter(kind).validate_json(text, strict=True, context={"home": home})
+        return found
+    except ValidationError as error:
+        raise RecipeError(_mistakes(error, kind, json.loads(text), owner)) from None
+    except (PydanticUserError, NameError) as error:
+        what = f"{owner.subject}: its Config has an annotation that cannot be read: {error}"
+        raise RecipeError([Mistake(where="", what=what)]) from error
+
+
+def _mistakes(error: ValidationError, kind: Any, values: Any, owner: Owner) -> list[Mistake]:
+    found: dict[Keys, list[Mistake]] = {}
+    for detail in error.errors(include_url=False):
+        path = keys_of(detail["loc"], values, leaf=detail["type"] in (*UNKNOWN, "missing"))
+        for mistake in _mistake(dict(detail), path, kind, owner):
+            same = found.setdefault(mistake.path, [])
+            if mistake not in same:
+                same.append(mistake)
+    return [_joined(same) for same in found.values()]
+
+
+def _joined(same: list[Mistake]) -> Mistake:
+    """One mistake of the several that pydantic finds in one value, one for each type that it might have had."""
+    first = same[0]
+    rest = (m.what.removeprefix(first.what.split(": ")[0] + ": ") for m in same[1:])
+    return replace(first, what=" / ".join([first.what, *rest]))
+
+
+def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> list[Mistake]:
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, RecipeError):  # a part inside a recipe says it in its own words
+        return [replace(m, path=(*path, *m.path)) for m in cause.mistakes]
+    whole, name = path[:-1], path[-1] if path else ""
+    if detail["type"] in UNKNOWN:
+        what = f"{owner.subject_at(whole)} has no setting '{name}'.{did_you_mean(str(name), _takes(kind, whole))}"
+    elif detail["type"] == "missing" and isinstance(name, str) and path:
+        what = f"{owner.subject_at(whole)} needs '{name}'{_for_example(kind, path)}"
+        path = whole
+    elif isinstance(cause, ValueError):
+        return [_from_post_init(str(cause), kind, path, owner)]
+    else:
+        what = complaint(detail, owner.dotted(path) or owner.subject)
+    return [Mistake(where="", what=what, path=path)]
+
+
+def _from_post_init(text: str, kind: Any, path: Keys, owner: Owner) -> Mistake:
+    """`ValueError("width: is odd")` of a whole Config is a mistake in its width."""
+    name, colon, rest = text.partition(": ")
+    if colon and name in _takes(kind, path):
+        path, text = (*path, name), rest
+    return Mistake(where="", what=f"{owner.dotted(path) or owner.subject}: {text}", path=path)
+
+
+def _takes(kind: Any, path: Keys) -> list[str]:
+    return sorted(fields_of(setting_at(kind, path)))
+
+
+def _for_example(kind: Any, path: Keys) -> str:
+    example = getattr(setting_at(kind, path), "example", None)
+    return f" (such as {example})" if example else ""

@@ -1,0 +1,17 @@
+"""The recipe as a JSON schema: completion and red lines in any editor with the YAML language server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle_dp.recipe.on_shelf import EditorSchema
+from paddle_dp.recipe.schema import DEFAULTS, Recipe
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema, one variant for each part on each shelf. Imports all of them, so also paddle."""
+    schema = Recipe.model_json_schema(schema_generator=EditorSchema)
+    schema["required"] = [key for key in schema["required"] if key not in DEFAULTS]
+    for key, default in DEFAULTS.items():
+        schema["properties"][key]["default"] = default
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}

@@ -1,0 +1,75 @@
+"""The shelves as tables for a person: what stands on them, and what each part takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.part import SHELVES, find, names, settings_of, summary
+
+
+def listing(shelf_name: str | None, part_name: str | None) -> Group:
+    """All shelves, one shelf, or one part. Raises UsageError for a name that is on none."""
+    if shelf_name is None:
+        return shelves()
+    return shelf(shelf_name) if part_name is None else part(shelf_name, part_name)
+
+
+def shelves() -> Group:
+    """Every shelf and the first docstring line of each part on it. Imports no part."""
+    return Group(*(_summaries(shelf) for shelf in SHELVES))
+
+
+def shelf(name: str) -> Group:
+    """Every part of one shelf with its settings. Imports them."""
+    parts = [part(name, each) for each in names(name)]
+    return Group(*parts) if parts else Group(_summaries(name))
+
+
+def part(shelf: str, name: str) -> Group:
+    """One part: its first docstring line, what its Config says, and its settings. Raises UsageError if unknown."""
+    known = names(shelf)
+    if "." not in name and name not in known:
+        hint = did_you_mean(name, known, f"On the shelf {shelf}:")
+        raise UsageError(f"There is no {SHELVES[shelf]} '{name}'.{hint}")
+    config = find(shelf, name)
+    help_line = summary(shelf, name) if name in known else (config.__doc__ or "").split("\n")[0]
+    title = Text.assemble((f"{SHELVES[shelf]}: {{use: {name}}}", "bold"), f"  {help_line}")
+    return Group(title, *_notes(config), _settings(config), "")
+
+
+def _summaries(name: str) -> Table:
+    table = Table(box=None, title=f"{name}", title_justify="left", title_style="bold", show_header=False)
+    table.add_column(style="cyan", no_wrap=True, min_width=22)
+    table.add_column()
+    for each in names(name):
+        table.add_row(each, escape(summary(name, each)))
+    if not table.rows:
+        table.add_row("-", "nothing here" if name != "models" else "no models/ folder in the working folder")
+    return table
+
+
+def _notes(config: type[Any]) -> Iterator[Padding]:
+    """The Config's own docstring, unless it is the one that dataclass wrote."""
+    text = inspect.cleandoc(config.__doc__ or "")
+    if text and is_dataclass(config) and not text.startswith(f"{config.__name__}("):
+        yield Padding(Text(text, style="italic"), (0, 0, 0, 2))
+
+
+def _settings(config: type[Any]) -> Padding:
+    table = Table(box=None, show_header=True, header_style="dim")
+    for column in ("setting", "type", "default"):
+        table.add_column(column, style="cyan" if column == "setting" else "")
+    for setting in settings_of(config):
+        default = "[red]must be given[/red]" if setting.default is None else escape(setting.default)
+        table.add_row(setting.name, escape(setting.type), default)
+    return Padding(table if table.rows else Text("no settings", style="dim"), (0, 0, 0, 2))

@@ -1,0 +1,56 @@
+"""A field of the recipe that holds a part: how pydantic reads it, writes it and describes it to an editor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
+
+from paddle_dp.part import Part, find, names, read_part, summary
+from paddle_dp.part.config import adapter
+
+
+class EditorSchema(GenerateJsonSchema):
+    """pydantic's own, with a quantity's default written as in YAML («3 epochs»)."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return str(dft) if hasattr(dft, "example") else super().encode_default(dft)
+
+
+@dataclass(frozen=True)
+class OnShelf:
+    """Marks a field as a part of this shelf; `key` is where a recipe says it."""
+
+    shelf: str
+    key: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        settings = core_schema.plain_serializer_function_ser_schema(lambda part: part.settings)
+        return core_schema.with_info_plain_validator_function(self._read, serialization=settings)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """One object for each part of the shelf, told apart by `use`; a dotted name may take anything."""
+        dotted = {"type": "object", "required": ["use"], "properties": {"use": {"pattern": r"\."}}}
+        return {"anyOf": [*(self._describe(name) for name in names(self.shelf)), dotted]}
+
+    def _read(self, value: Any, info: core_schema.ValidationInfo) -> Part:
+        if isinstance(value, Part):
+            return value
+        several = self.key == self.shelf and isinstance(value, dict)
+        prefix = f"{self.key}.{value.get('use', '')}".rstrip(".") if several else self.key
+        home: Path | None = (info.context or {}).get("home")
+        return read_part(self.shelf, value, prefix, home)
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        described = adapter(find(self.shelf, name)).json_schema(schema_generator=EditorSchema)
+        use = {"const": name, "description": summary(self.shelf, name)}
+        return {
+            **described,
+            "title": name,
+            "description": summary(self.shelf, name),
+            "properties": {"use": use, **described.get("properties", {})},
+            "required": ["use", *described.get("required", [])],
+        }

@@ -1,0 +1,104 @@
+"""`a.b=c` of the command line, laid over a page: the value is YAML, and the checks are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_dp.errors import Mistake
+from paddle_dp.part.words import Keys, show
+from paddle_dp.recipe.page import Page, parse
+
+
+class _NoSuchPlaceError(Exception):
+    """An override that leads nowhere; the message says what is there instead."""
+
+
+@dataclass(frozen=True)
+class _Override:
+    text: str
+    keys: tuple[str, ...]
+    value: Any
+
+    @property
+    def where(self) -> str:
+        return f"override '{self.text}'"
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Whole groups before their settings, and `use`, which empties a part, before the part's others."""
+        return len(self.keys), self.keys[-1] != "use"
+
+
+def lay_over(page: Page, texts: Sequence[str]) -> None:
+    """Changes the page as the overrides say; what is wrong with them joins the page's mistakes."""
+    read = [_read(text, page) for text in texts]
+    for override in sorted((o for o in read if o), key=lambda o: o.order):
+        try:
+            _put(page, override)
+        except _NoSuchPlaceError as error:
+            page.mistakes.append(Mistake(where=override.where, what=str(error)))
+
+
+def _read(text: str, page: Page) -> _Override | None:
+    name, equals, value = text.partition("=")
+    keys = tuple(name.strip().split("."))
+    where = f"override '{text}'"
+    if not equals or not all(keys):
+        what = "is not of the form KEY=VALUE, such as train.batch=64"
+        page.mistakes.append(Mistake(where=where, what=what))
+        return None
+    parsed = parse(value, where, numbered=False)
+    page.mistakes += parsed.mistakes
+    return None if parsed.mistakes else _Override(text, keys, parsed.values)
+
+
+def _put(page: Page, override: _Override) -> None:
+    """Walks down to the group that holds the last key, and sets it there."""
+    *way, last = override.keys
+    path: Keys = ()
+    group: Any = page.values
+    for word in way:
+        key = _key(group, word, path)
+        path = (*path, key)
+        if isinstance(group, list) and key == len(group):
+            group.append({})
+        elif isinstance(group, dict) and group.get(word) is None:
+            group[word] = {}
+        group = group[key]
+    key = _key(group, last, path)
+    if key == "use":  # another part: nothing of the one before it stays
+        group.clear()
+        _forget(page, path)
+        page.places[path] = override.where
+    if isinstance(group, list) and key == len(group):
+        group.append(None)
+    group[key] = override.value
+    whole = (*path, key)
+    _forget(page, whole)
+    page.places[whole] = override.where
+
+
+def _key(group: Any, word: str, path: Keys) -> str | int:
+    """The key that a word means in this group: itself, or in a list the number, or the `use` of an item."""
+    here = ".".join(map(str, path))
+    if isinstance(group, dict):
+        return word
+    if not isinstance(group, list):
+        raise _NoSuchPlaceError(f"{here} is {show(group)}, which has no settings of its own")
+    if word.isdecimal() and int(word) <= len(group):
+        return int(word)
+    uses = [item.get("use") if isinstance(item, dict) else None for item in group]
+    if word not in uses:
+        held = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
+        raise _NoSuchPlaceError(
+            f"{here} has no '{word}' (it has {held}). To add one: {here}.{len(group)}.use={word}"
+        )
+    return uses.index(word)
+
+
+def _forget(page: Page, path: Keys) -> None:
+    """The places of what an override has taken away."""
+    for known in [k for k in page.places if k[: len(path)] == path]:
+        del page.places[known]

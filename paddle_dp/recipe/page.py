@@ -1,0 +1,139 @@
+"""A page of YAML as plain values, with the line of every key: so that a mistake can say where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.part.words import Keys
+
+_NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")}
+_KNOWN = _NUMBERS | {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "timestamp", "binary")}
+
+
+@dataclass
+class Page:
+    """Values, the place of each («file:line» or «override 'a.b=c'»), and the mistakes found on the way."""
+
+    name: str
+    values: Any = None
+    places: dict[Keys, str] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def place(self, path: Keys) -> str:
+        """Where this key stands, or the nearest one that holds it."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, self.name)
+
+    def complain(self, path: Keys, what: str) -> None:
+        self.mistakes.append(Mistake(where=self.place(path), what=what, path=path))
+
+
+def read_page(path: Path) -> Page:
+    """The recipe file as a page. Raises RecipeError when it cannot be read as one group of settings."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise _refuse(path, _unreadable(path, error)) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise _refuse(f"{path}:{line}", "is not text in UTF-8") from None
+    page = parse(text, str(path))
+    if not page.mistakes and not isinstance(page.values, dict):
+        found = "empty" if page.values is None else "not a group of settings"
+        raise _refuse(path, f"is {found}: a recipe begins with `model: {{use: …}}`")
+    if not isinstance(page.values, dict):
+        raise RecipeError(page.mistakes)
+    return page
+
+
+def parse(text: str, name: str, numbered: bool = True) -> Page:
+    """YAML 1.2 as a page; `numbered`: places are «name:line», otherwise the name alone."""
+    page = Page(name)
+    reader = YAML(typ="safe", pure=True)
+    try:
+        page.values = _Walk(page, reader.constructor, numbered).value(reader.compose(text), ())
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark and numbered else name
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        page.mistakes.append(Mistake(where=where, what=f"this is not YAML: {what}"))
+    except (YAMLError, RecursionError) as error:
+        page.mistakes.append(Mistake(where=name, what=f"this is not YAML: {str(error).splitlines()[0]}"))
+    return page
+
+
+@dataclass
+class _Walk:
+    """From YAML nodes to plain values, noting places and repeated keys."""
+
+    page: Page
+    constructor: Any
+    numbered: bool
+    above: list[Node] = field(default_factory=list)
+
+    def value(self, node: Node | None, path: Keys) -> Any:
+        if node is None:
+            return None
+        self.page.places.setdefault(path, self._place(node))
+        if str(node.tag) not in _KNOWN or node in self.above:
+            odd = f"the tag {node.tag}" if str(node.tag) not in _KNOWN else "an alias of what it stands in"
+            self.page.complain(path, f"{odd} has no place in a recipe")
+            return None
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        self.above.append(node)
+        found = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
+        self.above.pop()
+        return found
+
+    def _mapping(self, node: MappingNode, path: Keys) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            name = str(key.value) if isinstance(key, ScalarNode) else "?"
+            here = (*path, name)
+            if name in found:
+                first = self.page.place(here).removeprefix(f"{self.page.name}:")
+                what = f"'{name}' is set twice" + (f", first on line {first}" if self.numbered else "")
+                self.page.mistakes.append(Mistake(where=self._place(key), what=what))
+                continue
+            self.page.places[here] = self._place(key)
+            found[name] = self.value(value, here)
+        return found
+
+    def _sequence(self, node: Node, path: Keys) -> list[Any]:
+        return [self.value(item, (*path, number)) for number, item in enumerate(node.value)]
+
+    def _scalar(self, node: ScalarNode, path: Keys) -> Any:
+        if str(node.tag) not in _NUMBERS:  # dates stay text
+            return node.value
+        try:
+            return self.constructor.construct_object(node)
+        except ValueError:
+            self.page.complain(path, f"'{node.value}' is not what its tag {node.tag} says")
+            return None
+
+    def _place(self, node: Node) -> str:
+        return f"{self.page.name}:{node.start_mark.line + 1}" if self.numbered else self.page.name
+
+
+def _refuse(where: object, what: str) -> RecipeError:
+    return RecipeError([Mistake(where=str(where), what=what)])
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, IsADirectoryError):
+        inside = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+        return f"is a folder, not a recipe.{f' Did you mean {inside[0]}?' if inside else ''}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
+        hint = did_you_mean(path.name, beside, "Beside it:") if beside else ""
+        return f"there is no such file.{hint}"
+    return f"cannot be read: {error.strerror}"

@@ -1,0 +1,45 @@
+"""Which floating-point numbers a training computes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchema
+
+from paddle_dp.part import Owner, read_settings
+from paddle_dp.part.config import adapter
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """`dtype` of the products; `level` O1 (autocast) or O2 (low-precision weights with float32 masters); `scale`, the
+    initial loss scale of float16. In a recipe the dtype alone is enough: `precision: bfloat16`."""
+
+    dtype: Dtype = "float32"
+    level: Literal["O1", "O2"] = "O1"
+    scale: Annotated[float, Gt(0)] = 65536.0
+
+
+_OWNER = Owner(subject="train.precision", prefix="train.precision")
+
+
+def _read(value: Any) -> Precision:
+    """A word is a dtype; a mapping says more."""
+    if isinstance(value, Precision):
+        return value
+    return read_settings(Precision, value if isinstance(value, dict) else {"dtype": value}, _OWNER)
+
+
+def _written(precision: Precision) -> str | dict[str, Any]:
+    """The word alone where nothing else was chosen."""
+    return precision.dtype if precision == Precision(dtype=precision.dtype) else vars(precision)
+
+
+_EDITOR = {"anyOf": [TypeAdapter(Dtype).json_schema(), adapter(Precision).json_schema()]}
+PrecisionSetting = Annotated[
+    Precision, PlainValidator(_read), PlainSerializer(_written), WithJsonSchema(_EDITOR)
+]

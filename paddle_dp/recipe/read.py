@@ -1,0 +1,44 @@
+"""From a file and overrides to a Recipe, or to every mistake in them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paddle_dp.errors import Mistake, RecipeError
+from paddle_dp.part import Owner, read_settings
+from paddle_dp.recipe.override import lay_over
+from paddle_dp.recipe.page import read_page
+from paddle_dp.recipe.schema import DEFAULTS, Recipe
+
+_RECIPE = Owner(subject="a recipe")
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in this file, with `overrides` ("train.batch=64") laid over it.
+
+    Raises RecipeError with every mistake, each at its `file:line` or its override; InstallError when a part that it
+    names needs Paddle, and that is missing.
+    """
+    path = Path(path)
+    page = read_page(path)
+    for key, default in DEFAULTS.items():
+        page.values.setdefault(key, copy.deepcopy(default))
+    lay_over(page, overrides)
+    page.values.setdefault("name", path.stem)
+    try:
+        recipe = read_settings(Recipe, page.values, _RECIPE, home=path)
+    except RecipeError as error:
+        page.mistakes += [replace(m, where=page.place(m.path)) for m in error.mistakes]
+    if page.mistakes:
+        raise RecipeError(sorted(page.mistakes, key=_line))
+    return recipe
+
+
+def _line(mistake: Mistake) -> tuple[int, int]:
+    """The file's mistakes from top to bottom, then the overrides'."""
+    number = re.search(r":(\d+)$", mistake.where)
+    return mistake.where.startswith("override"), int(number[1]) if number else 0

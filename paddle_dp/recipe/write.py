@@ -1,0 +1,46 @@
+"""The resolved recipe as YAML: every default written out, ready to be run again."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from paddle_dp.errors import UsageError
+from paddle_dp.recipe.schema import Recipe
+
+RESOLVED = "recipe.yaml"  # its name in a run's folder
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as YAML that read_recipe accepts and that means exactly this recipe."""
+    writer = YAML(typ="safe", pure=True)
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.default_flow_style = None
+    writer.width = 110
+    text = io.StringIO()
+    writer.dump(recipe.model_dump(mode="json"), text)
+    return text.getvalue()
+
+
+def resolved(folder: str | Path) -> Path:
+    """The recipe that a run was made with. Raises UsageError when `folder` is no run's."""
+    file = Path(folder) / RESOLVED
+    if not file.is_file():
+        found = "holds no " + RESOLVED if Path(folder).is_dir() else "is no folder"
+        raise UsageError(f"{folder} {found}: name the folder of a run, such as runs/digits_mlp.")
+    return file
+
+
+def write_recipe(recipe: Recipe, path: str | Path) -> None:
+    """Writes the resolved recipe to `path`: whole or, on an OSError, not at all."""
+    path = Path(path)
+    header = f"# Resolved: every default is written out. Again:  paddle-dp train {path}\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(header + recipe_text(recipe), "utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
