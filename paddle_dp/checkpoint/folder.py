@@ -26,7 +26,12 @@ def place(partial: Path, final: Path) -> None:
         # Two renames cannot be one; `clean` puts the earlier one back if the process dies in between.
         replaced = final.with_name(f".{final.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
         final.rename(replaced)
-    partial.rename(final)
+    try:
+        partial.rename(final)
+    except OSError:
+        if replaced:
+            replaced.rename(final)
+        raise
     flush_folder(final.parent)
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)

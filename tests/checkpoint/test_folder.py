@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paddle_dp.checkpoint import check, clean, find, newest, save, set_best
+from paddle_dp.checkpoint.folder import place
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -102,3 +103,10 @@ def test_a_kill_between_the_two_renames_loses_nothing(folder):
     (folder / "step-00000030").rename(folder / ".step-00000030.replaced-12-ab")
     assert clean(folder) == []
     check(folder / "step-00000030")
+
+
+def test_a_replacement_that_is_refused_puts_the_earlier_one_back(folder):
+    with pytest.raises(FileNotFoundError):
+        place(folder / "gone", folder / "step-00000030")
+    check(folder / "step-00000030")
+    assert len(list(folder.iterdir())) == 3
