@@ -39,7 +39,7 @@ class _Normalize(PyLayer):
         variance = (deviations.sum(0) + (counts * (means - mean) ** 2).sum(0)) / total
         scale = paddle.rsqrt(variance + layer.epsilon)
         normal = (wide - layer.spread(mean, x)) * layer.spread(scale, x)
-        ctx.layer, ctx.total = layer, total
+        ctx.layer, ctx.total, ctx.present = layer, total, present
         ctx.save_for_backward(normal, scale)
         return normal.astype(x.dtype), mean, variance
 
@@ -51,7 +51,8 @@ class _Normalize(PyLayer):
         sums = paddle.stack([wide.sum(axes), (wide * normal).sum(axes)])
         sums = layer.mesh.sum_tensor(sums) / ctx.total
         inner = wide - layer.spread(sums[0], normal) - normal * layer.spread(sums[1], normal)
-        return (inner * layer.spread(scale, normal)).astype(grad.dtype)
+        # A ghost's output hangs on the statistics, but they do not hang on it.
+        return (inner * layer.spread(scale * ctx.present, normal)).astype(grad.dtype)
 
 
 class SyncBatchNorm(nn.Layer):
