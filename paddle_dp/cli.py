@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paddle_dp import __version__
+import paddle_dp
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 
 app = typer.Typer(
@@ -138,7 +138,7 @@ def schema() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"paddle-dp {__version__}")
+        print(f"paddle-dp {paddle_dp.__version__}")
         raise typer.Exit
 
 

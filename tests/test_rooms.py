@@ -23,6 +23,8 @@ FLOORS: dict[str, float] = {
     "train": 4,
     "launch": 5, "proof": 5.5,  # a proof is made of jobs
     "cli": 6,
+    "__main__": 7,
+    "": 0,  # the package itself: its version, and words that are loaded when they are used
 }  # fmt: skip
 REACH: dict[str, float] = {  # the highest floor that may be imported, where it is not «every floor below mine»
     "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "callbacks": 4, "models": -1,
