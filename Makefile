@@ -30,8 +30,8 @@ recipes:         ## check every recipe, and run two steps of those that need no 
 	paddle-dp check configs/*.yaml
 	$(PYTHON) -m pytest tests/test_configs.py
 
-docs:            ## write docs/recipes.md anew from the schema and the shelves
-	$(PYTHON) tools/document_recipes.py
+docs:            ## write the lists in docs/ anew: recipe keys, files
+	$(PYTHON) tools/document.py
 
 clean:           ## remove what tools left behind; runs/ stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

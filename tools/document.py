@@ -1,23 +1,23 @@
-"""Writes the lower part of docs/recipes.md from the schema and the shelves: every key, its default, what it means.
+"""Writes what the code knows into docs/: every recipe key into recipes.md, every file's promise into map.md.
 
-python tools/document_recipes.py            writes the page
-python tools/document_recipes.py --check    says whether the page is the one that would be written, and exits 1 if not
+python tools/document.py            writes the lower parts of both pages
+python tools/document.py --check    says which page is not what would be written, and exits 1
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paddle_dp.part import SHELVES, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
 from paddle_dp.recipe.schema import CALLBACKS, LoaderSettings, Train
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
-
-MARK = "<!-- Below this line everything is written by `make docs`, from the schema and the shelves. -->\n"
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "<!-- Below this line everything is written by `make docs`. -->\n"
 
 MEANINGS = {
     "name": "The run's name. By default the file's, without `.yaml`.",
@@ -42,25 +42,44 @@ MEANINGS = {
     "loader.prefetch": "How many batches they may be ahead.",
     "loader.timeout": "How long one sample may take before its worker counts as hung.",
     "train.precision.dtype": "The number format of products and convolutions.",
-    "train.precision.level": "`O1` computes in it where that is safe; `O2` keeps weights in it too, with float32 copies.",
+    "train.precision.level": "`O1` computes in it where that is safe; `O2` also keeps weights in it.",
     "train.precision.scale": "The loss scale to begin with, for float16 only; it then adapts.",
 }
 
 
-def page() -> str:
-    """The whole page: what was written by hand down to the mark, and the keys."""
-    parts = ["## The recipe\n", *table(Recipe), "\n## train\n", *table(Train, "train.")]
-    parts += ["\nAs a mapping, `precision` takes:\n", *table(Precision, "train.precision.")]
-    parts += ["\n## loader\n", *table(LoaderSettings, "loader.")]
+def recipe_keys() -> Iterator[str]:
+    """Every key of a recipe, and every setting of every part."""
+    yield from ("## The recipe\n", *table(Recipe), "\n## train\n", *table(Train, "train."))
+    yield from ("\nAs a mapping, `precision` takes:\n", *table(Precision, "train.precision."))
+    yield from ("\n## loader\n", *table(LoaderSettings, "loader."))
     for shelf, noun in SHELVES.items():
-        parts += [
-            f"\n## {shelf.capitalize()}\n",
-            f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`",
-        ]
+        yield f"\n## {shelf.capitalize()}\n"
+        yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"
         for name in names(shelf):
-            parts += part(shelf, name)
-    by_hand = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    return by_hand + MARK + "\n" + "\n".join(parts) + "\n"
+            yield from part(shelf, name)
+
+
+def files() -> Iterator[str]:
+    """Every file of the house with its promise, room by room."""
+    yield "## Every file, in its own words"
+    rooms = sorted(
+        {file.parent for top in ("paddle_dp", "models", "tools") for file in ROOT.glob(f"{top}/**/*.py")}
+    )
+    for room in rooms:
+        yield f"\n### {room.relative_to(ROOT)}/\n"
+        yield from (f"- **{file.stem}** · {promise(file)}" for file in sorted(room.glob("[!_]*.py")))
+        shared = sorted(room.glob("_[!_]*.py"))
+        yield from (f"- *{file.stem}* · {promise(file)}" for file in shared)
+
+
+def promise(file: Path) -> str:
+    return prose((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0])
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: <run> is no HTML, unless it stands in `code`."""
+    spans = text.split("`")
+    return "`".join(span if number % 2 else span.replace("<", "\\<") for number, span in enumerate(spans))
 
 
 def table(kind: type, prefix: str = "") -> Iterator[str]:
@@ -74,11 +93,11 @@ def table(kind: type, prefix: str = "") -> Iterator[str]:
 
 def part(shelf: str, name: str) -> Iterator[str]:
     config = find(shelf, name)
-    yield f"\n### {name}\n\n{summary(shelf, name)}"
+    yield f"\n### {name}\n\n{prose(summary(shelf, name))}"
     for kind in config.__mro__:  # what neighbours share stands in a Config that they inherit
         notes = inspect.cleandoc(vars(kind).get("__doc__") or "")
         if kind is not object and notes and not notes.startswith(f"{kind.__name__}("):
-            yield "\n" + notes.replace("\n`", "\n\n`")
+            yield "\n" + prose(notes).replace("\n`", "\n\n`")
     settings = settings_of(config)
     if settings:
         yield from ("", "| setting | type | default |", "|---|---|---|")
@@ -88,15 +107,21 @@ def part(shelf: str, name: str) -> Iterator[str]:
         yield f"| `{setting.name}` | `{words}` | {default} |"
 
 
+PAGES: dict[str, Callable[[], Iterator[str]]] = {"recipes.md": recipe_keys, "map.md": files}
+
+
 def main(words: list[str]) -> int:
-    text = page()
-    if "--check" not in words:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print("docs/recipes.md is not what the schema and the shelves say: run `make docs`.")
-    return 1
+    status = 0
+    for name, written in PAGES.items():
+        page = ROOT / "docs" / name
+        text = page.read_text(encoding="utf-8")
+        wanted = text.partition(MARK)[0] + MARK + "\n" + "\n".join(written()) + "\n"
+        if "--check" not in words:
+            page.write_text(wanted, encoding="utf-8")
+        elif text != wanted:
+            print(f"docs/{name} is not what the code says: run `make docs`.")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""The documentation says what is: links lead somewhere, commands exist, examples run, lists are the code's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.recipe import read_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+RUN = [sys.executable, "-c", "from paddle_dp.cli import main; main()"]
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of each fenced block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()) + re.findall(
+        r'src="([^"]+)"', page.read_text()
+    )
+    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not dead, f"{page.name} links to what is not there: {dead}"
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    named = {
+        m for f in ROOT.glob("paddle_dp/**/*.py") for m in re.findall(r"docs/[\w/.-]+\.md", f.read_text())
+    }
+    missing = [page for page in named if not (ROOT / page).exists()]
+    assert not missing, f"the code sends its reader to pages that are not there: {missing}"
+
+
+def test_the_map_shows_every_room() -> None:
+    tree = (ROOT / "docs/map.md").read_text().split("## The import law")[0]
+    shown = set(re.findall(r"\b([a-z_]+)/", tree)) - {"paddle_dp"}
+    folders = {f.parent.name for f in ROOT.glob("paddle_dp/*/__init__.py")} | {
+        "models",
+        "configs",
+        "tools",
+        "tests",
+        "docs",
+    }
+    assert folders <= shown, f"docs/map.md does not show {folders - shown}"
+    gone = {name for name in shown - {"parity", "faults", "decisions"} if name not in folders}
+    assert not gone, f"docs/map.md shows rooms that are not there: {gone}"
+
+
+def test_commands_in_the_documentation_exist() -> None:
+    from paddle_dp.cli import app
+
+    verbs = {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    said = {verb for page in PAGES for verb in re.findall(r"paddle-dp ([a-z]+)\b", page.read_text())}
+    assert said <= verbs, f"not verbs of paddle-dp: {said - verbs}"
+    assert verbs <= said, f"no page speaks of {verbs - said}"
+
+
+def test_both_readmes_show_the_same() -> None:
+    english, chinese = blocks("README.md"), blocks("README_zh.md")
+    strip = [[(lang, re.sub(r"#.*", "", text)) for lang, text in page] for page in (english, chinese)]
+    squeezed = [[(lang, " ".join(text.split())) for lang, text in page] for page in strip]
+    assert squeezed[0] == squeezed[1], "README.md and README_zh.md differ in a block of code, comments aside"
+    headings = [
+        re.findall(r"^#+ ", (ROOT / page).read_text(), re.M) for page in ("README.md", "README_zh.md")
+    ]
+    assert headings[0] == headings[1]
+
+
+def test_every_yaml_in_the_pages_is_a_recipe(tmp_path: Path) -> None:
+    pages = ("README.md", "docs/recipes.md")
+    recipes = [text for page in pages for lang, text in blocks(page) if lang == "yaml"]
+    assert len(recipes) >= 2
+    for text in recipes:
+        (tmp_path / "shown.yaml").write_text(text)
+        read_recipe(tmp_path / "shown.yaml")
+
+
+def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
+    script = ROOT / "tools/document.py"
+    done = subprocess.run(
+        [sys.executable, script, "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_worked_example_trains(tmp_path: Path) -> None:
+    """docs/add-a-part.md, done as it says: a model, a data set, an optimizer and a recipe that uses them."""
+    for folder in ("paddle_dp", "models"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for _, text in blocks("docs/add-a-part.md"):
+        if where := re.match(r"# (\S+/\S+)\n", text):
+            (tmp_path / where[1]).parent.mkdir(exist_ok=True)
+            (tmp_path / where[1]).write_text(text)
+    done = subprocess.run(
+        [*RUN, "train", "configs/moons.yaml", "train.length=2 epochs"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/moons/metrics.jsonl").exists()
