@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,17 +69,17 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
             )  # what Paddle says of itself while it is imported
             found = resolve(use) if dotted else load(shelf, use, home)
     except ImportError as error:
-        if error.name == "paddle":
+        if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
             raise InstallError.of_paddle() from error
         raise _at_use(f"{noun} {use} cannot be imported: {error}") from error
     except Exception as error:  # a user's file may raise anything while it is imported
         raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error
-    config = getattr(found, "Config", None) if isinstance(found, ModuleType) else None
-    if isinstance(config, type):
+    config = getattr(found, "Config", None) if isinstance(found, ModuleType) else found
+    if isinstance(config, type) and is_dataclass(config) and hasattr(config, "build"):
         return config
-    if not callable(found):
+    if not callable(config):
         raise _at_use(f"{noun} {use} holds no Config: name a class or function in it, or give it one")
-    return config_of(found, shelf)
+    return config_of(config, shelf)
 
 
 def _at_use(what: str) -> RecipeError:

@@ -74,7 +74,7 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> lis
     whole, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
         what = f"{owner.subject_at(whole)} has no setting '{name}'.{did_you_mean(str(name), _takes(kind, whole))}"
-    elif detail["type"] == "missing" and isinstance(name, str) and path:
+    elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
         what = f"{owner.subject_at(whole)} needs '{name}'{_for_example(kind, path)}"
         path = whole
     elif isinstance(cause, ValueError):

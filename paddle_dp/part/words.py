@@ -76,5 +76,5 @@ def _hint(kind: str, value: Any, context: dict[str, Any]) -> str:
         return f": write '{json.dumps(value)}', in quotes"
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f": write {int(value)}"
-    unquoted = _UNQUOTED.get(kind)
-    return ": leave the quotes out" if unquoted and unquoted.fullmatch(str(value)) else ""
+    unquoted = _UNQUOTED.get(kind) if isinstance(value, str) else None
+    return ": leave the quotes out" if unquoted and unquoted.fullmatch(value) else ""

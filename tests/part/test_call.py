@@ -1,0 +1,90 @@
+"""Any importable class or function as a part."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paddle_dp.errors import RecipeError
+from paddle_dp.part import Owner, read_settings, settings_of
+from paddle_dp.part.call import config_of, resolve
+
+NET = Owner(subject="model Net", prefix="model")
+
+
+class Net:
+    def __init__(self, width: int, act: Any = print, names: list[str] | None = None, *, odd: Tensor = 1):  # noqa: F821
+        self.given = (width, act, names, odd)
+
+
+def opened(first: int = 1, **more: Any) -> dict[str, Any]:
+    return {"first": first, **more}
+
+
+def dataset(split: str, path: str) -> tuple[str, str]:
+    return split, path
+
+
+def schedule(*, steps: int, peak: float) -> tuple[int, float]:
+    return steps, peak
+
+
+def test_parameters_are_settings() -> None:
+    config = config_of(Net, "models")
+    assert [s.name for s in settings_of(config)] == ["width", "act", "names", "odd"]
+    assert read_settings(config, {"width": 3, "names": ["a"]}, NET).build().given == (3, print, ["a"], 1)
+
+
+def test_mistakes_are_told_as_for_any_part() -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_settings(config_of(Net, "models"), {"width": "x", "wdth": 1}, NET)
+    assert "model.width: 'x' is not a whole number" in str(caught.value)
+    assert "model Net has no setting 'wdth'. Did you mean 'width'?" in str(caught.value)
+
+
+def test_keywords_without_names_take_anything() -> None:
+    assert read_settings(config_of(opened, "models"), {"classes": 3}, NET).build() == {
+        "first": 1,
+        "classes": 3,
+    }
+
+
+def test_what_build_is_given_is_no_setting() -> None:
+    assert read_settings(config_of(dataset, "datasets"), {"path": "p"}, NET).build("train") == ("train", "p")
+    assert read_settings(config_of(schedule, "schedules"), {"peak": 1.0}, NET).build(steps=5) == (5, 1.0)
+
+
+def test_resolve_reaches_modules_and_what_is_in_them() -> None:
+    assert resolve("json.decoder") is sys.modules["json.decoder"]
+    assert resolve("json.decoder.JSONDecoder.decode").__name__ == "decode"
+
+
+@pytest.mark.parametrize(
+    ("dotted", "said"),
+    [("no_such.thing", "no package or file 'no_such'"), ("json.decoder.Nope", "json.decoder has no 'Nope'")],
+)
+def test_what_is_not_there(dotted: str, said: str) -> None:
+    with pytest.raises(ImportError, match=said):
+        resolve(dotted)
+
+
+def test_a_package_that_a_module_lacks_is_the_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacking.py").write_text("import not_installed_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="not_installed_at_all"):
+        resolve("lacking.Net")
+
+
+def test_the_working_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_thing.py").write_text("HERE = 1")
+    (tmp_path / "wave.py").write_text("raise RuntimeError('hides the standard library')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    assert isinstance(resolve("wave"), ModuleType) and resolve("my_own_thing.HERE") == 1

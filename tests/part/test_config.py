@@ -1,0 +1,53 @@
+"""What a Config says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from paddle_dp.part.config import Setting, adapter, fields_of, setting_at, settings_of
+from paddle_dp.units import Bytes, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    depth: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    width: Positive
+    bucket: Bytes = Bytes.parse("1 MB")
+    sizes: list[int] = field(default_factory=lambda: [1])
+    inner: Inner | None = None
+    derived: int = field(default=3, init=False)
+
+
+class Plain(BaseModel):
+    width: int
+    title: str = "x"
+
+
+def test_settings_in_the_order_of_the_file() -> None:
+    assert settings_of(Config) == [
+        Setting(name="width", type="whole number, 1 or more", default=None),
+        Setting(name="bucket", type="quantity such as 25 MB", default="1 MB"),
+        Setting(name="sizes", type="list: whole number", default="[1]"),
+        Setting(name="inner", type="Inner or null", default="null"),
+    ]
+
+
+def test_settings_of_a_pydantic_model() -> None:
+    assert [(s.name, s.default) for s in settings_of(Plain)] == [("width", None), ("title", "'x'")]
+
+
+def test_keys_lead_to_settings_of_settings() -> None:
+    assert list(fields_of(setting_at(Config, ("inner",)))) == ["depth"]
+    assert setting_at(Config, ("inner", "depth")) is int
+    assert setting_at(Config, ("outer", "depth")) is None
+
+
+def test_a_config_is_told_once_to_refuse_the_unknown() -> None:
+    assert adapter(Config) is adapter(Config)
+    assert adapter(Config).json_schema()["additionalProperties"] is False

@@ -1,0 +1,141 @@
+"""From `use` and settings to a part that can be built."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.errors import InstallError, RecipeError
+from paddle_dp.part import Part, find, read_part
+
+TINY = '''
+"""A tiny module of parts."""
+from dataclasses import dataclass
+from paddle_dp.units import Every
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Says something."""
+    width: int = 3
+    every: Every | None = Every(5, "steps")
+    sizes: tuple[int, ...] = (1, 2)
+
+    def build(self, *given, **named):
+        return self.width, given, named
+
+class Net:
+    def __init__(self, width: int = 3, act=print):
+        self.width = width
+
+NUMBER = 3
+'''
+
+
+@pytest.fixture(autouse=True)
+def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "tiny_part.py").write_text(TINY)
+    (tmp_path / "broken_part.py").write_text("1 / 0")
+    (tmp_path / "needs_paddle.py").write_text("import paddle.nn\nclass Net: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("tiny_part", "broken_part", "needs_paddle"):
+        sys.modules.pop(name, None)
+
+
+def refusal(settings: Any, shelf: str = "models") -> str:
+    with pytest.raises(RecipeError) as caught:
+        read_part(shelf, settings)
+    return str(caught.value)
+
+
+def test_a_part_is_read_and_built() -> None:
+    part = read_part("models", {"use": "tiny_part.Config", "width": 4})
+    assert (part.shelf, part.name, part.config.width) == ("models", "tiny_part.Config", 4)
+    assert part.build(1, split="train") == (4, (1,), {"split": "train"})
+
+
+def test_its_settings_make_it_again() -> None:
+    part = read_part("models", {"use": "tiny_part.Config", "width": 4})
+    assert part.settings == {"use": "tiny_part.Config", "width": 4, "every": "5 steps", "sizes": [1, 2]}
+    assert read_part("models", part.settings) == part
+
+
+def test_a_class_keeps_what_was_given_and_its_own_defaults() -> None:
+    part = read_part("models", {"use": "tiny_part.Net", "width": 4})
+    assert part.settings == {"use": "tiny_part.Net", "width": 4}
+    assert part.build().width == 4
+
+
+def test_a_module_is_known_by_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny_package").mkdir()
+    (tmp_path / "tiny_package" / "net.py").write_text(TINY)
+    assert read_part("models", {"use": "tiny_package.net"}).config.width == 3
+
+
+def test_a_part_of_a_shelf() -> None:
+    part = read_part("schedules", {"use": "cosine", "peak": 3e-4})
+    assert part.config.peak == 3e-4 and part.settings["use"] == "cosine"
+
+
+def test_an_unknown_part_is_told_with_the_near_miss_and_the_shelf() -> None:
+    said = refusal({"use": "cosin", "peak": 1.0}, "schedules")
+    assert said.startswith(
+        "there is no schedule 'cosin'. Did you mean 'cosine'? On the shelf schedules: constant, "
+    )
+
+
+def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "No models/ folder is here or above the recipe" in refusal({"use": "net"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("sgd", "optimizer: a part is a group of settings: write optimizer: {use: sgd}"),
+        ({}, "optimizer needs 'use', the name of a part on the shelf optimizers: adamw, "),
+        ({"use": 3}, "optimizer needs 'use'"),
+        (None, "optimizer needs 'use'"),
+        ({"use": "sgd", "lrr": 0.1}, "optimizer sgd has no setting 'lrr'. It takes "),
+        ({"use": "sgd", "clip": "x"}, "optimizer.clip: 'x' is not a number"),
+        ({"use": "sgd", "clip": 1.0, "clip_value": 1.0}, "optimizer.clip_value: give clip"),
+    ],
+)
+def test_a_mistake_in_a_part(settings: Any, said: str) -> None:
+    assert refusal(settings, "optimizers").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("tiny_part.NUMBER", "holds no Config"),
+        ("tiny_part.Nte", "cannot be imported: tiny_part has no 'Nte'"),
+        ("broken_part.Net", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("nowhere.Net", "cannot be imported: no package or file 'nowhere' is installed or stands here"),
+        ("..", "cannot be imported"),
+    ],
+)
+def test_what_cannot_be_imported_is_a_mistake_at_use(use: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said) as caught:
+        find("models", use)
+    assert caught.value.mistakes[0].path == ("use",)
+
+
+@pytest.mark.parametrize("use", ["needs_paddle.Net", "paddle.vision.models.resnet18"])
+def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n == "paddle" or n.startswith("paddle.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "paddle", None)
+    with pytest.raises(InstallError, match=r"pip install -e '\.\[cpu\]'"):
+        find("models", use)
+
+
+def test_a_part_made_in_python() -> None:
+    config = find("schedules", "cosine")(peak=1.0)
+    assert Part("schedules", "cosine", config).settings["peak"] == 1.0

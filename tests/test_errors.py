@@ -1,0 +1,53 @@
+"""The tree of errors, and the near miss behind «did you mean»."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddle_dp import errors
+from paddle_dp.errors import InstallError, Mistake, PaddleDPError, RecipeError, UsageError, did_you_mean, near
+
+
+def test_every_error_is_a_paddle_dp_error() -> None:
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
+    assert len(kinds) >= 9 and all(issubclass(kind, PaddleDPError) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (UsageError, 2),
+        (InstallError, 2),
+        (RecipeError, 2),
+        (errors.DataError, 1),
+        (errors.CheckpointError, 1),
+    ],
+)
+def test_the_exit_status_says_who_can_mend_it(kind: type[PaddleDPError], status: int) -> None:
+    assert kind.exit_status == status
+
+
+def test_a_recipe_error_tells_all_mistakes_a_line_each() -> None:
+    error = RecipeError(Mistake(where=f"a.yaml:{n}", what="wrong") for n in (1, 2))
+    assert str(error) == "a.yaml:1: wrong\na.yaml:2: wrong"
+    assert [m.where for m in error.mistakes] == ["a.yaml:1", "a.yaml:2"]
+
+
+def test_a_mistake_without_a_place_is_its_words() -> None:
+    assert str(Mistake(where="", what="model gpt needs 'vocab'")) == "model gpt needs 'vocab'"
+
+
+def test_near_finds_typing_mistakes_only() -> None:
+    assert near("widht", ["depth", "width"]) == "width"
+    assert near("colour", ["depth", "width"]) is None
+
+
+def test_did_you_mean_lists_what_is_allowed() -> None:
+    assert did_you_mean("widht", ["width", "depth"]) == " Did you mean 'width'? It takes depth, width."
+    assert did_you_mean("x", []) == " It takes nothing."
+    assert did_you_mean("x", ["b", "a"], "On the shelf:") == " On the shelf: a, b."
+
+
+def test_a_missing_paddle_is_told_with_both_commands() -> None:
+    said = str(InstallError.of_paddle())
+    assert "pip install -e '.[cpu]'" in said and "paddlepaddle-gpu" in said and "paddlepaddle.org.cn" in said
