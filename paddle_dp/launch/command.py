@@ -151,7 +151,7 @@ def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
     where = f"GPU {','.join(plan.gpus)}" if plan.gpus else "CPU"
     words = [f"{ranks} on {where}"]
     if threads:
-        words.append(f"{threads} thread{'s' * (threads != '1')} each")
+        words.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
     if "MKL_DEBUG_CPU_TYPE" in variables and not plan.gpus:
         words.append(
             f"MKL_DEBUG_CPU_TYPE={variables['MKL_DEBUG_CPU_TYPE']} (PADDLE_DP_MKL=off leaves it out)"

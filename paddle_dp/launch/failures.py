@@ -27,7 +27,8 @@ _CONSEQUENCE = re.compile(
 class Failure:
     """One rank's end. `kind` is the exception's or the signal's name; `time` is seconds since 1970.
 
-    `expected` failures are raised on purpose (PaddleDPError): their message says it all.
+    `expected` failures are raised on purpose (PaddleDPError): their message says it all. `printed` is how many bytes
+    this rank's log held before.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class Failure:
     exit_status: int = 1
     traceback: str = ""
     expected: bool = False
+    printed: int = 0
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
@@ -56,6 +58,7 @@ class Failure:
         return cls(
             rank=rank, kind=type(error).__name__, message=message, exit_status=status, traceback=words,
             expected=isinstance(error, PaddleDPError | KeyboardInterrupt),
+            printed=os.fstat(2).st_size,
         )  # fmt: skip
 
     @classmethod

@@ -11,6 +11,8 @@ from typing import BinaryIO
 from paddle_dp.errors import UsageError
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
+# What init_parallel_env says of every flag that the launcher itself has set.
+_NOISE = re.compile(rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*=+\n")
 
 
 def fresh(run: Path) -> Path:
@@ -59,9 +61,10 @@ def tail(log: Path, lines: int = 30) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 200 * lines))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            text = _NOISE.sub(b"", file.read()).decode(errors="replace")
     except OSError:
         return ""
+    return "\n".join(text.splitlines()[-lines:])
 
 
 class Follower:
@@ -72,33 +75,36 @@ class Follower:
         self._read = 0
         self._rest = b""
 
-    def copy(self, last: bool = False) -> None:
-        """Copies what is new; `last` also copies a line that has no end yet."""
-        if self.screen is None:
-            return
+    @property
+    def size(self) -> int:
+        """How many bytes there are by now."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+    def copy(self, until: int) -> None:
+        """Copies what is new before byte `until`, as far as its last whole line."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._read)
-                new = file.read()
+                new = file.read(max(0, until - self._read))
         except FileNotFoundError:
             return
         self._read += len(new)
         whole, end, self._rest = (self._rest + new).rpartition(b"\n")
-        self._show(whole + end + (self._rest if last else b""))
+        self._show(whole + end)
+
+    def finish(self) -> None:
+        """Copies all that is left, also a line without an end."""
+        self.copy(self.size)
+        self._show(self._rest)
 
     def _show(self, text: bytes) -> None:
         if not text or self.screen is None:
             return
         try:
-            self.screen.write(_without_noise(text))
+            self.screen.write(_NOISE.sub(b"", text))
             self.screen.flush()
         except OSError:  # the reader of a pipe has gone; the training is worth more than its screen
             self.screen = None
-
-
-# What init_parallel_env says of every flag that the launcher itself has set.
-_NOISE = re.compile(rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*=+\n")
-
-
-def _without_noise(text: bytes) -> bytes:
-    return _NOISE.sub(b"", text)

@@ -19,6 +19,7 @@ from paddle_dp.launch.network import meet, reserved_ports
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.supervision import MARK, Supervision
 
 
@@ -36,30 +37,37 @@ def run(job: Job) -> int:
 
 def _run(job: Job) -> int:
     """Everything that can be refused is refused here, before a process starts or a file is written."""
-    machine = Machine.here()
+    machine, inherited = (
+        Machine.here(),
+        dict(os.environ),
+    )  # read now: importing paddle changes OMP_NUM_THREADS
     plan = plan_of(job, machine)
+    ignore_ccache()
     if (
         plan.alone
-    ):  # this process will be the rank: MKL and OpenMP read these when paddle is imported, which is soon
-        _become(environment(plan, os.environ))
+    ):  # this process will be the rank, and MKL and OpenMP read their variables as paddle is imported
+        _become(environment(plan, inherited))
+        import_paddle()
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.recipe.folder import claim
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = plan_of(job, machine, recipe.train.device)
+    plan = plan_of(replace(job, extra={**job.extra, "claimed": True}), machine, recipe.train.device)
     _check_resume(job)
-    folder = recipe.folder
-    if (
-        job.node_rank
-    ):  # only node 0 has a run folder to claim; on a shared disk the others' logs stand beside it
-        folder = folder.with_name(f"{folder.name}.node-{job.node_rank}")
-    elif job.task == "train":
+    attempt = logs.fresh(_claimed(job, recipe.folder))
+    return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
+
+
+def _claimed(job: Job, folder: Path) -> Path:
+    """The run folder, ready for the job. A node other than the first has its logs beside it: the disk may be shared."""
+    from paddle_dp.recipe.folder import claim
+
+    if job.node_rank:
+        return folder.with_name(f"{folder.name}.node-{job.node_rank}")
+    if job.task == "train":
         moved = claim(folder, bool(job.resume))
         if moved is not None and not job.quiet:
             print(f"the earlier run is now {moved}", flush=True)
-    attempt = logs.fresh(folder)
-    plan = replace(plan, job=replace(job, extra={**job.extra, "claimed": True}))
-    return (_alone if plan.alone else _together)(plan, attempt)
+    return folder
 
 
 def _check_resume(job: Job) -> None:
@@ -91,11 +99,11 @@ def _alone(plan: Plan, attempt: Path) -> int:
     return _answer(failure, plan, None)
 
 
-def _together(plan: Plan, attempt: Path) -> int:
+def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
     """Several ranks, or several nodes: Paddle's launcher, watched."""
     job = plan.job
     meeting = meet(job.master) if job.master is not None and plan.nodes > 1 else None
-    variables = environment(plan, os.environ, meeting)
+    variables = environment(plan, inherited, meeting)
     mark = f"{os.getpid()}-{time.time_ns()}"
     variables[MARK] = mark
     screen = _screen(plan, variables)

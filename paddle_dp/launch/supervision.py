@@ -30,18 +30,22 @@ class Supervision:
 
     def wait(self, told: Signals, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
-        patience = 0.0
+        patience, failed = 0.0, False
         try:
+            written = follower.size
             while not (told.number or self._over()):
-                follower.copy()
+                follower.copy(written)  # what was there before the look: never past a failure
                 time.sleep(LOOK)
+                written = follower.size
             if told.number:
                 patience = GRACE
                 return 128 + told.number
-            return self._outcome(told)
+            outcome = self._outcome(told)
+            failed = isinstance(outcome, Failure)
+            return outcome
         finally:
             self._end(told, patience)
-            follower.copy(last=True)
+            follower.copy(self._said_before_failing()) if failed else follower.finish()
 
     def _over(self) -> bool:
         """Whether all has ended well, the launcher is gone, or a rank has failed."""
@@ -89,6 +93,10 @@ class Supervision:
             traceback=log,
             time=departure.time,
         )
+
+    def _said_before_failing(self) -> int:
+        """How much of the first rank's log is its own words, and not the echo of a failure that is shown after it."""
+        return max((end.printed for end in read_all(self.attempt) if end.rank == self.first_rank), default=0)
 
     def log_of(self, rank: int) -> Path:
         return logs.worker_log(self.attempt, rank - self.first_rank)

@@ -17,7 +17,6 @@ if (
 import argparse
 import faulthandler
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -29,6 +28,7 @@ from paddle_dp.launch.command import Job, Plan, headline, settings
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import alive, die_with_parent
+from paddle_dp.launch.silence import import_paddle
 
 TASKS = {
     "train": "paddle_dp.train.tasks:train",
@@ -43,13 +43,10 @@ def work(task: str, recipe_path: Path, overrides: Sequence[str], options: Mappin
 
     A task is a word of TASKS, or "module:function" of any function(recipe, options). Raises what the task raises.
     """
-    if os.environ.get("PYTHONWARNINGS") == "ignore":  # a process that was running before it was set
-        warnings.simplefilter("ignore")
-    import paddle  # noqa: F401 - faulthandler must come after it: paddle installs handlers of its own
-
     from paddle_dp.recipe import read_recipe
 
-    faulthandler.enable()
+    import_paddle()
+    faulthandler.enable()  # after paddle, which installs handlers of its own
     recipe = read_recipe(recipe_path, overrides)
     _find(task)(recipe, dict(options))
 

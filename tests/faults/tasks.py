@@ -1,0 +1,98 @@
+"""Tasks that go wrong on purpose; a rank runs one as `tests.faults.tasks:NAME`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import DataError, UsageError
+from paddle_dp.mesh import join
+
+Options = dict[str, Any]
+
+
+def _leave_pid(options: Options) -> int:
+    """Says that this rank is at work, and returns its number."""
+    rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+    if "pids" in options:
+        Path(options["pids"], f"{rank}.partial").write_text(str(os.getpid()))
+        Path(options["pids"], f"{rank}.partial").rename(Path(options["pids"], str(rank)))
+    return rank
+
+
+def work_for_ever(recipe: object, options: Options) -> None:
+    """Ranks that exchange numbers until somebody ends them."""
+    mesh = join()
+    _leave_pid(options)
+    while True:
+        mesh.sum([1.0])
+        time.sleep(0.01)
+
+
+def _spoil(options: Options) -> None:
+    """Rank 1 does options["fault"], while the others wait for it in a collective."""
+    mesh = join()
+    mesh.sum([1.0])
+    if _leave_pid(options) == 1:
+        FAULTS[options["fault"]]()
+    mesh.sum([1.0])
+
+
+def spoil(recipe: object, options: Options) -> None:
+    _spoil(options)
+
+
+def _raise() -> None:
+    raise ValueError("the culprit's own words")
+
+
+def _raise_data_error() -> None:
+    raise DataError("photo.jpg cannot be read")
+
+
+FAULTS = {
+    "raise": _raise,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda: ctypes.string_at(0),
+    "exit 3": lambda: sys.exit(3),
+    "leave early": lambda: os._exit(0),
+    "data error": _raise_data_error,
+}
+
+
+def refuse(recipe: object, options: Options) -> None:
+    raise UsageError("this recipe needs 4 ranks. Start it with --ranks 4.")
+
+
+def raise_while_others_sleep(recipe: object, options: Options) -> None:
+    if _leave_pid(options) == 1:
+        _raise()
+    time.sleep(120)
+
+
+def put_work_away(recipe: object, options: Options) -> None:
+    """Ranks that take a little time when they are told to end."""
+
+    def stop(number: int, frame: object) -> None:
+        time.sleep(0.3)
+        Path(options["pids"], f"{rank}.away").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    rank = _leave_pid(options)
+    time.sleep(120)
+
+
+def say(recipe: object, options: Options) -> None:
+    mesh = join()
+    print(f"rank {mesh.rank} of {mesh.ranks} says {mesh.sum([mesh.rank + 1.0])[0]:g}", flush=True)
+
+
+def tell_environment(recipe: object, options: Options) -> None:
+    names = ("OMP_NUM_THREADS", "PADDLE_NNODES", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
+    print({name: os.environ.get(name) for name in names}, sorted(options), flush=True)
