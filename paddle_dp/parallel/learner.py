@@ -79,8 +79,9 @@ class Learner:
         counts otherwise (then a 0-d float32 tensor, one exchange)."""
         if self._count is None:
             return batch.samples
-        mine = sum((self._count(m.targets) for m in batch.micros if m.samples), start=0)
-        return self.mesh.sum_tensor(paddle.to_tensor(mine, dtype="float32"))
+        counts = [self._count(micro.targets) for micro in batch.micros if micro.samples]
+        mine = paddle.zeros([]) + sum(count.astype("float32") if hasattr(count, "astype") else count for count in counts)
+        return self.mesh.sum_tensor(mine)
 
     def predict(self, inputs: Any) -> Any:
         """The model's outputs in evaluation, in the recipe's precision. No rank waits for another."""

@@ -1,0 +1,50 @@
+"""A process's place, read from the launcher's variables."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from paddle_dp.errors import RunError, UsageError
+from paddle_dp.mesh.environment import Environment, wait_for_port
+from paddle_dp.mesh.seed import own_seed
+
+
+def test_a_plain_process_is_rank_0_of_1():
+    assert Environment.read({}) == Environment(rank=0, ranks=1, local_rank=0, master=None)
+
+
+def test_the_launchers_words():
+    words = {"PADDLE_TRAINER_ID": "5", "PADDLE_TRAINERS_NUM": "8", "PADDLE_RANK_IN_NODE": "1", "PADDLE_MASTER": "h:1"}
+    assert Environment.read(words) == Environment(rank=5, ranks=8, local_rank=1, master="h:1")
+
+
+def test_leftovers_of_another_job_are_refused():
+    with pytest.raises(UsageError, match="PADDLE_TRAINER_ID=3 does not fit PADDLE_TRAINERS_NUM=1"):
+        Environment.read({"PADDLE_TRAINER_ID": "3"})
+
+
+def test_waiting_for_a_port_that_opens_late():
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    threading.Timer(0.2, server.listen).start()
+    began = time.monotonic()
+    wait_for_port(address, patience=5)
+    assert 0.15 < time.monotonic() - began < 2
+    server.close()
+
+
+def test_a_port_that_never_opens_is_named():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(RunError, match=address):
+            wait_for_port(address, patience=0.1)
+
+
+def test_own_seeds_differ_and_last():
+    seeds = {own_seed(seed, rank) for seed in range(20) for rank in range(20)}
+    assert len(seeds) == 400
+    assert own_seed(0, 1) == own_seed(0, 1)

@@ -1,0 +1,77 @@
+"""What ranks say to each other: sums, gathered words, patience."""
+
+import time
+
+from tests.ranks import run_ranks
+
+HERE = "tests/mesh/test_mesh.py"
+
+
+def conversation():
+    import paddle
+
+    from paddle_dp.mesh import join
+
+    mesh = join(seed=5)
+    again = join()
+    return {
+        "same": mesh is again,
+        "seat": [mesh.rank, mesh.ranks, mesh.reader, mesh.readers, mesh.is_first],
+        "sum": mesh.sum([mesh.rank, 0.5, 1e15 + mesh.rank]),
+        "gather": mesh.gather({"rank": mesh.rank, "word": "é" * mesh.rank, "nothing": None}),
+        "agree": [mesh.agree(mesh.rank == 1), mesh.agree(False)],
+        "drawn": paddle.rand([2]).tolist(),
+    }
+
+
+def test_three_ranks_say_and_hear_the_same():
+    said = run_ranks(f"{HERE}:conversation", 3)
+    for rank, words in enumerate(said):
+        assert words["same"]
+        assert words["seat"] == [rank, 3, rank, 3, rank == 0]
+        assert words["sum"] == [3.0, 1.5, 3e15 + 3]  # exact in float64, not in float32
+        assert words["gather"] == [{"rank": r, "word": "é" * r, "nothing": None} for r in range(3)]
+        assert words["agree"] == [True, False]
+        assert words["drawn"] == said[0]["drawn"]
+
+
+def test_a_mesh_of_one_needs_no_group():
+    alone = run_ranks(f"{HERE}:conversation", 1)[0]
+    assert alone["seat"] == [0, 1, 0, 1, True]
+    assert alone["sum"] == [0.0, 0.5, 1e15]
+    assert alone["gather"] == [{"rank": 0, "word": "", "nothing": None}]
+
+
+def patience():
+    from paddle_dp.mesh import join
+
+    mesh = join()
+    if mesh.is_first:
+        time.sleep(1.0)
+    began = time.monotonic()
+    mesh.wait("slow rank 0")
+    mesh.wait("twice")
+    return time.monotonic() - began
+
+
+def test_wait_waits_for_the_slowest():
+    first, second = run_ranks(f"{HERE}:patience", 2)
+    assert first < 0.9
+    assert second > 0.9
+
+
+def own_streams():
+    import paddle
+
+    from paddle_dp.mesh import join
+    from paddle_dp.mesh.seed import part_ways
+
+    mesh = join(seed=5)
+    part_ways(5, mesh)
+    return paddle.rand([2]).tolist()
+
+
+def test_ranks_part_ways_reproducibly():
+    once, twice = run_ranks(f"{HERE}:own_streams", 2), run_ranks(f"{HERE}:own_streams", 2)
+    assert once == twice
+    assert once[0] != once[1]

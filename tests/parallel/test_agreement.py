@@ -1,0 +1,122 @@
+"""Divergence is named; it is never silence."""
+
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.parallel.agreement import digest
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_agreement.py"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "bool"])
+def test_equal_bits_equal_digests(dtype):
+    x = paddle.to_tensor([[1, 0, 3], [4, 5, 6]]).astype(dtype)
+    assert digest(x).tolist() == digest(x.clone()).tolist()
+
+
+def test_one_changed_bit_and_two_swapped_elements_show():
+    x = paddle.arange(10000, dtype="float32")
+    changed, swapped = x.clone(), x.clone()
+    changed[7] = 7.0000005
+    swapped[8], swapped[9] = 9.0, 8.0
+    assert len({tuple(digest(t).tolist()) for t in (x, changed, swapped)}) == 3
+    assert digest(paddle.to_tensor([0.0])).tolist() != digest(paddle.to_tensor([-0.0])).tolist()
+
+
+def test_an_empty_tensor_has_a_digest():
+    assert digest(paddle.zeros([0, 3])).tolist() == [0, 0]
+
+
+class Branches(nn.Layer):
+    """Uses `second` only where it is asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.use = nn.Linear(4, 3), nn.Linear(4, 3), True
+
+    def forward(self, x):
+        return self.first(x) + self.second(x) if self.use else self.first(x)
+
+
+def place(ranks_without, find_unused):
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Task
+    from paddle_dp.strategies.data_parallel import Config
+
+    mesh = join(seed=1)
+    model = Branches()
+    model.use = mesh.rank not in ranks_without
+    task = Task(
+        model=model,
+        loss=CrossEntropy().build(),
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
+    )
+    return mesh, Config(find_unused=find_unused).build(mesh).place(task)
+
+
+def step(mesh, learner):
+    from paddle_dp.data import Loader
+
+    class Data:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            import numpy as np
+
+            return np.full([4], i / 8, "float32"), i % 3
+
+    for batch in Loader.plain(Data(), 4, mesh).read(0):
+        learner.train_batch(batch)
+        learner.check("after a step")
+
+
+def unused(ranks_without, find_unused):
+    from paddle_dp.errors import DivergenceError
+
+    mesh, learner = place(ranks_without, find_unused)
+    try:
+        step(mesh, learner)
+    except DivergenceError as error:
+        return str(error)
+    return learner.model.second.weight.tolist()
+
+
+def test_a_parameter_without_gradient_on_one_rank_is_an_error():
+    for said in run_ranks(f"{HERE}:unused", 2, [1], False):
+        assert "parameter 'second.bias' got no gradient on rank 1" in said
+        assert "strategy.find_unused=true" in said
+
+
+def test_a_parameter_without_gradient_anywhere_is_an_error_too():
+    """Its whole bucket would not be exchanged."""
+    for said in run_ranks(f"{HERE}:unused", 2, [0, 1], False):
+        assert "got no gradient on any rank" in said
+
+
+@pytest.mark.parametrize("without", [[1], [0, 1]])
+def test_find_unused_handles_both(without):
+    weights = run_ranks(f"{HERE}:unused", 2, without, True)
+    assert isinstance(weights[0], list)
+    assert weights[0] == weights[1]
+
+
+def diverge():
+    from paddle_dp.errors import DivergenceError
+
+    mesh, learner = place([], False)
+    if mesh.rank == 2:
+        with paddle.no_grad():
+            learner.model.second.weight[1, 2] = 0.25
+    try:
+        learner.check("after step 7")
+    except DivergenceError as error:
+        return str(error)
+
+
+def test_a_changed_weight_is_named_with_its_rank():
+    for said in run_ranks(f"{HERE}:diverge", 3):
+        assert said.startswith("after step 7: rank 2 holds other values than rank 0 in 'second.weight'.")

@@ -1,0 +1,65 @@
+"""Our batch normalization is Paddle's on one rank, in values, gradients, statistics and names."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, local_norms, statistics, synchronize
+
+CASES = [
+    (nn.BatchNorm1D, {}, [6, 3]),
+    (nn.BatchNorm1D, {"data_format": "NLC"}, [6, 5, 3]),
+    (nn.BatchNorm2D, {}, [4, 3, 5, 2]),
+    (nn.BatchNorm2D, {"data_format": "NHWC", "momentum": 0.5, "epsilon": 1e-3}, [4, 5, 2, 3]),
+    (nn.BatchNorm2D, {"weight_attr": False, "bias_attr": False}, [4, 3, 5, 2]),
+    (nn.BatchNorm3D, {}, [2, 3, 4, 5, 2]),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "shape"), CASES)
+def test_one_rank_is_paddles_own(kind, settings, shape):
+    results = []
+    for wrap in (lambda layer: layer, lambda layer: SyncBatchNorm(layer, Mesh.alone())):
+        paddle.seed(0)
+        layer = wrap(kind(3, **settings))
+        x, weigh = paddle.randn(shape) * 3 + 1, paddle.randn(shape)
+        x.stop_gradient = False
+        y = layer(x)
+        (y * weigh).sum().backward()
+        layer.eval()
+        results.append([y, x.grad, layer._mean, layer._variance, layer(x), *(p.grad for p in trained(layer))])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-5, rtol=1e-4)
+
+
+def trained(layer):
+    return [p for p in layer.parameters() if not p.stop_gradient]
+
+
+def test_synchronize_keeps_names_and_weights():
+    model = nn.Sequential(nn.Conv2D(1, 3, 3), nn.BatchNorm2D(3), nn.Sequential(nn.BatchNorm2D(3)))
+    before = model.state_dict()
+    assert local_norms(model) == ["1", "2.0"]
+    synchronize(model, Mesh.alone())
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert local_norms(model) == []
+    assert synchronize(model, Mesh.alone())[1] is model[1]
+
+
+def test_a_ghost_leaves_no_trace():
+    layer = SyncBatchNorm(nn.BatchNorm1D(3), Mesh.alone())
+    layer.present = False
+    x = paddle.randn([4, 3])
+    x.stop_gradient = False
+    (layer(x) * paddle.randn([4, 3])).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 0)
+
+
+def test_statistics_are_not_parameters_to_learn():
+    model = nn.Sequential(nn.BatchNorm1D(3), nn.Linear(3, 2))
+    assert set(statistics(model)) == {"0._mean", "0._variance"}
+    assert set(statistics(synchronize(model, Mesh.alone()))) == {"0._mean", "0._variance"}

@@ -1,0 +1,92 @@
+"""One batch in, one update done: skipped on overflow, counted by the loss, left alone by ghosts."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.data import Batch, Micro
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Precision, Task, place_whole
+
+
+class Summed:
+    """Squared error over the targets that are not -1."""
+
+    def __call__(self, outputs, targets):
+        keep = (targets != -1).astype("float32")
+        return ((outputs - targets).square() * keep).sum(), keep.sum()
+
+    def count(self, targets):
+        return (targets != -1).astype("float32").sum()
+
+
+def learner(loss, precision="float32", model=None):
+    paddle.seed(0)
+    task = Task(
+        model=model or nn.Linear(3, 2),
+        loss=loss,
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
+        precision=Precision(dtype=precision),
+    )
+    return place_whole(task, Mesh.alone())
+
+
+def batch(*pieces):
+    random = np.random.RandomState(0)
+    micros = tuple(
+        Micro(
+            paddle.to_tensor(random.randn(max(n, 1), 3).astype("float32")),
+            paddle.to_tensor(random.randn(max(n, 1), 2).astype("float32")),
+            n,
+        )
+        for n in pieces
+    )
+    return Batch(micros, sum(pieces), 0, 0)
+
+
+def test_the_global_count_is_the_losss_own():
+    """Unequal micros with holes: the gradient is that of one mean over all counted targets."""
+    holed = batch(3, 5)
+    holed.micros[0].targets[0] = -1.0
+    ours = learner(Summed())
+    ours.train_batch(holed, observe=True)
+    plain = learner(Summed())
+    x = paddle.concat([m.inputs for m in holed.micros])
+    y = paddle.concat([m.targets for m in holed.micros])
+    total, count = plain.loss(plain.model(x), y)
+    assert count.item() == 14
+    (total / count).backward()
+    plain.optimizer.step()
+    np.testing.assert_allclose(ours.model.weight.numpy(), plain.model.weight.numpy(), atol=1e-6)
+    assert ours.observed["loss"] == pytest.approx((total / count).item(), rel=1e-6)
+
+
+def test_an_overflow_leaves_the_weights_alone_and_halves_the_scale():
+    overflowing = learner(Summed(), "float16")
+    overflowing.mixed.scale.scale = 1e38
+    before = overflowing.model.weight.numpy().copy()
+    overflowing.train_batch(batch(4))
+    np.testing.assert_array_equal(overflowing.model.weight.numpy(), before)
+    assert overflowing.mixed.scale.scale == 0.5e38
+    assert overflowing.model.weight.grad is None
+
+
+def test_float16_takes_its_scale_out_again():
+    scaled, plain = learner(Summed(), "float16"), learner(Summed(), "float16")
+    scaled.mixed.scale.scale, plain.mixed.scale.scale = 256.0, 1.0
+    for each in (scaled, plain):
+        each.train_batch(batch(4), observe=True)
+    np.testing.assert_allclose(scaled.model.weight.numpy(), plain.model.weight.numpy(), atol=2e-3)
+    assert scaled.observed["gradient_norm"] == pytest.approx(plain.observed["gradient_norm"], rel=5e-3)
+
+
+def test_a_ghost_changes_neither_weights_nor_statistics():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
+    ghostly = learner(lambda o, t: ((o - t).square().sum(), len(o)), model=model)
+    before = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    ghost = Batch((batch(0).micros[0],), 4, 0, 0)
+    ghostly.train_batch(ghost, observe=True)
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
+    assert ghostly.observed["loss"] == 0.0

@@ -1,0 +1,18 @@
+"""Trains a recipe; the script that Paddle's own launcher runs.
+
+    python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c configs/digits_mlp.yaml -o train.batch=64
+    python -m paddle.distributed.launch --gpus 0,1 tools/train.py -c configs/resnet50_flowers102.yaml
+    python tools/train.py -c configs/digits_mlp.yaml                                  # one process
+
+`paddle-dp train` does the same with a supervisor around it, which also ends what is left when something fails.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the launcher puts tools/ there
+
+from paddle_dp.launch.worker import main  # noqa: E402
+
+if __name__ == "__main__":
+    main("train")
