@@ -1,0 +1,32 @@
+"""Data that are computed when they are read: each sample a pure function of (seed, split, index)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Draw = Callable[[np.random.Generator], tuple[Array, Any]]
+
+
+class Generated:
+    """`samples` samples, each drawn by `draw` from a generator of its own; no two splits share one."""
+
+    def __init__(self, draw: Draw, samples: int, seed: int, split: str):
+        self._draw, self._samples = draw, samples
+        self._seed, self._split = seed % 2**64, int(split == "test")
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> tuple[Array, Any]:
+        if not 0 <= index < self._samples:
+            raise IndexError(f"{index} is not one of {self._samples} samples")
+        bits = np.random.Philox(key=[self._seed, index], counter=[0, 0, 0, self._split])
+        return self._draw(np.random.Generator(bits))
+
+    def take(self, indices: Array) -> tuple[Array, Array]:
+        inputs, targets = zip(*map(self.__getitem__, indices.tolist()), strict=True)
+        return np.stack(inputs), np.stack(targets)

@@ -1,0 +1,55 @@
+"""Oxford's 102 flowers (Nilsback and Zisserman 2008): 1020 images to train on, 6149 to test on, by path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._images import Images, Views
+from paddle_dp.datasets._paths import given, inside
+from paddle_dp.errors import DataError, InstallError
+
+_PAGE = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
+_IDS = {"official": {"train": "trnid", "test": "tstid"}, "swapped": {"train": "tstid", "test": "trnid"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Views):
+    """`path` is a folder with jpg/ (102flowers.tgz unpacked), imagelabels.mat and setid.mat.
+
+    `splits: swapped` trains on the 6149 images of the official test set and tests on the 1020 of the official
+    training set, as paddle.vision.datasets.Flowers and the classic PaddlePaddle examples do.
+    """
+
+    path: str | None = None
+    splits: Literal["official", "swapped"] = "official"
+
+    def build(self, split: str) -> Images:
+        """Targets int64 0..101: the file's labels less one."""
+        root = given(self.path, f"a folder with jpg/, imagelabels.mat and setid.mat, from {_PAGE}")
+        images = inside(root, ("jpg",), "the folder that 102flowers.tgz unpacks to")
+        labels = _column(root, "imagelabels.mat", "labels") - 1
+        ids = _column(root, "setid.mat", _IDS[self.splits][one_of(split)])
+        if len(ids) == 0 or ids.min() < 1 or ids.max() > len(labels):
+            raise DataError(f"{root}: setid.mat speaks of images that imagelabels.mat does not label")
+        files = [images / f"image_{number:05d}.jpg" for number in ids.tolist()]
+        classes = tuple(f"flower {number}" for number in range(1, 103))
+        return self.images(split, files, labels[ids - 1], classes)
+
+
+def _column(root: Path, name: str, word: str) -> Array:
+    """One list of numbers of a .mat file, int64 [n]."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise InstallError("the lists of flowers102 are read with SciPy: pip install scipy") from None
+    path = inside(root, (name,), f"from {_PAGE}")
+    try:
+        numbers: Any = loadmat(path)[word]
+        return np.asarray(numbers).ravel().astype(np.int64)
+    except Exception as error:  # SciPy raises whatever a damaged file leads it to
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error

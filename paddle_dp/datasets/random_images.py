@@ -1,0 +1,32 @@
+"""Noise in the shape of images, with random labels: nothing to download; for machines and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._generated import Generated
+from paddle_dp.units import Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`samples` images to train on and `test_samples` others to evaluate on, of `shape` [channels, height, width]."""
+
+    shape: tuple[Positive, ...] = (3, 224, 224)
+    classes: Positive = 1000
+    samples: Positive = 1024
+    test_samples: Positive = 256
+    seed: int = 0
+
+    def build(self, split: str) -> Generated:
+        """Inputs float32 [*shape], of mean 0 and variance 1 as normalised images have; targets int64."""
+        samples = self.samples if one_of(split) == "train" else self.test_samples
+        return Generated(self._draw, samples, self.seed, split)
+
+    def _draw(self, generator: np.random.Generator) -> tuple[Array, np.int64]:
+        label = np.int64(generator.integers(self.classes))
+        uniform = generator.random(self.shape, dtype=np.float32)  # four times as fast as normal noise
+        return (uniform - np.float32(0.5)) * np.float32(12**0.5), label

@@ -1,0 +1,31 @@
+"""Random tokens, each to be foretold from those before it: nothing to download; for machines and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._generated import Generated
+from paddle_dp.units import Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`samples` texts of `length` tokens out of `vocab` to train on, and `test_samples` others to evaluate on."""
+
+    vocab: Positive = 256
+    length: Positive = 128
+    samples: Positive = 1024
+    test_samples: Positive = 256
+    seed: int = 0
+
+    def build(self, split: str) -> Generated:
+        """Inputs int64 [length] in 0..vocab-1, targets int64 [length]: the same text, one token further."""
+        samples = self.samples if one_of(split) == "train" else self.test_samples
+        return Generated(self._draw, samples, self.seed, split)
+
+    def _draw(self, generator: np.random.Generator) -> tuple[Array, Array]:
+        text = generator.integers(self.vocab, size=self.length + 1, dtype=np.int64)
+        return text[:-1], text[1:]

@@ -1,0 +1,16 @@
+"""What tests of worker processes share."""
+
+import psutil
+import pytest
+
+
+@pytest.fixture
+def nothing_left_behind():
+    """After the test there is no process and no open file more than before it."""
+    import paddle  # noqa: F401 - its import opens files that stay open
+
+    this = psutil.Process()
+    files = this.num_fds()
+    yield
+    assert this.children(recursive=True) == []
+    assert this.num_fds() == files

@@ -1,0 +1,111 @@
+"""When a sample or its worker fails, it is said which, where and how; and the loader can be used again."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from paddle_dp.data import Loader, Share
+from paddle_dp.errors import DataError
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+
+
+class Numbers:
+    """Sample i is (i, i)."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return np.full(2, index, np.float32), index
+
+    def name_of(self, index):
+        return f"{index}.jpg"
+
+
+class Failing(Numbers):
+    """Does `fail` at sample 6; in the order of the data set, batches of 2, that is in batch 3."""
+
+    def __init__(self, fail):
+        super().__init__(20)
+        self.fail = fail
+
+    def __getitem__(self, index):
+        return self.fail() if index == 6 else super().__getitem__(index)
+
+
+def rows(loader, epoch=0, start=0):
+    return [[micro.inputs.tolist() for micro in batch.micros] for batch in loader.read(epoch, start)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failing_sample_is_named_when_its_batch_is_due(workers):
+    def fail():
+        raise OSError("disk on fire")
+
+    got = []
+    with Loader(Failing(fail), Share(20, 2, shuffle=False), workers=workers) as loader:
+        with pytest.raises(DataError, match=r"^sample 6 \(6.jpg\): OSError: disk on fire$") as error:
+            got.extend(batch.index for batch in loader.read(0))
+        assert got == [0, 1, 2]
+        assert "in fail" in str(error.value.__cause__) or workers == 0
+        assert len(rows(loader, start=4)) == 6  # and the loader can be used again
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_make_no_batch_are_named(workers):
+    dataset = Failing(lambda: (np.zeros(3, np.uint8), 0))
+    loader = Loader(dataset, Share(20, 2, shuffle=False), workers=workers)
+    with pytest.raises(
+        DataError, match=r"sample \d \(\d.jpg\) is .*\[\d\].*(uint8\[3\]|float32\[2\]).*batch"
+    ):
+        rows(loader)
+
+
+def test_a_hung_sample_is_noticed_and_named():
+    loader = Loader(Failing(lambda: time.sleep(3600)), Share(20, 2, shuffle=False), workers=2, timeout=0.3)
+    begun = time.monotonic()
+    with pytest.raises(DataError, match=r"data worker \d .*sample 6 \(6.jpg\) of epoch 0.*still for 0.3 s"):
+        rows(loader)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_first_sample_that_hangs_is_noticed_too():
+    loader = Loader(Failing(lambda: time.sleep(3600)), Share(20, 2, shuffle=False), workers=2, timeout=0.3)
+    with pytest.raises(DataError, match="sample 6"):
+        rows(loader, start=3)
+
+
+def test_slow_samples_are_not_taken_for_hung_ones():
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            time.sleep(0.1)
+            return super().__getitem__(index)
+
+    with Loader(Slow(10), Share(10, 10), workers=1, timeout=0.4) as loader:
+        assert len(rows(loader)) == 1
+
+
+def test_a_killed_worker_is_noticed_at_once():
+    with Loader(Numbers(4000), Share(4000, 4), workers=2, timeout=50) as loader:
+        reading = loader.read(0)
+        next(reading)
+        os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(DataError, match=r"data worker \d .*sample \d+ .*SIGKILL"):
+            for _ in reading:
+                pass
+        assert time.monotonic() - begun < 10
+
+
+def test_a_worker_that_leaves_is_noticed_with_its_status():
+    loader = Loader(Failing(lambda: os._exit(7)), Share(20, 2, shuffle=False), workers=2)
+    with pytest.raises(DataError, match=r"sample 6 .*exit status 7"):
+        rows(loader)

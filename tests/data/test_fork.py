@@ -1,0 +1,148 @@
+"""A worker is nobody: it does not answer its parent's signals, dies with it, and writes nothing of its."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paddle_dp.data.child import Child, ChildEndedError, ChildHungError
+from paddle_dp.data.fork import fork
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+
+
+def echo(commands, tell, progress):
+    while word := commands.read(1):
+        tell({"word": word.decode(), "pid": os.getpid()})
+
+
+def test_a_child_answers_until_it_is_ended():
+    child = Child(echo)
+    child.send(b"ab")
+    assert [child.receive(10)["word"] for _ in range(2)] == ["a", "b"]
+    child.end()
+    child.end()
+    assert not psutil.pid_exists(child.pid)
+
+
+def test_signals_to_the_parent_are_not_for_the_child():
+    child = Child(echo)
+    child.send(b"a")
+    child.receive(10)
+    os.kill(child.pid, signal.SIGINT)
+    child.send(b"b")
+    assert child.receive(10)["word"] == "b"
+    assert (
+        os.getsid(child.pid) == child.pid != os.getsid(0)
+    )  # a signal to the parent's group does not reach it
+    os.kill(child.pid, signal.SIGTERM)
+    with pytest.raises(ChildEndedError, match="ended by SIGTERM"):
+        child.receive(10)
+    child.end()
+
+
+def test_a_child_without_progress_counts_as_hung_and_one_with_progress_does_not():
+    def slow(commands, tell, progress):
+        commands.read(1)
+        for _ in range(20):
+            time.sleep(0.03)
+            progress[0] += 1
+        tell({})
+        time.sleep(3600)
+
+    child = Child(slow)
+    child.send(b"x")
+    assert child.receive(0.3) == {}
+    with pytest.raises(ChildHungError):
+        child.receive(0.3)
+    child.end()
+
+
+def test_an_ended_child_takes_what_it_started_with_it():
+    def starting(commands, tell, progress):
+        tell({"pid": subprocess.Popen(["sleep", "3600"]).pid})
+        commands.read(1)
+
+    child = Child(starting)
+    grandchild = psutil.Process(child.receive(10)["pid"])
+    child.end()
+    _until(lambda: not _alive(grandchild))
+
+
+def test_an_end_of_the_commands_is_the_end_of_the_child():
+    first, second = Child(echo), Child(echo)  # the second must not hold the first one's pipe open
+    second.send(b"x")
+    second.receive(10)
+    os.close(first._commands)
+    with pytest.raises(ChildEndedError, match="exit status 0"):
+        first.receive(10)
+    first._commands = os.open(os.devnull, os.O_RDONLY)
+    first.end()
+    second.end()
+
+
+def test_whatever_fails_in_a_copy_ends_there(capfd):
+    def fails():
+        print("a word of its own")
+        raise KeyError("lost")
+
+    pid = fork(fails)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    out, err = capfd.readouterr()
+    assert out == "a word of its own\n" and "KeyError: 'lost'" in err
+
+
+PARENT = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+import numpy as np
+from paddle_dp.data.share import Share
+from paddle_dp.data.workers import Workers
+class Slow(list):
+    def __getitem__(self, index):
+        time.sleep(3600 if index > 3 else 0)
+        return np.zeros(1000), index
+sys.stdout.write("not yet written ")
+source = Workers(Slow(range(64)), Share(64, 2, shuffle=False), 2, 4, 60.0)
+reading = source.read(0, 0)
+next(reading)
+print(*[child.pid for child in source._crew._children], flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(3600)", "raise SystemExit(3)"], ids=["killed", "leaves"])
+def test_they_die_with_their_parent_and_leave_nothing(then):
+    """Workers in the middle of a sample that never ends: neither a kill -9 nor an end of the parent is outlived."""
+    root = str(Path(__file__).resolve().parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(root=root, then=then)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        line = parent.stdout.readline()
+        workers = [psutil.Process(int(pid)) for pid in line.replace("not yet written", "").split()]
+        assert len(workers) == 2 and line.count("not yet written") == 1
+        assert not any("/dev/shm" in Path(f"/proc/{worker.pid}/maps").read_text() for worker in workers)
+        if "sleep" in then:
+            parent.kill()
+        parent.wait(10)
+        _until(lambda: not any(_alive(worker) for worker in workers))
+        assert parent.stdout.read() == ""  # what the parent had not yet written was not written again
+
+
+def _alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _until(condition, seconds=10):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come to pass"
+        time.sleep(0.01)
