@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def _files(path: Path) -> dict[str, bytes | Path]:
                 return {
                     Path(member.name).name: _content(archive, member) for member in archive if member.isfile()
                 }
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
             raise DataError(f"{path} cannot be read as an archive: {error}") from error
     for folder in (path, *(path / name for name in _FOLDERS)):
         if (folder / "meta").is_file() or (folder / "batches.meta").is_file():

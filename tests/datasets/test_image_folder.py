@@ -1,0 +1,132 @@
+"""Folders of images: numbered as they are named, seen as each split sees them, and clear about what is wrong."""
+
+import random
+
+import numpy as np
+import pytest
+
+from paddle_dp.data import Loader, Share
+from paddle_dp.datasets.image_folder import Config
+from paddle_dp.errors import DataError
+
+COLOURS = {"cat": (200, 40, 40), "dog": (40, 200, 40), "eel": (40, 40, 200)}
+SMALL = {"size": 16, "resize": 20}
+
+
+@pytest.fixture
+def root(tmp_path, save_image):
+    for split, number in (("train", 4), ("val", 2)):
+        for name, colour in COLOURS.items():
+            for i in range(number):
+                save_image(tmp_path / split / name / f"{i}.{'JPEG' if i % 2 else 'png'}", colour)
+    (tmp_path / "train" / "notes.txt").write_text("no class")
+    (tmp_path / "train" / "cat" / "list.txt").write_text("no image")
+    (tmp_path / "train" / ".cache").mkdir()
+    return tmp_path
+
+
+def config(root, **settings):
+    return Config(path=str(root), **SMALL | settings)
+
+
+def test_classes_are_folders_and_samples_are_images(root):
+    train, test = config(root).build("train"), config(root).build("test")
+    assert train.classes == test.classes == ("cat", "dog", "eel")
+    assert [len(train), len(test)] == [12, 6]
+    assert train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert train.name_of(5) == str(root / "train" / "dog" / "1.JPEG")
+
+
+def test_images_are_normalised_channels_first(root):
+    mean, std = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
+    data = config(root, mean=mean, std=std).build("test")
+    for index in range(6):
+        image, label = data[index]
+        assert image.shape == (3, 16, 16) and image.dtype == np.float32 and image.flags.c_contiguous
+        expected = (np.array(list(COLOURS.values())[label]) / 255 - mean) / std
+        assert np.abs(image.mean((1, 2)) - expected).max() < 0.1
+
+
+def test_evaluating_is_the_same_each_time_and_training_differs(root):
+    train, test = config(root, jitter=0.4).build("train"), config(root).build("test")
+    assert (test[0][0] == test[0][0]).all()
+    views = {tuple(train[0][0].ravel()) for _ in range(5)}
+    assert len(views) == 5
+
+
+def test_training_is_random_through_what_the_loader_seeds_alone(root):
+    """Jitter, crop and flip: all of it is settled by `random` and `numpy.random`."""
+    train = config(root, jitter=0.4).build("train")
+
+    def seen():
+        random.seed(5)
+        np.random.seed(5)
+        return train[1][0]
+
+    first = seen()
+    train[0]
+    assert (seen() == first).all()
+
+
+def test_workers_see_the_same_images(root):
+    data = config(root, jitter=0.2).build("train")
+    share = Share(len(data), 5, seed=2)
+    expected = [batch.micros[0].inputs.numpy() for batch in Loader(data, share).read(1)]
+    with Loader(data, share, workers=2) as loader:
+        got = [batch.micros[0].inputs.numpy() for batch in loader.read(1)]
+    assert all((a == b).all() for a, b in zip(expected, got, strict=True))
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no image", None], ids=["empty", "text", "cut off"])
+def test_an_unreadable_image_is_named(root, content):
+    path = root / "val" / "cat" / "1.JPEG"
+    path.write_bytes(path.read_bytes()[:300] if content is None else content)
+    data = config(root).build("test")
+    with pytest.raises(DataError, match=r"val/cat/1\.JPEG cannot be read as an image"):
+        data[1]
+    with pytest.raises(DataError, match=r"^sample 1: .*val/cat/1\.JPEG cannot be read"):
+        list(Loader(data, Share(6, 2, shuffle=False)).read(0))
+
+
+def test_a_missing_path_says_which_setting_to_give(tmp_path):
+    with pytest.raises(DataError, match=r"dataset.path is not given: .*train/<class>/") as error:
+        Config().build("train")
+    assert error.value.exit_status == 2
+    with pytest.raises(DataError, match=r"dataset.path: .*nowhere does not exist"):
+        config(tmp_path / "nowhere").build("train")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DataError, match=r"has no train, .*it has images"):
+        config(tmp_path).build("train")
+
+
+def test_folders_that_are_not_as_they_should_be_are_told(root):
+    for name in COLOURS:
+        (root / "val" / name).rename(root / "val" / name.upper())
+    with pytest.raises(DataError, match=r"different classes: only one of them has CAT, DOG, EEL, cat"):
+        config(root).build("test")
+    (root / "val").rename(root / "else")
+    with pytest.raises(
+        DataError, match="has no val or valid or validation or test, the images to evaluate on"
+    ):
+        config(root).build("test")
+    (root / "test").mkdir()
+    with pytest.raises(DataError, match="test has no class folders"):
+        config(root).build("test")
+
+
+def test_nothing_to_see_is_an_error(tmp_path):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="no class folders"):
+        config(tmp_path).build("train")
+    (tmp_path / "train" / "cat").mkdir()
+    with pytest.raises(DataError, match="not one image"):
+        config(tmp_path).build("train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"resize": 8}, "resize"), ({"crop": (0.5, 0.1)}, "crop"), ({"std": (1, 1, 0)}, "std")],
+)
+def test_nonsense_is_refused_by_name(settings, word):
+    with pytest.raises(ValueError, match=f"^{word}: "):
+        Config(**SMALL | settings)
