@@ -26,8 +26,6 @@ def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
     # The signal of a parent's death comes when the *thread* that forked ends, so only the main thread may ask for it.
     libc = ctypes.CDLL(None) if threading.current_thread() is threading.main_thread() else None
     parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
@@ -59,6 +57,6 @@ def _leave_the_parent(libc: ctypes.CDLL | None, parent: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    _kept.extend((sys.stdout, sys.stderr))
+    _kept.extend((sys.stdout, sys.stderr))  # with what the parent has still to write: that is for the parent
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
