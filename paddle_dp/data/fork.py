@@ -26,10 +26,8 @@ def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
     # The signal of a parent's death comes when the *thread* that forked ends, so only the main thread may ask for it.
     libc = ctypes.CDLL(None) if threading.current_thread() is threading.main_thread() else None
     parent = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python 3.12 on forks beside threads: see the top
+    with warnings.catch_warnings():  # Python 3.12 warns of forking beside threads: for that, see the top
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         return pid

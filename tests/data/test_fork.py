@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -43,6 +44,19 @@ def test_signals_to_the_parent_are_not_for_the_child():
     os.kill(child.pid, signal.SIGTERM)
     with pytest.raises(ChildEndedError, match="ended by SIGTERM"):
         child.receive(10)
+    child.end()
+
+
+def test_a_child_outlives_the_thread_that_made_it():
+    """The signal of a parent's death is sent at the end of a thread: it must not be asked for there."""
+    made = []
+    thread = threading.Thread(target=lambda: made.append(Child(echo)))
+    thread.start()
+    thread.join()
+    (child,) = made
+    time.sleep(0.05)
+    child.send(b"x")
+    assert child.receive(10)["word"] == "x"
     child.end()
 
 
@@ -127,10 +141,14 @@ def test_they_die_with_their_parent_and_leave_nothing(then):
         workers = [psutil.Process(int(pid)) for pid in line.replace("not yet written", "").split()]
         assert len(workers) == 2 and line.count("not yet written") == 1
         assert not any("/dev/shm" in Path(f"/proc/{worker.pid}/maps").read_text() for worker in workers)
-        if "sleep" in then:
-            parent.kill()
-        parent.wait(10)
-        _until(lambda: not any(_alive(worker) for worker in workers))
+        try:
+            if "sleep" in then:
+                parent.kill()
+            parent.wait(10)
+            _until(lambda: not any(_alive(worker) for worker in workers))
+        finally:
+            for process in (parent, *filter(_alive, workers)):
+                process.kill()
         assert parent.stdout.read() == ""  # what the parent had not yet written was not written again
 
 
