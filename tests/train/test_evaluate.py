@@ -1,0 +1,79 @@
+"""Every held-out sample once, on any number of ranks, and the numbers are scikit-learn's."""
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from tests.ranks import run_ranks
+
+HERE = "tests/train/test_evaluate.py"
+SAMPLES, CLASSES = 23, 6
+
+
+class Points:
+    classes = tuple("abcdef")
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return np.random.RandomState(i).randn(4).astype("float32"), np.int64(i % CLASSES)
+
+
+def evaluated(batch):
+    import paddle
+    from paddle import nn
+
+    from paddle_dp.data import Loader
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Task
+    from paddle_dp.strategies.data_parallel import Config
+    from paddle_dp.train.evaluate import evaluate
+
+    mesh = join(seed=2)
+    task = Task(
+        model=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1D(8), nn.Linear(8, CLASSES)),
+        loss=CrossEntropy().build(),
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
+    )
+    learner = Config().build(mesh).place(task)
+    if mesh.ranks > 1:  # ranks whose statistics have drifted apart evaluate the same model all the same
+        mean = learner.model[1]._mean
+        mean.set_value(mean + (mesh.rank - (mesh.ranks - 1) / 2))
+    found = evaluate(learner, Loader.plain(Points(), batch, mesh, shuffle=False), mesh)
+    outputs = [learner.predict(paddle.to_tensor(Points()[i][0][None])).numpy()[0] for i in range(SAMPLES)]
+    return {**found.numbers, "samples": found.samples, "confusion": found.confusion, "outputs": np.array(outputs),
+            "classes": found.classes, "table": found.per_class(), "training": learner.model.training}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_ranks(f"{HERE}:evaluated", 1, 10)[0]
+
+
+def test_the_numbers_are_scikit_learns(alone):
+    truth = np.arange(SAMPLES) % CLASSES
+    scores = np.array(alone["outputs"], "float64")
+    said = scores.argmax(1)
+    odds = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert alone["samples"] == SAMPLES
+    assert alone["acc1"] == pytest.approx(metrics.accuracy_score(truth, said), abs=1e-7)
+    assert alone["acc5"] == pytest.approx(metrics.top_k_accuracy_score(truth, scores, k=5), abs=1e-7)
+    assert alone["loss"] == pytest.approx(metrics.log_loss(truth, odds), rel=1e-5)
+    assert alone["confusion"] == metrics.confusion_matrix(truth, said).tolist()
+    precision, recall, f1, support = metrics.precision_recall_fscore_support(truth, said, zero_division=0)
+    for row, *wanted in zip(alone["table"], precision, recall, f1, support, strict=True):
+        assert [row["precision"], row["recall"], row["f1"], row["support"]] == pytest.approx(wanted)
+    assert [row["class"] for row in alone["table"]] == list("abcdef")
+    assert alone["training"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_count_every_sample_once(alone, ranks):
+    """23 samples in batches of 10: a last batch of 3 leaves a rank of 4 without any."""
+    for found in run_ranks(f"{HERE}:evaluated", ranks, 10):
+        assert found["samples"] == SAMPLES
+        assert found["confusion"] == alone["confusion"]
+        assert (found["acc1"], found["acc5"]) == (alone["acc1"], alone["acc5"])
+        assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)

@@ -1,0 +1,112 @@
+"""Stopped anywhere, it goes on from there: bitwise on the same ranks, with the same batches on others."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddle_dp.checkpoint import load, newest
+
+RECIPE = """
+model: {use: convnet, classes: 10, norm: batch}
+dataset: {use: digits, as_image: true}
+loss: {use: cross_entropy}
+optimizer: {use: adamw, clip: 1.0}
+schedule: {use: cosine, peak: 2.0e-3, warmup: 5 steps}
+strategy: {use: data_parallel, sync_batch_norm: true}
+train: {length: 40 steps, batch: 50, micros: 2}
+callbacks:
+  - {use: metrics, every: 1 step}
+  - {use: checkpoint, every: 7 steps, keep: 3}
+"""
+
+
+def command(recipe: Path, out: Path, ranks: int, *words: str) -> list[str]:
+    base = [sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", str(ranks), "--out", str(out)]
+    return [*base, *words]
+
+
+def train(recipe: Path, out: Path, ranks: int, *words: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command(recipe, out, ranks, *words), capture_output=True, text=True, timeout=150, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def losses(run: Path) -> dict[int, float]:
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row["loss"] for row in rows if row["event"] == "step"}
+
+
+def digests(run: Path) -> dict[str, str]:
+    """The bits of everything that the final checkpoint holds: weights, statistics, optimizer state."""
+    checkpoint = load(newest(run / "checkpoints"))
+    assert checkpoint.state["progress"]["step"] == 40
+    return {name: hashlib.sha256(checkpoint.read(name).tobytes()).hexdigest() for name in checkpoint.names}
+
+
+def killed(recipe: Path, out: Path) -> int:
+    """Starts a job of two ranks, ends all of it by kill -9 in mid-epoch, and returns the newest checkpoint's step."""
+    import psutil
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(
+        command(recipe, out, 2), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment
+    )
+    deadline = time.monotonic() + 100
+    while not list(out.glob("checkpoints/step-*14")):
+        assert job.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    family = [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]
+    for process in family:
+        process.send_signal(signal.SIGKILL)
+    job.wait()
+    psutil.wait_procs(family, timeout=10)
+    return load(newest(out / "checkpoints")).state["progress"]["step"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run, and a run that was killed."""
+    folder = tmp_path_factory.mktemp("resume")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    train(recipe, folder / "whole", 2)
+    step = killed(recipe, folder / "killed")
+    assert 14 <= step < 40
+    return recipe, folder
+
+
+def copied(folder: Path, name: str) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(folder / "killed", folder / name))
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_job_resumes_bit_by_bit(whole):
+    recipe, folder = whole
+    again = copied(folder, "again")
+    train(recipe, again, 2, "--resume")
+    assert digests(again) == digests(folder / "whole")
+    assert losses(again) == losses(folder / "whole")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_other_ranks_go_on_with_the_same_batches(whole, ranks):
+    recipe, folder = whole
+    again = copied(folder, f"on-{ranks}")
+    train(recipe, again, ranks, "--resume")
+    ours, truth = losses(again), losses(folder / "whole")
+    assert list(ours) == list(truth)
+    np.testing.assert_allclose(list(ours.values()), list(truth.values()), rtol=1e-5, atol=1e-6)

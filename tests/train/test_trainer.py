@@ -1,0 +1,128 @@
+"""The loop: what is told when, where it stops, and what it does with bad numbers."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.data import Loader
+from paddle_dp.errors import LossError, UsageError
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task, place_whole
+from paddle_dp.train import Callback, Progress, Trainer
+from paddle_dp.units import Every
+
+
+class Points:
+    def __init__(self, samples=10):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, i):
+        return np.full([3], i / 10, "float32"), np.int64(i % 2)
+
+
+class Diary(Callback):
+    """Writes down every moment."""
+
+    def __init__(self, every=None):
+        self.every = Every.parse(every) if every else None
+        self.lines = []
+
+    def note(self, moment):
+        self.lines.append((moment.name, moment.progress.epoch, moment.progress.batch, moment.progress.step))
+
+    start = epoch = evaluated = saved = end = note
+
+    def step(self, moment):
+        self.note(moment)
+        self.numbers = dict(moment.numbers)
+
+    def failed(self, moment):
+        self.note(moment)
+        self.error = moment.detail
+
+
+def trainer(*callbacks, samples=10, rate=0.1):
+    paddle.seed(0)
+    task = Task(
+        model=nn.Linear(3, 2),
+        loss=CrossEntropy().build(),
+        optimizer=lambda _, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]),
+    )
+    mesh = Mesh.alone()
+    return Trainer(place_whole(task, mesh), Loader.plain(Points(samples), 4, mesh), callbacks)
+
+
+def test_moments_in_order():
+    """10 samples in batches of 4 are 3 steps an epoch; 2 epochs are 6."""
+    diary = Diary("2 steps")
+    assert trainer(diary).fit("2 epochs") == Progress(epoch=2, batch=0, step=6, samples=20)
+    assert diary.lines == [
+        ("start", 0, 0, 0),
+        ("step", 0, 2, 2),
+        ("epoch", 1, 0, 3),
+        ("step", 1, 1, 4),
+        ("step", 1, 3, 6),
+        ("epoch", 2, 0, 6),
+        ("end", 2, 0, 6),
+    ]
+    assert set(diary.numbers) >= {"loss", "acc1", "lr", "gradient_norm", "samples_per_second", "waiting", "memory"}
+    assert diary.numbers["lr"] == pytest.approx(0.1)
+
+
+def test_steps_end_in_mid_epoch_and_go_on_from_there():
+    diary = Diary("1 epoch")
+    running = trainer(diary)
+    assert running.fit("4 steps") == Progress(epoch=1, batch=1, step=4, samples=14)
+    assert running.fit("6 steps") == Progress(epoch=2, batch=0, step=6, samples=20)
+    assert [line for line in diary.lines if line[0] == "epoch"] == [("epoch", 1, 0, 3), ("epoch", 2, 0, 6)]
+
+
+def test_going_on_is_the_same_as_never_stopping():
+    whole, halves = trainer(), trainer()
+    whole.fit("5 steps")
+    halves.fit("2 steps")
+    halves.fit("5 steps")
+    np.testing.assert_array_equal(whole.learner.model.weight.numpy(), halves.learner.model.weight.numpy())
+
+
+def test_a_callback_may_stop_it():
+    class Enough(Callback):
+        def step(self, moment):
+            if moment.progress.step == 2:
+                moment.trainer.stop("enough")
+
+    diary = Diary()
+    assert trainer(Enough(), diary).fit("9 epochs").step == 2
+    assert diary.lines[-1] == ("end", 0, 2, 2)
+
+
+def test_a_loss_that_is_no_number_ends_it_with_a_sentence():
+    diary = Diary()
+    with pytest.raises(LossError, match="the loss is nan at step 2"):
+        trainer(diary, rate=float("inf")).fit("1 epoch")
+    assert diary.lines[-1][0] == "failed"
+    assert isinstance(diary.error, LossError)
+
+
+def test_a_second_failure_does_not_hide_the_first():
+    class Broken(Diary):
+        def step(self, moment):
+            raise ZeroDivisionError("first")
+
+        def failed(self, moment):
+            raise KeyError("second")
+
+    diary = Diary()
+    with pytest.raises(ZeroDivisionError, match="first"):
+        trainer(Broken(), diary).fit("1 epoch")
+    assert diary.lines[-1][0] == "failed"
+
+
+def test_nothing_held_out_is_said():
+    with pytest.raises(UsageError, match="no held-out data"):
+        trainer().evaluate()
