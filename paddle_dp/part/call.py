@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -49,6 +50,7 @@ def resolve(dotted: str) -> Any:
     return found
 
 
+@cache
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     """A Config whose settings are the parameters of a class or function, less those that build() is given."""
     taken = GIVEN_BY_NAME.get(shelf, ())

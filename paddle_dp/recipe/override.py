@@ -23,12 +23,17 @@ class _Override:
 
     @property
     def where(self) -> str:
-        return f"override '{self.text}'"
+        return override_place(self.text)
 
     @property
     def order(self) -> tuple[int, bool]:
         """Whole groups before their settings, and `use`, which empties a part, before the part's others."""
         return len(self.keys), self.keys[-1] != "use"
+
+
+def override_place(text: str) -> str:
+    """Where a mistake in this override stands."""
+    return f"override '{text}'"
 
 
 def lay_over(page: Page, texts: Sequence[str]) -> None:
@@ -44,7 +49,7 @@ def lay_over(page: Page, texts: Sequence[str]) -> None:
 def _read(text: str, page: Page) -> _Override | None:
     name, equals, value = text.partition("=")
     keys = tuple(name.strip().split("."))
-    where = f"override '{text}'"
+    where = override_place(text)
     if not equals or not all(keys):
         what = "is not of the form KEY=VALUE, such as train.batch=64"
         page.mistakes.append(Mistake(where=where, what=what))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paddle_dp.errors import Mistake, RecipeError
 from paddle_dp.part import Owner, read_settings
-from paddle_dp.recipe.override import lay_over
+from paddle_dp.recipe.override import lay_over, override_place
 from paddle_dp.recipe.page import read_page
 from paddle_dp.recipe.schema import DEFAULTS, Recipe
 
@@ -34,11 +34,14 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     except RecipeError as error:
         page.mistakes += [replace(m, where=page.place(m.path)) for m in error.mistakes]
     if page.mistakes:
-        raise RecipeError(sorted(page.mistakes, key=_line))
+        order = [override_place(text) for text in overrides]
+        raise RecipeError(sorted(page.mistakes, key=lambda mistake: _order(mistake, order)))
     return recipe
 
 
-def _line(mistake: Mistake) -> tuple[int, int]:
-    """The file's mistakes from top to bottom, then the overrides'."""
+def _order(mistake: Mistake, overrides: Sequence[str]) -> tuple[bool, int]:
+    """The file's mistakes from top to bottom, then those of the overrides as they were given."""
+    if mistake.where in overrides:
+        return True, overrides.index(mistake.where)
     number = re.search(r":(\d+)$", mistake.where)
-    return mistake.where.startswith("override"), int(number[1]) if number else 0
+    return False, int(number[1]) if number else 0

@@ -1,0 +1,24 @@
+"""Recipes checked on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.recipe.check import check_all
+
+
+def test_a_line_for_each_and_all_mistakes(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, wrong = write(), write("train: {batch: x}", "wrong.yaml")
+    assert check_all([wrong, right]) == 2
+    out, err = capsys.readouterr()
+    assert out == f"{right}: recipe_model.Config on digits, sgd, data_parallel: 3 epochs in batches of 32\n"
+    assert f"{wrong}:1: train.batch: 'x' is not a whole number" in err and "needs 'model'" in err
+
+
+def test_right_ones_leave_with_0(write: Callable[..., Path]) -> None:
+    assert check_all([write()]) == 0

@@ -1,0 +1,104 @@
+"""KEY=VALUE laid over a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paddle_dp.recipe.override import lay_over
+from paddle_dp.recipe.page import Page, parse
+
+TEXT = """\
+strategy: {use: data_parallel, bucket: 5 MB}
+train: {batch: 32, precision: float16}
+milestones: [1, 2]
+callbacks: [{use: console, every: 1 step}, {use: metrics}]
+loss:
+"""
+
+
+def laid(*overrides: str) -> Page:
+    page = parse(TEXT, "a.yaml")
+    lay_over(page, overrides)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("train.batch=64", ("train", "batch"), 64),
+        ("train.batch = 64", ("train", "batch"), 64),
+        ("train.batch=3e-4", ("train", "batch"), 3e-4),
+        ("train.batch='64'", ("train", "batch"), "64"),
+        ("train.length=3 epochs", ("train", "length"), "3 epochs"),
+        ("out=", ("out",), None),
+        ("out=runs/a=b", ("out",), "runs/a=b"),
+        ("loss.use=cross_entropy", ("loss",), {"use": "cross_entropy"}),
+        ("loader.workers=2", ("loader",), {"workers": 2}),
+        ("train={batch: 1}", ("train",), {"batch": 1}),
+        ("callbacks=[]", ("callbacks",), []),
+        ("callbacks.0.every=5 steps", ("callbacks", 0, "every"), "5 steps"),
+        ("callbacks.metrics.every=5 steps", ("callbacks", 1, "every"), "5 steps"),
+        ("callbacks.2.use=profile", ("callbacks", 2), {"use": "profile"}),
+        ("callbacks.1={use: profile}", ("callbacks", 1), {"use": "profile"}),
+        ("milestones.1=5", ("milestones",), [1, 5]),
+        ("milestones.2=5", ("milestones",), [1, 2, 5]),
+        ("strategy.bucket=1 MB", ("strategy",), {"use": "data_parallel", "bucket": "1 MB"}),
+    ],
+)
+def test_one_override(override: str, path: tuple[Any, ...], value: Any) -> None:
+    page = laid(override)
+    assert not page.mistakes
+    found = page.values
+    for key in path:
+        found = found[key]
+    assert found == value
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_use_replaces_the_whole_part_in_whichever_order(order: int) -> None:
+    page = laid(*["strategy.use=hybrid", "strategy.tensor=2"][::order])
+    assert page.values["strategy"] == {"use": "hybrid", "tensor": 2}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_whole_group_comes_before_its_settings(order: int) -> None:
+    page = laid(*["callbacks=[{use: profile}]", "callbacks.profile.steps=3"][::order])
+    assert page.values["callbacks"] == [{"use": "profile", "steps": 3}]
+
+
+def test_the_last_of_two_holds() -> None:
+    assert laid("train.batch=1", "train.batch=2").values["train"]["batch"] == 2
+
+
+def test_mistakes_are_placed_at_the_override() -> None:
+    page = laid("train.batch=64", "strategy.use=hybrid")
+    assert page.place(("train", "batch")) == "override 'train.batch=64'"
+    assert page.place(("strategy", "tensor")) == "override 'strategy.use=hybrid'"
+    assert page.place(("strategy", "bucket")) == "override 'strategy.use=hybrid'"
+    assert page.place(("train", "precision")) == "a.yaml:2"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.batch", "override 'train.batch': is not of the form KEY=VALUE, such as train.batch=64"),
+        ("=3", "override '=3': is not of the form KEY=VALUE"),
+        ("train..batch=3", "is not of the form KEY=VALUE"),
+        ("train.batch=[1", "override 'train.batch=[1': this is not YAML"),
+        ("train.precision.level=O2", "train.precision is 'float16', which has no settings of its own"),
+        ("callbacks.profile.steps=3", "(it has console, metrics). To add one: callbacks.2.use=profile"),
+        ("milestones.5=1", "milestones has no '5' (it has 2 of them)"),
+    ],
+)  # fmt: skip
+def test_one_mistake(override: str, said: str) -> None:
+    page = laid(override)
+    assert len(page.mistakes) == 1 and said in str(page.mistakes[0])
+    assert page.values == parse(TEXT, "a.yaml").values
+
+
+def test_one_override_leaves_aliases_of_a_group_alone() -> None:
+    page = parse("a: &x {b: 1}\nc: *x\n", "a.yaml")
+    lay_over(page, ["a.b=2"])
+    assert page.values == {"a": {"b": 2}, "c": {"b": 1}}

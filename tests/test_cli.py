@@ -1,0 +1,199 @@
+"""The words of the command line: what they ask for, how they answer, and how quickly."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paddle_dp
+from paddle_dp import cli
+from paddle_dp.errors import RunError
+from paddle_dp.launch.command import Job
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Job]]:
+    """The jobs that would have been run; each ends with status 7."""
+    from paddle_dp.launch import supervise
+
+    asked: list[Job] = []
+    monkeypatch.setattr(supervise, "run", lambda job: asked.append(job) or 7)
+    return asked
+
+
+def leave(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    return int(caught.value.code or 0)
+
+
+def command(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "paddle_dp", *words],
+        env=environment, cwd=more.pop("cwd", ROOT), capture_output=True, text=True, timeout=60, **more,
+    )  # fmt: skip
+
+
+def test_train_asks_for_a_job(jobs: list[Job]) -> None:
+    words = ["train", "a.yaml", "train.batch=64", "--ranks", "2", "out=x", "--out", "runs/b"]
+    assert leave(*words) == 7
+    assert jobs == [
+        Job(recipe=Path("a.yaml"), overrides=("train.batch=64", "out=x"), ranks=2, out=Path("runs/b"))
+    ]
+
+
+def test_train_on_several_nodes(jobs: list[Job]) -> None:
+    leave(
+        *["train", "a.yaml", "--devices", "0,3", "--nodes", "2", "--master", "host:9701", "--node-rank", "1"]
+    )
+    assert jobs == [Job(recipe=Path("a.yaml"), devices=(0, 3), nodes=2, master="host:9701", node_rank=1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [
+        (["a.yaml"], None),
+        (["a.yaml", "--resume"], "newest"),
+        (["a.yaml", "--resume", "--ranks", "2"], "newest"),
+        (["a.yaml", "--resume", "train.batch=64"], "newest"),
+        (["--resume", "a.yaml"], "newest"),
+        (["a.yaml", "--resume", "runs/x/checkpoints/step-00000012"], "runs/x/checkpoints/step-00000012"),
+        (["a.yaml", "--resume", "runs/lr=1/checkpoints"], "runs/lr=1/checkpoints"),
+        (["a.yaml", "--resume=best"], "best"),
+    ],
+)
+def test_the_value_of_resume_may_be_left_out(jobs: list[Job], words: list[str], resume: str | None) -> None:
+    leave("train", *words)
+    assert jobs[0].resume == resume and jobs[0].recipe == Path("a.yaml")
+
+
+def test_evaluate_takes_the_recipe_of_the_run(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("evaluate", str(tmp_path), "--ranks", "3", "--checkpoint", "best")
+    assert jobs == [
+        Job(
+            task="evaluate",
+            recipe=tmp_path / "recipe.yaml",
+            ranks=3,
+            out=tmp_path,
+            extra={"checkpoint": "best"},
+        )
+    ]
+
+
+def test_verify_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle_dp import proof
+
+    asked: list[Any] = []
+    monkeypatch.setattr(proof, "verify", lambda *words: asked.append(words) or 1)
+    assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50") == 1
+    assert asked == [(Path("a.yaml"), ("train.batch=50",), 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
+        (["train", "configs"], "configs: is a folder, not a recipe."),
+        (["train", "a.yaml", "--ranks", "0"], "--ranks 0: a job has 1 rank or more."),
+        (["train", "a.yaml", "--devices", "gpu:0"], "--devices gpu:0: give GPU numbers separated by commas"),
+        (["evaluate", "nowhere"], "nowhere is no folder: name the folder of a run"),
+        (["verify", "a.yaml", "--ranks", "1"], "verify compares one process with 2 ranks or more"),
+        (["dashboard", "nowhere"], "nowhere is no folder"),
+        (["parts", "modls"], "There is no shelf 'modls'. Did you mean 'models'?"),
+        (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
+    ],
+)
+def test_a_mistake_is_one_message_and_status_2(
+    words: list[str],
+    said: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert leave(*words) == 2
+    out, err = capfd.readouterr()
+    assert said in err and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.parametrize("words", ["trian", "train", "train a.yaml --rank 2", "dashboard x --port y"])
+def test_a_wrong_word_is_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave(*words.split()) == 2
+    assert "Error" in capsys.readouterr().err
+
+
+def test_an_error_on_purpose_is_its_message_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_run", lambda **_: (_ for _ in ()).throw(RunError("rank 1 is gone")))
+    assert leave("train", "a.yaml") == 1
+    assert capsys.readouterr().err == "rank 1 is gone\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_run", lambda **_: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        cli.main(["train", "a.yaml"])
+
+
+@pytest.mark.parametrize("missing", ["paddle", "something_else"])
+def test_a_missing_paddle_is_told_with_the_command(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(**_: Any) -> None:
+        raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
+
+    monkeypatch.setattr(cli, "_run", run)
+    if missing == "paddle":
+        assert leave("train", "a.yaml") == 2 and "pip install -e '.[cpu]'" in capsys.readouterr().err
+    else:
+        with pytest.raises(ModuleNotFoundError):
+            cli.main(["train", "a.yaml"])
+
+
+def test_help_is_quick_and_without_paddle() -> None:
+    """Half a second of processor time: wall time would measure the neighbours."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = command("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0
+    verbs = ("train", "evaluate", "verify", "dashboard", "parts", "check", "schema")
+    assert all(word in done.stdout for word in (*verbs, "--version"))
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+@pytest.mark.parametrize(
+    "module", ["paddle_dp", *(f"paddle_dp.{m}" for m in ("cli", "recipe", "launch.dashboard"))]
+)
+def test_importing_does_not_import_paddle(module: str) -> None:
+    code = f"import sys, {module}; assert 'paddle' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_the_version() -> None:
+    assert command("--version").stdout == f"paddle-dp {paddle_dp.__version__}\n"
+
+
+def test_parts_and_check_and_schema(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("model: {use: mlp}\n")
+    assert "cross_entropy" in command("parts").stdout
+    checked = command("check", str(tmp_path / "a.yaml"))
+    assert (
+        checked.returncode == 2
+        and "a recipe needs 'train'" in checked.stderr
+        and "Traceback" not in checked.stderr
+    )
+    schema = command("schema")
+    assert schema.returncode == 0 and schema.stdout.startswith('{\n  "$schema"') and not schema.stderr
