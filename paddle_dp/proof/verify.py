@@ -33,6 +33,7 @@ def verify(path: Path, overrides: Sequence[str] = (), ranks: int = 2, steps: int
         sides = []
         for number in (1, ranks):
             folder = Path(scratch) / f"ranks-{number}"
+            print(f"running {steps} steps on {number} rank{'s' * (number > 1)} …", file=sys.stderr, flush=True)
             job = _job(path, overrides, number, folder, {"steps": steps, "ranks": ranks})
             status = run(job) if number > 1 else run_alone(job)
             if status:
@@ -69,21 +70,21 @@ def _job(path: Path, overrides: Sequence[str], ranks: int, folder: Path, extra: 
 
 def show(recipe: Recipe, one: Side, many: Side, verdict: Verdict) -> None:
     """Prints the table of steps, the largest differences beside their tolerances, and one sentence."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches")
-    for name in ("step", "samples", "shares", "loss, 1", f"loss, {many.ranks}", "difference", "gradient norm"):
-        table.add_column(name, justify="right")
+    table = Table(title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches", box=box.SIMPLE)
+    for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "gradient norm"):
+        table.add_column(name, justify="right", no_wrap=True)
     for number, (a, b) in enumerate(zip(one.rows, many.rows, strict=True), start=1):
-        shares = " + ".join(map(str, b["shares"])) if many.ranks <= 8 else f"{min(b['shares'])} to {max(b['shares'])}"
         losses = [f"{a['loss']:.7f}", f"{b['loss']:.7f}", f"{abs(a['loss'] - b['loss']):.1e}"]
-        table.add_row(str(number), str(b["samples"]), shares, *losses, f"{b['gradient_norm']:.6f}")
+        table.add_row(str(number), _shares(b["shares"]), *losses, f"{b['gradient_norm']:.6f}")
     console.print(table)
-    bounds = Table(title=f"largest relative differences, {recipe.train.precision.dtype}")
+    bounds = Table(title=f"largest relative differences in {recipe.train.precision.dtype}", box=box.SIMPLE)
     for name in ("of", "found", "allowed"):
-        bounds.add_column(name, justify="left" if name == "of" else "right")
+        bounds.add_column(name, justify="left" if name == "of" else "right", no_wrap=True)
     found = (verdict.loss, verdict.gradient_norm, verdict.weights)
     names = ("loss", "gradient norm", f"weights (most in {verdict.worst})")
     for name, value, allowed in zip(names, found, verdict.tolerance, strict=True):
@@ -91,6 +92,12 @@ def show(recipe: Recipe, one: Side, many: Side, verdict: Verdict) -> None:
     console.print(bounds)
     for sentence in sentences(one, many, verdict):
         console.print(sentence)
+
+
+def _shares(shares: list[int]) -> str:
+    """"16+17+17=50": what each rank had of the global batch."""
+    each = "+".join(map(str, shares)) if len(shares) <= 4 else f"{len(shares)}×({min(shares)} to {max(shares)})"
+    return f"{each}={sum(shares)}"
 
 
 def sentences(one: Side, many: Side, verdict: Verdict) -> list[str]:

@@ -102,6 +102,8 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     names = list(dict.fromkeys(name for row in rows for name in row[0]))
     numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / max(count, 1) for name in names}
     confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
+    if confusion is not None:  # a loss without scores of its own: the counts know
+        numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     classes = getattr(loader.dataset, "classes", None)
     return Evaluation(
         numbers=numbers, samples=samples, confusion=confusion, classes=tuple(classes) if classes else None

@@ -45,6 +45,13 @@ class Trainer:
         self.meter = Meter(self.mesh)
         self._steppers = [c for c in self.callbacks if type(c).step is not Callback.step]
 
+    @classmethod
+    def of(cls, **described: Any) -> Trainer:
+        """A trainer from your own model, data and loss, without YAML; the keywords are the fields of `Script`."""
+        from paddle_dp.train.script import Script
+
+        return Script(**described).trainer()
+
     def fit(self, until: Length | str) -> Progress:
         """Trains from where it is until `until`, counted from the very beginning, and returns the progress.
 
