@@ -72,7 +72,7 @@ def test_the_dashboard_shows_the_runs_and_ends_with_its_process(tmp_path: Path) 
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port}/" in process.stdout.readline()
         assert "run/visualdl" in page(f"http://127.0.0.1:{port}/app/api/runs")
-        assert TELEMETRY not in page(f"http://127.0.0.1:{port}/app/__snowpack__/env.js")
+        assert TELEMETRY not in page(f"http://127.0.0.1:{port}/app/__snowpack__/env.local.js")
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM
     finally:
