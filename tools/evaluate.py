@@ -6,10 +6,12 @@
 `paddle-dp evaluate` does the same with a supervisor around it.
 """
 
+import os
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the launcher puts tools/ there
+sys.path[0] = os.getcwd()  # tools/ was there, and would hide packages that are named like its files
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from paddle_dp.launch.worker import main  # noqa: E402
 

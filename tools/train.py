@@ -7,10 +7,12 @@
 `paddle-dp train` does the same with a supervisor around it, which also ends what is left when something fails.
 """
 
+import os
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the launcher puts tools/ there
+sys.path[0] = os.getcwd()  # tools/ was there, and would hide packages that are named like its files
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from paddle_dp.launch.worker import main  # noqa: E402
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 
 
@@ -13,7 +14,12 @@ def ignore_ccache() -> None:
 
 
 def import_paddle() -> None:
-    """Imports paddle without its warning against OMP_NUM_THREADS over 1: the number is ours, and was printed."""
+    """Imports paddle without its warning against OMP_NUM_THREADS over 1: the number is ours, and was printed.
+
+    PYTHONWARNINGS=ignore, set after this process began, is made to work as if it had been set before.
+    """
     ignore_ccache()
+    if os.environ.get("PYTHONWARNINGS") == "ignore":
+        warnings.simplefilter("ignore")
     with contextlib.redirect_stderr(io.StringIO()):
         import paddle  # noqa: F401

@@ -1,0 +1,92 @@
+"""argv and environment are pure: what a job is started with can be read without starting it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paddle_dp.launch.command import Job, Meeting, Plan, argv, environment, headline, settings
+from paddle_dp.launch.machine import Machine
+
+CPU = Machine(cores=8, slow_mkl=True)
+GPU = Machine(cores=8, cuda=True, gpus=("0", "1", "2"))
+
+
+def plan(machine: Machine = CPU, ranks: int = 2, gpus: tuple[str, ...] = (), nodes: int = 1, **job) -> Plan:
+    return Plan(job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, gpus=gpus, nodes=nodes)
+
+
+def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder():
+    words = argv(plan(overrides=("a.b=1", "c=2")), Path("x/attempt-004"), python="py")
+    assert words[:4] == ["py", "-u", "-m", "paddle.distributed.launch"]
+    assert words[4:10] == ["--nproc_per_node", "2", "--log_dir", "x/attempt-004", "--job_id", "attempt-004"]
+    assert words[10].endswith("paddle_dp/launch/worker.py")
+    assert words[11:] == ["-c", "r.yaml", "--task", "train", "-o", "a.b=1", "-o", "c=2"]
+    assert "--devices" not in words  # on a CPU the launcher raises ValueError
+
+
+def test_devices_and_nodes_are_passed_on():
+    meeting = Meeting(master="10.0.0.1:9701", host="10.0.0.2", interface="eth0")
+    words = argv(plan(GPU, gpus=("0", "2"), nodes=2, node_rank=1), Path("logs"), meeting)
+    for pair in ("--devices 0,2", "--nnodes 2", "--master 10.0.0.1:9701", "--rank 1", "--host 10.0.0.2"):
+        assert pair in " ".join(words)
+
+
+def test_the_run_folder_is_an_override_that_yaml_reads_as_text():
+    job = Job(recipe=Path("r.yaml"), overrides=("a=1",), out=Path("runs/yes: no"))
+    assert job.all_overrides == ("a=1", 'out="runs/yes: no"')
+    assert job.options["out"] == "runs/yes: no"
+
+
+def test_leftovers_of_other_jobs_are_dropped_and_ours_are_kept():
+    inherited = {
+        "PATH": "/bin", "PADDLE_NNODES": "2", "PADDLE_TRAINER_ENDPOINTS": "a:1,b:2", "MASTER_ADDR": "elsewhere",
+        "MASTER_PORT": "1", "POD_IP": "1.2.3.4", "FLAGS_selected_gpus": "0", "FLAGS_benchmark": "1",
+        "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_MKL": "off",
+    }  # fmt: skip
+    found = environment(plan(), inherited)
+    assert found.keys() & inherited.keys() == {"PATH", "FLAGS_benchmark", "PADDLE_DP_MKL"}
+
+
+def test_a_job_cannot_inherit_what_another_was_told():
+    found = environment(plan(resume="newest", extra={"k": 1}), {"PADDLE_DP_OPTIONS": '{"resume": "other"}'})
+    assert json.loads(found["PADDLE_DP_OPTIONS"]) == {"resume": "newest", "out": None, "k": 1}
+
+
+def test_threads_are_the_ranks_share_of_the_cores_and_never_none():
+    assert settings(plan(ranks=2), {})["OMP_NUM_THREADS"] == "4"
+    assert settings(plan(ranks=16), {})["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in settings(plan(), {"OMP_NUM_THREADS": "3"})
+    assert "OMP_NUM_THREADS" not in settings(plan(GPU, gpus=("0", "1")), {})
+
+
+def test_mkl_gets_its_word_on_amd_only_and_can_be_left_out():
+    assert settings(plan(), {})["MKL_DEBUG_CPU_TYPE"] == "5"
+    assert "MKL_DEBUG_CPU_TYPE" not in settings(plan(), {"PADDLE_DP_MKL": "off"})
+    assert "MKL_DEBUG_CPU_TYPE" not in settings(plan(Machine(cores=2)), {})
+
+
+def test_gloo_stays_on_this_machine_unless_there_are_others():
+    assert settings(plan(), {})["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in settings(plan(), {"GLOO_SOCKET_IFNAME": "eth1"})
+    assert "GLOO_SOCKET_IFNAME" not in settings(plan(nodes=2), {})
+    meeting = Meeting(master="10.0.0.1:1", host="10.0.0.2", interface="eth0")
+    assert environment(plan(nodes=2), {}, meeting)["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert environment(plan(nodes=2), {"GLOO_SOCKET_IFNAME": "ib0"}, meeting)["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_gpus_are_seen_by_those_who_use_them():
+    seen = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+    assert environment(plan(GPU, gpus=("0", "1")), seen)["CUDA_VISIBLE_DEVICES"] == "0,1,2"
+    assert environment(plan(GPU, ranks=1, gpus=("2",)), seen)["CUDA_VISIBLE_DEVICES"] == "2"
+    assert environment(plan(GPU, ranks=1), seen)["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment(plan(GPU, ranks=2), seen)["CUDA_VISIBLE_DEVICES"] == "all"
+
+
+def test_one_line_says_how_it_runs():
+    line = headline(plan(), environment(plan(), {}), Path("runs/x"))
+    assert line.startswith("2 ranks on CPU · 4 threads each · MKL_DEBUG_CPU_TYPE=5 (")
+    assert line.endswith(" · runs/x") and "\n" not in line
+    assert headline(plan(GPU, gpus=("0", "2")), {}, Path("r")) == "2 ranks on GPU 0,2 · r"
+    assert headline(plan(nodes=3, node_rank=1), {}, Path("r")) == "node 1 of 3, 2 ranks here on CPU · r"
+    assert "1 thread ·" in headline(plan(ranks=1), {"OMP_NUM_THREADS": "1"}, Path("r"))

@@ -1,0 +1,113 @@
+"""The first cause is found among the echoes, and is told in its own words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddle_dp.errors import DataError, UsageError
+from paddle_dp.launch.failures import Failure, describe, first, read_all
+
+GLOO = "[/paddle/third_party/gloo/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
+
+
+def caught(error: BaseException, rank: int = 1) -> Failure:
+    try:
+        raise error
+    except BaseException as found:  # noqa: BLE001 - as a worker does
+        return Failure.of(found, rank)
+
+
+def end(rank: int, message: str = "boom", time: float = 0.0, **words) -> Failure:
+    return Failure(rank=rank, kind=words.pop("kind", "ValueError"), message=message, time=time, **words)
+
+
+def test_a_failure_travels_through_its_file(tmp_path):
+    failure = caught(ValueError("ä"))
+    failure.write(tmp_path)
+    end(0).write(tmp_path)
+    assert {f.rank for f in read_all(tmp_path)} == {0, 1}
+    assert failure in read_all(tmp_path)
+    assert json.loads((tmp_path / "failure.rank-1.json").read_text()).keys() >= {
+        "rank", "host", "time", "pid", "kind", "message", "traceback", "exit_status",
+    }  # fmt: skip
+    assert len(list(tmp_path.iterdir())) == 2  # no partial file
+
+
+def test_a_disk_that_is_full_does_not_hide_the_failure(tmp_path, capsys):
+    caught(ValueError("x")).write(tmp_path / "nowhere")
+    assert "could not be written" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message", "expected"),
+    [
+        (ValueError("bad"), 1, "bad", False),
+        (DataError("photo.jpg"), 1, "photo.jpg", True),
+        (UsageError("type this"), 2, "type this", True),
+        (SystemExit(3), 3, "sys.exit(3)", False),
+        (SystemExit("no"), 1, "sys.exit('no')", False),
+        (KeyboardInterrupt(), 130, "interrupted. Go on with --resume.", True),
+    ],
+)
+def test_the_exit_status_follows_the_error(error, status, message, expected):
+    failure = caught(error)
+    assert (failure.exit_status, failure.message, failure.expected) == (status, message, expected)
+
+
+def test_causes_come_with_their_own_causes():
+    error = ValueError("outer")
+    error.__cause__ = KeyError("inner")
+    assert "inner" in caught(error).traceback
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        end(0, GLOO, time=1.0, kind="RuntimeError"),
+        end(0, "Connection reset by peer", time=1.0),
+        end(0, "was ended by SIGABRT", time=1.0, kind="SIGABRT"),
+        end(0, "was ended by SIGTERM", time=1.0, kind="SIGTERM"),
+    ],
+)
+def test_an_echo_is_never_the_cause_even_when_it_is_heard_first(echo):
+    cause = end(1, time=2.0)
+    assert first([echo, cause, end(2, time=3.0)]) is cause
+    assert first([echo]) is echo
+
+
+def test_what_was_raised_on_purpose_is_no_echo_whatever_its_words():
+    assert not caught(DataError("nccl.jpg: connection reset")).consequence
+
+
+def test_no_failure_has_no_first():
+    assert first([]) is None
+
+
+def test_the_screen_ends_with_the_traceback_the_rank_the_host_and_the_log(tmp_path):
+    text = describe(caught(ValueError("bad"), rank=3), 4, tmp_path / "workerlog.3")
+    lines = text.splitlines()
+    assert "ValueError: bad" in lines
+    assert lines[-2].startswith("rank 3 of 4 on ") and lines[-1] == f"log: {tmp_path}/workerlog.3"
+
+
+def test_what_the_person_can_mend_is_the_message_alone(tmp_path):
+    assert describe(caught(UsageError("type this")), 4, tmp_path) == "type this"
+
+
+def test_an_expected_failure_needs_no_traceback():
+    text = describe(caught(DataError("photo.jpg")), 2, None)
+    assert text.startswith("photo.jpg\nrank 1 of 2") and "Traceback" not in text
+
+
+def test_a_signal_is_named_and_the_log_speaks_for_it():
+    failure = Failure.by_signal(1, 77, 9, 1.0, "last line")
+    assert (failure.exit_status, failure.kind) == (137, "SIGKILL")
+    text = describe(failure, 2, None)
+    assert text.startswith("last line\n") and "was ended by SIGKILL" in text
+    assert Failure.by_signal(1, 77, 60, 1.0, "").kind in ("signal 60", "SIGRTMIN+26")
+
+
+def test_a_lost_peer_sends_the_reader_to_the_other_nodes():
+    assert "other nodes" in describe(end(0, GLOO, kind="RuntimeError"), 2, None)

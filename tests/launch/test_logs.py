@@ -1,0 +1,91 @@
+"""Log folders are private and fresh, and rank 0's words come whole."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.logs import Follower, fresh, tail
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_every_attempt_has_its_own_private_folder(tmp_path):
+    first, second = fresh(tmp_path / "runs" / "x"), fresh(tmp_path / "runs" / "x")
+    assert [first.name, second.name] == ["attempt-001", "attempt-002"]
+    assert [mode(first), mode(first.parent)] == [0o700, 0o700]
+    (tmp_path / "runs/x/logs/attempt-041").mkdir()
+    assert fresh(tmp_path / "runs" / "x").name == "attempt-042"
+
+
+def test_a_folder_that_cannot_be_made_leaves_nothing_behind(tmp_path):
+    deep = tmp_path / "new" / ("n" * 300) / "run"  # the name of the second is too long for a file system
+    with pytest.raises(UsageError, match=r"cannot be written .*--out DIR") as caught:
+        fresh(deep)
+    assert caught.value.exit_status == 2
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="Not a directory"):
+        fresh(tmp_path / "file" / "run")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "workerlog.0"
+
+
+def test_whole_lines_are_copied_as_they_come(log):
+    screen = io.BytesIO()
+    follower = Follower(log, screen)
+    follower.copy(follower.size)  # not there yet
+    log.write_bytes(b"one\ntw")
+    follower.copy(follower.size)
+    assert screen.getvalue() == b"one\n"
+    with log.open("ab") as file:
+        file.write(b"o\nthree")
+    follower.copy(follower.size)
+    assert screen.getvalue() == b"one\ntwo\n"
+    follower.finish()
+    assert screen.getvalue() == b"one\ntwo\nthree"
+
+
+def test_nothing_is_copied_past_a_failure(log):
+    screen = io.BytesIO()
+    follower = Follower(log, screen)
+    log.write_bytes(b"loss 1\n")
+    said = follower.size
+    with log.open("ab") as file:
+        file.write(b"Traceback of a victim\n")
+    follower.copy(said)
+    assert screen.getvalue() == b"loss 1\n"
+
+
+def test_paddle_s_list_of_flags_is_left_out(log):
+    screen = io.BytesIO()
+    log.write_bytes(b"a\n=== Modified FLAGS detected ===\nFLAGS(name='x')\nFLAGS(name='y')\n======\nb\n")
+    Follower(log, screen).finish()
+    assert screen.getvalue() == b"a\nb\n"
+    assert tail(log) == "a\nb"
+
+
+def test_a_screen_that_is_gone_does_not_stop_anything(log):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb", buffering=0) as screen:
+        follower = Follower(log, screen)
+        log.write_bytes(b"one\n")
+        follower.copy(4)
+        follower.finish()
+    assert follower.screen is None
+
+
+def test_the_tail_is_the_last_lines(log):
+    assert tail(log) == ""
+    log.write_text("".join(f"line {i}\n" for i in range(1000)))
+    assert tail(log, 2) == "line 998\nline 999"

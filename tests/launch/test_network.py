@@ -1,0 +1,59 @@
+"""Nodes meet at numbers, and two jobs on one machine get different ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import network
+from paddle_dp.launch.network import interface_of, meet, reserved_ports
+
+
+def test_a_master_on_this_machine_is_met_at_its_own_address():
+    meeting = meet("127.0.0.1:9701")
+    assert (meeting.master, meeting.host, meeting.interface) == ("127.0.0.1:9701", "127.0.0.1", "lo")
+
+
+def test_a_name_becomes_a_number(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", {"node0": "127.0.0.1", "127.0.0.1": "127.0.0.1"}.__getitem__)
+    with pytest.raises(UsageError, match=r"node0 is 127\.0\.0\.1 here, which other nodes cannot reach"):
+        meet("node0:9701")
+
+
+def test_a_name_without_an_address_is_a_sentence(monkeypatch):
+    def unknown(name):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(network.socket, "gethostbyname", unknown)
+    with pytest.raises(UsageError, match="no address is known for nowhere"):
+        meet("nowhere:1")
+
+
+def test_an_address_that_nobody_holds_has_no_interface():
+    assert interface_of("192.0.2.1") is None
+
+
+def test_a_block_of_ports_is_held_until_it_is_let_go():
+    with reserved_ports() as first, reserved_ports() as second:
+        assert first != second
+        low, high = map(int, first["PORT_RANGE"].split(":"))
+        assert 60999 < low < high < 65536  # none that the kernel would hand out, all that there are
+    with reserved_ports() as again:
+        assert again == first
+
+
+def test_another_process_gets_another_block():
+    code = (
+        "import os; from paddle_dp.launch import network; network.os.getpid = lambda: PID\n"
+        "with network.reserved_ports() as ports: print(ports['PORT_RANGE'])"
+    ).replace("PID", str(os.getpid()))  # the same first choice as ours
+    with reserved_ports() as mine:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        )
+    assert done.stdout.strip() != mine["PORT_RANGE"]

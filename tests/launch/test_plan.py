@@ -1,0 +1,73 @@
+"""What cannot be carried out is refused in one sentence; the rest gets its ranks and devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.plan import plan_of
+
+CPU = Machine(cores=2)
+BLIND = Machine(cores=2, cuda=True)
+GPU = Machine(cores=8, cuda=True, gpus=("0", "3"))
+
+
+def job(**words) -> Job:
+    return Job(recipe=Path("r.yaml"), **words)
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "device", "ranks", "gpus"),
+    [
+        ({}, CPU, "auto", 1, ()),
+        ({"ranks": 3}, CPU, "auto", 3, ()),
+        ({}, GPU, "auto", 2, ("0", "3")),
+        ({"ranks": 1}, GPU, "gpu", 1, ("0",)),
+        ({"ranks": 4}, GPU, "cpu", 4, ()),
+        ({"devices": (3,)}, GPU, "auto", 1, ("3",)),
+        ({"devices": (3, 0), "ranks": 2}, GPU, "auto", 2, ("3", "0")),
+        ({"ranks": 2}, BLIND, "auto", 2, ()),
+    ],
+)
+def test_ranks_and_devices(words, machine, device, ranks, gpus):
+    found = plan_of(job(**words), machine, device)
+    assert (found.ranks, found.gpus) == (ranks, gpus)
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "device", "sentence"),
+    [
+        ({"ranks": 0}, CPU, "auto", "--ranks 0: a job has 1 rank or more"),
+        ({"devices": (0, 1)}, CPU, "auto", "the CPU package.*--ranks 2"),
+        ({"devices": (0, 1), "ranks": 3}, GPU, "auto", "means 2 ranks, but --ranks says 3"),
+        ({"devices": (0, 0)}, GPU, "auto", "name each GPU once"),
+        ({"devices": ()}, GPU, "auto", "at least one"),
+        ({"devices": (0, 7)}, GPU, "auto", "no GPU 7 here. Visible are: 0,3"),
+        ({"devices": (0,)}, GPU, "cpu", "train.device is cpu"),
+        ({"ranks": 3}, GPU, "auto", "only 2 GPUs"),
+        ({}, CPU, "gpu", "has no GPU support"),
+        ({}, BLIND, "gpu", "sees no GPU here"),
+        ({"nodes": 0}, CPU, "auto", "--nodes 0"),
+        ({"nodes": 2, "node_rank": 0}, CPU, "auto", "needs --master HOST:PORT"),
+        ({"nodes": 2, "master": "a", "node_rank": 0}, CPU, "auto", "give it as HOST:PORT"),
+        ({"nodes": 2, "master": "a:99999", "node_rank": 0}, CPU, "auto", "give it as HOST:PORT"),
+        ({"nodes": 2, "master": "a:1"}, CPU, "auto", "--node-rank is missing"),
+        ({"nodes": 2, "master": "a:1", "node_rank": 2}, CPU, "auto", "--node-rank is 2.*up to 1"),
+        ({"master": "a:1"}, CPU, "auto", "give --nodes N as well"),
+        ({"node_rank": 1}, CPU, "auto", "give --nodes N as well"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(words, machine, device, sentence):
+    with pytest.raises(UsageError, match=sentence) as caught:
+        plan_of(job(**words), machine, device)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_a_world_of_one_needs_no_launcher():
+    assert plan_of(job(), CPU).alone
+    assert not plan_of(job(ranks=2), CPU).alone
+    assert not plan_of(job(nodes=2, master="a:1", node_rank=0), CPU).alone

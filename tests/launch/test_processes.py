@@ -1,0 +1,97 @@
+"""Families of processes are seen as they are, and end when they are told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paddle_dp.launch.processes import alive, descendants, exit_of, kill_all, marked, tied_to, variable
+
+PARENT = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+    "print(child.pid, flush=True)\n"
+    "time.sleep(60)"
+)
+
+
+@pytest.fixture
+def family():
+    """A process and its child, which has a session of its own."""
+    mark = {**os.environ, "TEST_MARK": f"{os.getpid()}-{time.time_ns()}"}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=mark)
+    child = int(parent.stdout.readline())
+    yield parent, child, mark["TEST_MARK"]
+    kill_all(lambda: [pid for pid in (parent.pid, child) if alive(pid)])
+    parent.wait()
+    parent.stdout.close()
+
+
+def eventually(condition, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_descendants_are_found_in_any_session(family):
+    parent, child, _ = family
+    assert descendants(parent.pid) == [child]
+    assert {parent.pid, child} <= set(descendants(os.getpid()))
+
+
+def test_orphans_are_found_by_their_mark(family):
+    parent, child, mark = family
+    parent.kill()
+    parent.wait()
+    assert alive(child)
+    assert marked("TEST_MARK", mark) == [child]
+    assert variable(child, "TEST_MARK") == mark
+    kill_all(lambda: marked("TEST_MARK", mark))
+    assert not alive(child)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("0", 0)]
+)
+def test_an_exit_code_is_seen_before_the_parent_asks(code, status):
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        assert eventually(lambda: exit_of(process.pid) == (True, status))
+        assert not alive(process.pid)
+    finally:
+        process.wait()
+    assert exit_of(process.pid) == (True, None)
+
+
+def test_a_running_process_has_no_exit():
+    assert exit_of(os.getpid()) == (False, None)
+    assert variable(os.getpid(), "NO_SUCH_VARIABLE") is None
+
+
+def test_what_is_tied_dies_with_its_parent():
+    code = (
+        "import os, subprocess, sys, time\n"
+        "from paddle_dp.launch.processes import tied_to\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=tied_to(os.getpid()))\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert eventually(lambda: not alive(child), 2.0)
+
+
+def test_what_lost_its_parent_before_it_was_tied_does_not_start():
+    process = subprocess.Popen(["sleep", "60"], preexec_fn=tied_to(1))  # noqa: PLW1509 - the point of it
+    assert process.wait(timeout=5) == 1
