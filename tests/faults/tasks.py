@@ -34,17 +34,13 @@ def work_for_ever(recipe: object, options: Options) -> None:
         time.sleep(0.01)
 
 
-def _spoil(options: Options) -> None:
+def spoil(recipe: object, options: Options) -> None:
     """Rank 1 does options["fault"], while the others wait for it in a collective."""
     mesh = join()
     mesh.sum([1.0])
     if _leave_pid(options) == 1:
         FAULTS[options["fault"]]()
     mesh.sum([1.0])
-
-
-def spoil(recipe: object, options: Options) -> None:
-    _spoil(options)
 
 
 def _raise() -> None:
@@ -63,6 +59,10 @@ FAULTS = {
     "leave early": lambda: os._exit(0),
     "data error": _raise_data_error,
 }
+
+
+def raise_alone(recipe: object, options: Options) -> None:
+    _raise()
 
 
 def refuse(recipe: object, options: Options) -> None:

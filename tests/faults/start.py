@@ -1,0 +1,15 @@
+"""A supervisor as a process of its own; its argument is a Job as JSON: '{"task": "…", "ranks": 2, …}'."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path[0] = os.getcwd()
+
+from paddle_dp.launch.command import Job  # noqa: E402
+from paddle_dp.launch.supervise import run  # noqa: E402
+
+if __name__ == "__main__":
+    words = json.loads(sys.argv[1])
+    sys.exit(run(Job(**{**words, "recipe": Path(words["recipe"])})))

@@ -1,0 +1,66 @@
+"""A rank that fails: the cause stands last on the screen, the exit status is its own, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+CULPRIT = "the culprit's own words"
+
+
+def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(start):
+    job = start("spoil", extra={"fault": "raise"})
+    job.rank_pids(2)
+    begun = time.monotonic()
+    status, said, complained = job.finish()
+    assert time.monotonic() - begun < 10
+    assert status == 1 and not job.left()
+    lines = complained.splitlines()
+    assert lines[-3] == f"ValueError: {CULPRIT}"
+    assert lines[-2].startswith("rank 1 of 2 on ") and lines[-2].endswith(" failed first")
+    log = job.out / "logs" / "attempt-001" / "workerlog.1"
+    assert lines[-1] == f"log: {log}" and CULPRIT in log.read_text()
+    assert (said + complained).count("Traceback") == 1  # rank 0's lost peer is in its log only
+
+
+def test_a_raise_ends_ranks_that_sleep(start):
+    job = start("raise_while_others_sleep", ranks=3)
+    job.rank_pids(3)
+    begun = time.monotonic()
+    status, _, complained = job.finish()
+    assert time.monotonic() - begun < 10
+    assert status == 1 and CULPRIT in complained and not job.left()
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("kill", 137, "rank 1 of 2 on .* failed first: was ended by SIGKILL"),
+        ("segv", 139, "string_at(.|\n)*failed first: was ended by SIGSEGV"),
+        ("exit 3", 3, r"SystemExit: 3\nrank 1 of 2"),
+        ("leave early", 1, "rank 1 of 2 .* left with exit status 0 while the job was at work"),
+        ("data error", 1, r"\Aphoto.jpg cannot be read\nrank 1 of 2"),
+    ],
+)
+def test_the_cause_is_told_and_its_status_returned(start, fault, status, words):
+    found, _, complained = start("spoil", extra={"fault": fault}).finish()
+    assert found == status
+    assert re.search(words, complained), complained
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_can_be_mended_by_typing_is_the_message_alone(start, ranks):
+    status, _, complained = start("refuse", ranks=ranks).finish()
+    assert (status, complained) == (2, "this recipe needs 4 ranks. Start it with --ranks 4.\n")
+
+
+def test_one_rank_fails_in_its_own_words(start):
+    job = start("raise_alone", ranks=1)
+    status, _, complained = job.finish()
+    assert status == 1 and complained.rstrip().endswith(f"ValueError: {CULPRIT}")
+    assert complained.count("Traceback") == 1 and "launch/worker.py" not in complained
+    (written,) = job.out.glob("logs/attempt-001/failure.rank-0.json")
+    assert json.loads(written.read_text())["kind"] == "ValueError"
