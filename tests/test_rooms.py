@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS: dict[str, float] = {
     "errors": 0, "units": 0,
     "part": 1, "plan": 1, "mesh.degrees": 1, "recipe": 1.5,  # a recipe is made of parts
-    "mesh": 2, "watch": 2,
+    "batch": 2, "mesh": 2, "watch": 2,
     "data": 3, "parallel": 3, "checkpoint": 3,
     "train": 4,
     "launch": 5, "proof": 5.5,  # a proof is made of jobs

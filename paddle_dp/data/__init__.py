@@ -4,7 +4,7 @@ No data set lives here (see `datasets/`), and nothing here knows what a sample m
 it. For the arithmetic of layouts go to `mesh/`; for what a batch becomes, to `parallel/`.
 """
 
-from paddle_dp.data.batch import Batch, Micro
+from paddle_dp.batch import Batch, Micro
 from paddle_dp.data.loader import Loader
 from paddle_dp.data.share import Share
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.data.batch import Batch, Micro
+from paddle_dp.batch import Batch, Micro
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.share import Share
 from paddle_dp.data.source import InProcess, Source

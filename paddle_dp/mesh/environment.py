@@ -51,4 +51,6 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
             if probe.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.02)
-    raise RunError(f"rank 0 did not open its store at {address} within {patience:g} s: did it start? See its log.")
+    raise RunError(
+        f"rank 0 did not open its store at {address} within {patience:g} s: did it start? See its log."
+    )

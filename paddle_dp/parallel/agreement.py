@@ -32,7 +32,9 @@ def check_equal(named: Named, mesh: Mesh, when: str) -> None:
     rows = mesh.gather_tensor(paddle.stack([digest(tensor) for tensor in tensors]))
     first = rows[0].numpy()
     for rank, row in enumerate(rows[1:], start=1):
-        differing = [name for name, same in zip(names, (row.numpy() == first).all(axis=1), strict=True) if not same]
+        differing = [
+            name for name, same in zip(names, (row.numpy() == first).all(axis=1), strict=True) if not same
+        ]
         if differing:
             more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise DivergenceError(
@@ -52,7 +54,9 @@ def check_gradients(named: Named, mesh: Mesh, find_unused: bool) -> None:
         return
     named = list(named)
     absent = mesh.gather([name for name, parameter in named if parameter.grad is None])
-    lacking = {name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)}
+    lacking = {
+        name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)
+    }
     lacking = {name: ranks for name, ranks in lacking.items() if not find_unused or len(ranks) < mesh.ranks}
     if lacking:
         name, ranks = min(lacking.items())

@@ -26,14 +26,17 @@ class _Normalize(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, layer: SyncBatchNorm) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    def forward(
+        ctx: Any, x: paddle.Tensor, layer: SyncBatchNorm
+    ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         axes, present = layer.axes(x), float(layer.present)
         wide = x.astype("float32")
         count = paddle.full([1], present * x.size / x.shape[layer.channel_dim(x)])
         mean = wide.mean(axes)
         deviation = ((wide - layer.spread(mean, x)) ** 2).sum(axes)
         told = paddle.stack(layer.mesh.gather_tensor(paddle.concat([count, mean, deviation * present])))
-        counts, means, deviations = told[:, :1], *paddle.split(told[:, 1:], 2, axis=1)
+        counts = told[:, :1]
+        means, deviations = paddle.split(told[:, 1:], 2, axis=1)
         total = counts.sum().clip(min=1.0)
         mean = (counts * means).sum(0) / total
         variance = (deviations.sum(0) + (counts * (means - mean) ** 2).sum(0)) / total

@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.data import Batch, Micro
+from paddle_dp.batch import Batch, Micro
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_equal, check_gradients
@@ -80,7 +80,9 @@ class Learner:
         if self._count is None:
             return batch.samples
         counts = [self._count(micro.targets) for micro in batch.micros if micro.samples]
-        mine = paddle.zeros([]) + sum(count.astype("float32") if hasattr(count, "astype") else count for count in counts)
+        mine = paddle.zeros([]) + sum(
+            count.astype("float32") if hasattr(count, "astype") else count for count in counts
+        )
         return self.mesh.sum_tensor(mine)
 
     def predict(self, inputs: Any) -> Any:

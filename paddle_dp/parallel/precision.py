@@ -9,8 +9,8 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.recipe import Precision
 from paddle_dp.parallel.rounding import Rounder
+from paddle_dp.recipe import Precision
 
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
 

@@ -14,7 +14,15 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-_ROUNDED = (nn.Linear, nn.Conv1D, nn.Conv2D, nn.Conv3D, nn.Conv1DTranspose, nn.Conv2DTranspose, nn.Conv3DTranspose)
+_ROUNDED = (
+    nn.Linear,
+    nn.Conv1D,
+    nn.Conv2D,
+    nn.Conv3D,
+    nn.Conv1DTranspose,
+    nn.Conv2DTranspose,
+    nn.Conv3DTranspose,
+)
 
 
 class _Round(PyLayer):

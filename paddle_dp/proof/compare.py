@@ -54,7 +54,9 @@ class Verdict:
 
     @property
     def same(self) -> bool:
-        return all(a <= b for a, b in zip((self.loss, self.gradient_norm, self.weights), self.tolerance, strict=True))
+        return all(
+            a <= b for a, b in zip((self.loss, self.gradient_norm, self.weights), self.tolerance, strict=True)
+        )
 
 
 def relative(a: float, b: float) -> float:

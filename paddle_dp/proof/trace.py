@@ -49,7 +49,9 @@ def first_batches(recipe: Recipe, mesh: Mesh, steps: int, ranks: int) -> Loader:
     room = min(whole.batch, whole.samples - full * whole.batch)
     count = full * whole.batch + (short(room, ranks) if room > 1 else room)
     chosen = Chosen(dataset, whole.order(0)[:count])
-    share = Share.of(count, whole.batch, mesh, shuffle=False, micros=recipe.train.micros, seed=recipe.train.seed)
+    share = Share.of(
+        count, whole.batch, mesh, shuffle=False, micros=recipe.train.micros, seed=recipe.train.seed
+    )
     return Loader(chosen, share)
 
 
@@ -76,18 +78,29 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
     learner.check("after the last step of the comparison")
     if mesh.is_first:
-        _write(Path(options["trace"]), learner, {"rows": rows, "dropouts": drops, "local_norms": local_norms(learner.model)})
+        _write(
+            Path(options["trace"]),
+            learner,
+            {"rows": rows, "dropouts": drops, "local_norms": local_norms(learner.model)},
+        )
 
 
 def _step(learner: Learner, batch: Any, mesh: Mesh) -> dict[str, float]:
     learner.train_batch(batch, observe=True)
     shares = mesh.gather(batch.mine)
     loss = mesh.sum([learner.observed["loss"]])[0]
-    return {"loss": loss, "gradient_norm": learner.observed["gradient_norm"], "samples": batch.samples, "shares": shares}
+    return {
+        "loss": loss,
+        "gradient_norm": learner.observed["gradient_norm"],
+        "samples": batch.samples,
+        "shares": shares,
+    }
 
 
 def _write(folder: Path, learner: Learner, record: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: np.ascontiguousarray(p.astype("float32").numpy()) for name, p in learner.named_parameters()}
+    weights = {
+        name: np.ascontiguousarray(p.astype("float32").numpy()) for name, p in learner.named_parameters()
+    }
     save_file(weights, folder / "weights.safetensors")
     (folder / "trace.json").write_text(json.dumps({**record, "paddle": paddle.__version__}))

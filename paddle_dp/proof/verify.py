@@ -27,20 +27,25 @@ def verify(path: Path, overrides: Sequence[str] = (), ranks: int = 2, steps: int
     Raises UsageError for fewer than 2 ranks or 1 step, RecipeError for a recipe with mistakes.
     """
     if ranks < 2 or steps < 1:
-        raise UsageError(f"verify compares one process with 2 ranks or more over 1 step or more: not {ranks}, {steps}.")
+        raise UsageError(
+            f"verify compares one process with 2 ranks or more over 1 step or more: not {ranks}, {steps}."
+        )
     recipe = read_recipe(path, overrides)
     with tempfile.TemporaryDirectory(prefix="paddle-dp-verify-") as scratch:
-        sides = []
+        sides: list[Side] = []
         for number in (1, ranks):
             folder = Path(scratch) / f"ranks-{number}"
-            print(f"running {steps} steps on {number} rank{'s' * (number > 1)} …", file=sys.stderr, flush=True)
+            print(
+                f"running {steps} steps on {number} rank{'s' * (number > 1)} …", file=sys.stderr, flush=True
+            )
             job = _job(path, overrides, number, folder, {"steps": steps, "ranks": ranks})
             status = run(job) if number > 1 else run_alone(job)
             if status:
                 return status
             sides.append(Side.read(folder / "trace", number))
-    verdict = compare(*sides, recipe.train.precision.dtype)
-    show(recipe, *sides, verdict)
+    one, many = sides
+    verdict = compare(one, many, recipe.train.precision.dtype)
+    show(recipe, one, many, verdict)
     return 0 if verdict.same else 1
 
 
@@ -50,7 +55,7 @@ def run_alone(job: Job) -> int:
     command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--task", job.task]
     command += [word for override in job.all_overrides for word in ("-o", override)]
     variables = environment(plan, os.environ) | {MARK: f"{os.getpid()}-verify"}
-    done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
     return done.returncode
@@ -75,7 +80,9 @@ def show(recipe: Recipe, one: Side, many: Side, verdict: Verdict) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches", box=box.SIMPLE)
+    table = Table(
+        title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches", box=box.SIMPLE
+    )
     for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "gradient norm"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, (a, b) in enumerate(zip(one.rows, many.rows, strict=True), start=1):
@@ -95,8 +102,10 @@ def show(recipe: Recipe, one: Side, many: Side, verdict: Verdict) -> None:
 
 
 def _shares(shares: list[int]) -> str:
-    """"16+17+17=50": what each rank had of the global batch."""
-    each = "+".join(map(str, shares)) if len(shares) <= 4 else f"{len(shares)}×({min(shares)} to {max(shares)})"
+    """ "16+17+17=50": what each rank had of the global batch."""
+    each = (
+        "+".join(map(str, shares)) if len(shares) <= 4 else f"{len(shares)}×({min(shares)} to {max(shares)})"
+    )
     return f"{each}={sum(shares)}"
 
 
@@ -104,7 +113,9 @@ def sentences(one: Side, many: Side, verdict: Verdict) -> list[str]:
     """What the comparison means, and what was left out of it."""
     said = []
     if one.dropouts:
-        said.append(f"Dropout was off during the comparison ({one.dropouts} layers): each rank draws its own masks.")
+        said.append(
+            f"Dropout was off during the comparison ({one.dropouts} layers): each rank draws its own masks."
+        )
     if many.local_norms:
         said.append(
             f"{len(many.local_norms)} BatchNorm layers ({many.local_norms[0]}, …) normalize over one rank's samples, so "

@@ -1,4 +1,4 @@
-"""Where a run lives: its folder is claimed before anything starts, and an older run in it is moved aside, never lost."""
+"""Where a run lives: its folder is claimed before anything starts; an older run in it is moved aside, never lost."""
 
 from __future__ import annotations
 

@@ -72,9 +72,8 @@ class _Tally:
 
 def _classifies(outputs: Any, targets: Any) -> bool:
     """Whether outputs [n, classes] answer whole-number targets [n]."""
-    shape = getattr(outputs, "shape", ())
-    whole = not targets.is_floating_point() and targets.size == shape[0] if len(shape) == 2 else False
-    return bool(whole and shape[1] > 1)
+    shape: list[int] = list(getattr(outputs, "shape", ()))
+    return len(shape) == 2 and shape[1] > 1 and not targets.is_floating_point() and targets.size == shape[0]
 
 
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
@@ -98,7 +97,9 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.share.samples:
-        raise DataError(f"the evaluation counted {samples} samples, but the data set has {loader.share.samples}.")
+        raise DataError(
+            f"the evaluation counted {samples} samples, but the data set has {loader.share.samples}."
+        )
     names = list(dict.fromkeys(name for row in rows for name in row[0]))
     numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / max(count, 1) for name in names}
     confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None

@@ -12,7 +12,10 @@ def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> Non
     """Prints the held-out numbers and the table per class, and writes them to <run>/evaluation.json."""
     numbers = "  ".join(f"{name} {value:.6g}" for name, value in found.numbers.items())
     print(f"{checkpoint}: {numbers}", flush=True)
-    print(f"{found.samples} of {found.samples} held-out samples, each counted once, on {ranks} rank(s)", flush=True)
+    print(
+        f"{found.samples} of {found.samples} held-out samples, each counted once, on {ranks} rank(s)",
+        flush=True,
+    )
     rows = found.per_class()
     if rows:
         print(f"{'class':>12}  precision  recall      f1  support")

@@ -37,9 +37,15 @@ class Script:
     test: Any = None
     micros: int = 1
     schedule: Any = None
-    precision: Precision = Precision()
+    precision: Precision = field(default_factory=Precision)
     strategy: str | dict[str, Any] = "data_parallel"
-    callbacks: Sequence[str | dict[str, Any] | Callback] = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
+    callbacks: Sequence[str | dict[str, Any] | Callback] = (
+        "console",
+        "metrics",
+        "dashboard",
+        "evaluate",
+        "checkpoint",
+    )
     folder: str | Path = "runs/script"
     seed: int = 0
     resume: bool = False
@@ -52,10 +58,16 @@ class Script:
             claim(folder, self.resume)
             checkpoints.clean(folder / "checkpoints")
         mesh.wait("run folder ready")
-        found = checkpoints.load(checkpoints.find("newest", folder / "checkpoints", mesh), mesh) if self.resume else None
+        found = (
+            checkpoints.load(checkpoints.find("newest", folder / "checkpoints", mesh), mesh)
+            if self.resume
+            else None
+        )
         train = self._loader(self.train, mesh, micros=self.micros)
         test = self._loader(self.test, mesh, shuffle=False) if self.test is not None else None
-        run = Run(name=folder.name, folder=folder, mesh=mesh, train_loader=train, test_loader=test, resumed=found)
+        run = Run(
+            name=folder.name, folder=folder, mesh=mesh, train_loader=train, test_loader=test, resumed=found
+        )
         strategy = _part("strategies", self.strategy).build(mesh)
         learner = strategy.place(self._task())
         part_ways(self.seed, mesh)

@@ -73,10 +73,15 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
 
     wanted = learner.model.state_dict()
     saved = {name.removeprefix("model/") for name in checkpoint.names if name.startswith("model/")}
-    for missing, text in ((wanted.keys() - saved, "lacks"), (saved - wanted.keys(), "has, and this model has not,")):
+    for missing, text in (
+        (wanted.keys() - saved, "lacks"),
+        (saved - wanted.keys(), "has, and this model has not,"),
+    ):
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(f"{checkpoint.folder} {text} '{min(missing)}'{more}: it is another model's.")
+            raise CheckpointError(
+                f"{checkpoint.folder} {text} '{min(missing)}'{more}: it is another model's."
+            )
     with paddle.no_grad():
         for name, tensor in wanted.items():
             fill(tensor, checkpoint, f"model/{name}")

@@ -154,5 +154,6 @@ class Trainer:
         for callback in self.callbacks:
             try:
                 callback.failed(moment)
-            except Exception as second:
-                error.add_note(f"({type(callback).__name__} failed too: {second})") if hasattr(error, "add_note") else None
+            except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
+                if hasattr(error, "add_note"):  # Python 3.11 on
+                    error.add_note(f"({type(callback).__name__} failed too: {second})")

@@ -16,7 +16,12 @@ def test_a_plain_process_is_rank_0_of_1():
 
 
 def test_the_launchers_words():
-    words = {"PADDLE_TRAINER_ID": "5", "PADDLE_TRAINERS_NUM": "8", "PADDLE_RANK_IN_NODE": "1", "PADDLE_MASTER": "h:1"}
+    words = {
+        "PADDLE_TRAINER_ID": "5",
+        "PADDLE_TRAINERS_NUM": "8",
+        "PADDLE_RANK_IN_NODE": "1",
+        "PADDLE_MASTER": "h:1",
+    }
     assert Environment.read(words) == Environment(rank=5, ranks=8, local_rank=1, master="h:1")
 
 

@@ -26,6 +26,6 @@ def test_a_bare_mean_is_refused_because_it_does_not_say_over_what():
 
 
 def test_another_count_than_samples_needs_a_count_method():
-    with pytest.raises(LossError, match="12 things in 4 samples. Give it a method count"):
+    with pytest.raises(LossError, match=r"12 things in 4 samples\. Give it a method count"):
         total_and_count((paddle.to_tensor(1.0), 12), 4, counts=False)
     assert total_and_count((paddle.to_tensor(1.0), 12), 4, counts=True)[1] == 12

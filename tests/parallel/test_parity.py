@@ -44,10 +44,19 @@ def learn(batch=10, micros=1, norm=False, epochs=2, kind="momentum", dtype="floa
     mesh = join(seed=3)
     clip = paddle.nn.ClipGradByGlobalNorm(0.5)
     makers = {
-        "momentum": lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named], grad_clip=clip),
-        "adamw": lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named], grad_clip=clip),
+        "momentum": lambda rate, named: paddle.optimizer.Momentum(
+            0.1, parameters=[p for _, p in named], grad_clip=clip
+        ),
+        "adamw": lambda rate, named: paddle.optimizer.AdamW(
+            1e-2, parameters=[p for _, p in named], grad_clip=clip
+        ),
     }
-    task = Task(model=network(norm), loss=CrossEntropy().build(), optimizer=makers[kind], precision=Precision(dtype=dtype))
+    task = Task(
+        model=network(norm),
+        loss=CrossEntropy().build(),
+        optimizer=makers[kind],
+        precision=Precision(dtype=dtype),
+    )
     learner = Config(**settings).build(mesh).place(task)
     loader = Loader(Points(), Share.of(SAMPLES, batch, mesh, micros=micros, seed=1))
     losses, norms = [], []

@@ -10,7 +10,8 @@ from paddle_dp.proof.verify import sentences
 
 def side(ranks=1, losses=(2.0, 1.5), norms=(1.0, 0.5), weight=1.0, **more):
     rows = [
-        {"loss": loss, "gradient_norm": norm, "samples": 4, "shares": [4]} for loss, norm in zip(losses, norms, strict=True)
+        {"loss": loss, "gradient_norm": norm, "samples": 4, "shares": [4]}
+        for loss, norm in zip(losses, norms, strict=True)
     ]
     weights = {"a": np.full(100, weight, "float32"), "b": np.ones(100, "float32")}
     return Side(ranks=ranks, rows=rows, weights=weights, **more)

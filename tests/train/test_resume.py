@@ -36,7 +36,12 @@ def command(recipe: Path, out: Path, ranks: int, *words: str) -> list[str]:
 def train(recipe: Path, out: Path, ranks: int, *words: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command(recipe, out, ranks, *words), capture_output=True, text=True, timeout=150, env=environment, check=False
+        command(recipe, out, ranks, *words),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

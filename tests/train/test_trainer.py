@@ -70,7 +70,15 @@ def test_moments_in_order():
         ("epoch", 2, 0, 6),
         ("end", 2, 0, 6),
     ]
-    assert set(diary.numbers) >= {"loss", "acc1", "lr", "gradient_norm", "samples_per_second", "waiting", "memory"}
+    assert set(diary.numbers) >= {
+        "loss",
+        "acc1",
+        "lr",
+        "gradient_norm",
+        "samples_per_second",
+        "waiting",
+        "memory",
+    }
     assert diary.numbers["lr"] == pytest.approx(0.1)
 
 

@@ -19,23 +19,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import slow_mkl  # noqa: E402
+from paddle_dp.launch.machine import slow_mkl
 
 if slow_mkl():
     os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
 
-import numpy as np  # noqa: E402
-import paddle  # noqa: E402
-from paddle import nn  # noqa: E402
+import numpy as np
+import paddle
+from paddle import nn
 
-from paddle_dp.recipe import read_recipe  # noqa: E402
-from paddle_dp.train.trainer import Trainer  # noqa: E402
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train.trainer import Trainer
 
 RECIPE = """
 model: {{use: mlp, inputs: {inputs}, hidden: [{width}, {width}], classes: 10}}
@@ -140,11 +141,11 @@ class Bench:
     def round(self, number: int) -> dict[str, float]:
         """Microseconds per step of each loop, one after the other."""
         model, steps = self.recipe.model.build, self.steps
-        ways = {
-            "slices": lambda m=model(): by_hand(m, slices(self.data, self.batch, steps)),
-            "DataLoader": lambda m=model(): by_hand(m, loaded(self.data, self.batch, steps)),
-        }
-        times = {name: seconds(way) / steps * 1e6 for name, way in ways.items()}
+        sources = {"slices": slices, "DataLoader": loaded}
+        times = {}
+        for name, source in sources.items():
+            work = partial(by_hand, model(), source(self.data, self.batch, steps))
+            times[name] = seconds(work) / steps * 1e6
         trainer = self.trainer(number)
         trainer.tell("start")  # what happens once per run is not a cost per step
         trainer.total_steps = steps
