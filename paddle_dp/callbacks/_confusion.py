@@ -1,0 +1,48 @@
+"""The confusion matrix of an evaluation, as a picture."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paddle_dp.train import Evaluation
+
+# Beyond these, numbers in cells and names on axes cannot be read any more.
+_CELLS, _NAMES = 20, 40
+
+
+def draw(found: Evaluation, title: str) -> bytes:
+    """A PNG of `found.confusion`: true classes down, predicted across, shaded by the share of the true class."""
+    # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = np.asarray(found.confusion)
+    names = found.classes or tuple(map(str, range(len(counts))))
+    side = min(3.0 + 0.28 * len(counts), 14.0)
+    figure = Figure(figsize=(side, side * 0.9), dpi=100)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, fraction=0.046, label="share of the true class")
+    if len(counts) <= _NAMES:
+        axes.set_yticks(range(len(counts)), names)
+        axes.set_xticks(range(len(counts)), names, rotation=90 if max(map(len, names)) > 2 else 0)
+    if len(counts) <= _CELLS:
+        _number(axes, counts, shares)
+    right, whole = int(np.trace(counts)), int(counts.sum())
+    axes.set(xlabel="predicted", ylabel="true", title=f"{title}: {right} of {whole} right")
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", bbox_inches="tight")
+    return stream.getvalue()
+
+
+def _number(axes: Any, counts: np.ndarray, shares: np.ndarray) -> None:
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize="small")

@@ -1,0 +1,39 @@
+"""A file that grows by whole entries, for logs that must never cost a training its life."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+
+class Journal:
+    """Appends each entry whole or not at all, and hands it to the system at once: a kill -9 loses nothing.
+
+    A full disk does not end the training, which is worth more than its log: the entry is left out, one sentence on
+    stderr says so, and later entries are tried again.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.lost = path, 0
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._size = os.fstat(self._file).st_size
+
+    def add(self, entry: bytes) -> None:
+        """Appends `entry`."""
+        try:
+            if os.write(self._file, entry) != len(entry):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._size += len(entry)
+        except OSError as error:
+            # Half an entry would make everything behind it unreadable.
+            os.ftruncate(self._file, self._size)
+            if not self.lost:
+                print(f"{self.path} is missing entries from here on: {error.strerror}.", file=sys.stderr)
+            self.lost += 1
+
+    def __del__(self) -> None:
+        # Nothing is buffered, so nobody has to say when the last entry was the last.
+        if hasattr(self, "_file"):
+            os.close(self._file)

@@ -1,0 +1,77 @@
+"""What the screen says, as text: pure functions of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from paddle_dp.train import Evaluation, Progress, Run
+
+# Numbers of a step that have a place of their own in the line, or none: they are in metrics.jsonl and the dashboard.
+_PLACED = {
+    "loss",
+    "lr",
+    "gradient_norm",
+    "loss_scale",
+    "memory",
+    "samples_per_second",
+    "seconds_per_step",
+    "waiting",
+}
+_WAITING = 0.1  # of the time: from here on it is worth a word
+
+
+def start(run: Run, progress: Progress, total_steps: int) -> str:
+    """What is about to happen."""
+    mesh, share = run.mesh, run.train_loader.share
+    ranks = "1 process" if mesh.ranks == 1 else f"{mesh.ranks} ranks"
+    epochs = total_steps / max(run.steps_per_epoch, 1)
+    text = f"{run.name}: {total_steps} steps of {share.batch} samples ({epochs:.3g} epochs) on {ranks}, {mesh.device}"
+    return text + (f", going on from step {progress.step}" if progress.step else "")
+
+
+def numbers(found: Mapping[str, float]) -> list[str]:
+    """["loss 1.2345", "acc1 0.5312"]: the loss and the scores."""
+    return [f"{name} {value:.4f}" for name, value in found.items() if name == "loss" or name not in _PLACED]
+
+
+def step(progress: Progress, found: Mapping[str, float]) -> str:
+    """[epoch 0, step 5] loss 1.2345  acc1 0.5312  lr 3.0e-03  1234 samples/s"""
+    return f"[epoch {progress.epoch}, step {progress.step}] " + "  ".join([*numbers(found), *speed(found)])
+
+
+def speed(found: Mapping[str, float]) -> list[str]:
+    """["lr 3.0e-03", "1234 samples/s"], and the share of time spent waiting for data where there is one to mention."""
+    parts = [f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f} samples/s"]
+    waiting = found.get("waiting", 0.0)
+    return [*parts, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else parts
+
+
+def evaluated(progress: Progress, found: Evaluation) -> str:
+    """[epoch 1, step 23] held-out: loss 0.5310  acc1 0.8917"""
+    return f"[epoch {progress.epoch}, step {progress.step}] held-out: " + "  ".join(numbers(found.numbers))
+
+
+def duration(seconds: float) -> str:
+    """12.3 s, 4:05, 1:02:03."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def summary(
+    run: Run, steps: int, seconds: float, found: Evaluation | None, saved: Path | None
+) -> Iterable[str]:
+    """What a person wants to know at the end, and what can be done next."""
+    if found is not None:
+        yield "held-out: " + "  ".join(numbers(found.numbers))
+        yield f"  {found.samples} of {found.samples} held-out samples, each counted once"
+    yield f"{steps} steps in {duration(seconds)}. The run is in {run.folder}"
+    if saved is not None:
+        yield f"  checkpoint   {saved}"
+    yield f"  dashboard    paddle-dp dashboard {run.folder.parent}"
+    if run.recipe is not None:
+        ranks = max(run.mesh.ranks, 2)
+        yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {ranks}"

@@ -1,0 +1,33 @@
+"""One number of the evaluations that a callback watches, and when one value of it is better than another."""
+
+from __future__ import annotations
+
+import math
+
+from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.train import Evaluation
+
+# What is better when it is smaller, by a word in the number's name; everything else is better when it is larger.
+_COSTS = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse")
+
+
+def smaller_is_better(name: str) -> bool:
+    """Whether «name» is a cost: loss, error_rate, val_mse are; acc1, f1, iou are not."""
+    return any(word in _COSTS for word in name.lower().replace("-", "_").split("_"))
+
+
+def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool:
+    """Whether `value` is better by more than `by`; a first value is, and one that is not finite never is."""
+    if not math.isfinite(value):
+        return False
+    if than is None or not math.isfinite(than):
+        return True
+    return value < than - by if smaller_is_better(name) else value > than + by
+
+
+def read(name: str, found: Evaluation, setting: str) -> float:
+    """The number called `name`; a UsageError that names the recipe's `setting` when there is none."""
+    if name not in found.numbers:
+        hint = did_you_mean(name, found.numbers)
+        raise UsageError(f"{setting}: an evaluation of this model gives no number '{name}'.{hint}")
+    return float(found.numbers[name])

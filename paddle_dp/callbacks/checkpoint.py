@@ -1,0 +1,90 @@
+"""Saves the training every so often and at its end; keeps the newest few, and the best by a held-out number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.callbacks import _watched
+from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.units import Every, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`every`: null saves at the end (and the best) only. `best`: a number of the evaluations, such as acc1 or loss."""
+
+    every: Every | None = Every.parse("1 epoch")
+    keep: Positive = 3
+    best: str | None = None
+
+    def build(self, run: Run) -> Callback:
+        return Checkpoint(run, self)
+
+
+class Checkpoint(Callback):
+    """Saves on all ranks together, at most once a step, in <run>/checkpoints.
+
+    The best is settled when an evaluation is told, so it does not matter whether that comes before or after a save.
+    """
+
+    reads = False
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config, self.every = run, config, config.every
+        self.folder = run.folder / "checkpoints"
+        self._saved: tuple[int, Path] | None = None
+        self._best: float | None = None
+
+    def due_at_step(self, step: int) -> bool:
+        return self.every is not None and super().due_at_step(step)
+
+    def due_at_epoch(self, epochs: int) -> bool:
+        return self.every is not None and self.every.due_at_epoch(epochs)
+
+    def start(self, moment: Moment) -> None:
+        resumed = self.run.resumed
+        if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
+            self._saved = (moment.progress.step, resumed.folder)
+        if self.config.best:
+            mine = self._remembered(moment.progress.step) if self.run.mesh.is_first else None
+            self._best = self.run.mesh.gather(mine)[0]
+
+    def step(self, moment: Moment) -> None:
+        self._save(moment)
+
+    def epoch(self, moment: Moment) -> None:
+        self._save(moment)
+
+    def evaluated(self, moment: Moment) -> None:
+        name = self.config.best
+        if name is None:
+            return
+        value = _watched.read(name, moment.detail, "checkpoint.best")
+        if _watched.better(name, value, than=self._best):
+            self._best, path = value, self._save(moment)
+            if self.run.mesh.is_first:
+                checkpoints.set_best(self.folder, path, moment.detail.numbers)
+
+    def end(self, moment: Moment) -> None:
+        self._save(moment)
+
+    def _save(self, moment: Moment) -> Path:
+        """The checkpoint of this step, saved now unless it is there. Collective."""
+        trainer, step = moment.trainer, moment.progress.step
+        if self._saved and self._saved[0] == step:
+            return self._saved[1]
+        path = checkpoints.save(trainer.snapshot(), self.folder, self.run.mesh)
+        self._saved = (step, path)
+        if self.run.mesh.is_first:
+            checkpoints.prune(self.folder, self.config.keep, trusted=path)
+        trainer.tell("saved", detail=path)
+        return path
+
+    def _remembered(self, step: int) -> float | None:
+        """The best number so far, unless it is of a future that this run is about to live again."""
+        best = checkpoints.best(self.folder)
+        if best is None or checkpoints.step_of(best) > step:
+            return None
+        return checkpoints.best_numbers(self.folder).get(str(self.config.best))

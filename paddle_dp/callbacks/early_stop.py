@@ -1,0 +1,73 @@
+"""Ends the training when a held-out number has not improved for `patience` evaluations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_dp.callbacks import _watched
+from paddle_dp.checkpoint.disk import replace
+from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.units import Positive, Rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`watch`: a number of the evaluations; costs (loss, error) should fall, all others rise, `by` at least."""
+
+    watch: str = "loss"
+    patience: Positive = 5
+    by: Rate = 0.0
+
+    def build(self, run: Run) -> Callback:
+        return EarlyStop(run, self)
+
+
+class EarlyStop(Callback):
+    """Decides the same on every rank, since an evaluation is the same on every rank; a resume forgets no waiting."""
+
+    reads = False
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config = run, config
+        self.path = run.folder / "early_stop.json"
+        self.history: list[list[float]] = []
+
+    def start(self, moment: Moment) -> None:
+        mine = self._read() if self.run.mesh.is_first else []
+        history = self.run.mesh.gather(mine)[0]
+        self.history = [[step, value] for step, value in history if step <= moment.progress.step]
+
+    def evaluated(self, moment: Moment) -> None:
+        step, value = (
+            moment.progress.step,
+            _watched.read(self.config.watch, moment.detail, "early_stop.watch"),
+        )
+        self.history = [*(row for row in self.history if row[0] < step), [step, value]]
+        if self.run.mesh.is_first:
+            content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}
+            self.run.folder.mkdir(parents=True, exist_ok=True)
+            replace(self.path, json.dumps(content).encode())
+        best, waited = self._waited()
+        if waited >= self.config.patience and step < moment.trainer.total_steps:
+            what = f"{self.config.watch} did not improve in {waited} evaluations"
+            moment.trainer.stop(f"{what}; the best was {best[1]:.6g} at step {best[0]:g}")
+
+    def _waited(self) -> tuple[list[float], int]:
+        """The best evaluation so far, and how many have come since."""
+        best, waited = self.history[0], 0
+        for row in self.history:
+            if row is best or _watched.better(self.config.watch, row[1], than=best[1], by=self.config.by):
+                best, waited = row, 0
+            else:
+                waited += 1
+        return best, waited
+
+    def _read(self) -> list[list[float]]:
+        try:
+            content = json.loads(self.path.read_bytes())
+            same = content["watch"] == self.config.watch
+            return [[int(step), float(value)] for step, value in content["history"]] if same else []
+        except (OSError, ValueError, KeyError, TypeError):
+            return []

@@ -1,0 +1,77 @@
+"""Evaluates on every held-out sample, once, every so often and at the end; leaves <run>/evaluation.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_dp.callbacks._confusion import draw
+from paddle_dp.checkpoint.disk import replace
+from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.units import Every
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`per_class` adds precision, recall and F1 of each class; `confusion`, the matrix and <run>/confusion.png."""
+
+    every: Every = Every.parse("1 epoch")
+    per_class: bool = False
+    confusion: bool = False
+
+    def build(self, run: Run) -> Callback:
+        return Evaluate(run, self) if run.test_loader is not None else Silent()
+
+
+class Silent(Callback):
+    """For a run with nothing held out."""
+
+    reads = False
+
+
+class Evaluate(Callback):
+    """Evaluates on all ranks together, at most once a step; the trainer tells the others what was found."""
+
+    reads = False
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config, self.every = run, config, config.every
+        self._step = -1
+
+    def due_at_epoch(self, epochs: int) -> bool:
+        return self.config.every.due_at_epoch(epochs)
+
+    def step(self, moment: Moment) -> None:
+        self._evaluate(moment)
+
+    def epoch(self, moment: Moment) -> None:
+        self._evaluate(moment)
+
+    def end(self, moment: Moment) -> None:
+        self._evaluate(moment)
+
+    def evaluated(self, moment: Moment) -> None:
+        """Writes the files, whoever asked for the evaluation."""
+        self._step = moment.progress.step
+        if not self.run.mesh.is_first:
+            return
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(self._content(moment), indent=1) + "\n"
+        replace(self.run.folder / "evaluation.json", content.encode())
+        if self.config.confusion and moment.detail.confusion is not None:
+            replace(self.run.folder / "confusion.png", draw(moment.detail, f"step {self._step}"))
+
+    def _evaluate(self, moment: Moment) -> None:
+        if moment.progress.step != self._step:
+            moment.trainer.evaluate()
+
+    def _content(self, moment: Moment) -> dict[str, Any]:
+        found: Evaluation = moment.detail
+        content: dict[str, Any] = {"epoch": moment.progress.epoch, "step": moment.progress.step}
+        content |= {"samples": found.samples, **found.numbers}
+        if self.config.per_class:
+            content["per_class"] = found.per_class()
+        if self.config.confusion and found.confusion is not None:
+            content["confusion"] = found.confusion.tolist()
+        return content

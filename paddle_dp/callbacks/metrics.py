@@ -1,0 +1,104 @@
+"""Everything that happens, as one line of JSON each in <run>/metrics.jsonl: the truth that programs read."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.callbacks._journal import Journal
+from paddle_dp.callbacks._silent import Silent
+from paddle_dp.checkpoint.disk import replace
+from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.units import Every
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`every`: how often a step is written; evaluations, checkpoints, starts and ends always are."""
+
+    every: Every = Every.parse("10 steps")
+
+    def build(self, run: Run) -> Callback:
+        return Metrics(run, self.every) if run.mesh.is_first else Silent(self.every)
+
+
+class Metrics(Callback):
+    """Writes {"event": "start" | "step" | "epoch" | "evaluated" | "saved" | "end" | "failed", "epoch", "step", …}."""
+
+    def __init__(self, run: Run, every: Every):
+        self.run, self.every = run, every
+        self.path = run.folder / "metrics.jsonl"
+        self._journal: Journal | None = None
+        self._there: set[tuple[str, int]] = set()
+        self._began = time.time()
+
+    def start(self, moment: Moment) -> None:
+        lines = kept(self.path, moment.progress.step)
+        self._there = {
+            (line["event"], line["step"]) for line in lines if line["event"] in ("epoch", "evaluated")
+        }
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        replace(self.path, b"".join(map(_encoded, lines)))
+        self._journal, self._began = Journal(self.path), time.time()
+        mesh, trainer = self.run.mesh, moment.trainer
+        facts = {"name": self.run.name, "ranks": mesh.ranks, "device": mesh.device, "host": mesh.host}
+        lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}
+        self._write(moment, {**facts, **lengths})
+
+    def step(self, moment: Moment) -> None:
+        self._write(moment, moment.numbers)
+
+    def epoch(self, moment: Moment) -> None:
+        self._write(moment, {})
+
+    def evaluated(self, moment: Moment) -> None:
+        self._write(moment, {**moment.detail.numbers, "held_out": moment.detail.samples})
+
+    def saved(self, moment: Moment) -> None:
+        self._write(moment, {"checkpoint": Path(moment.detail).name})
+
+    def end(self, moment: Moment) -> None:
+        self._write(moment, {"stopped": moment.trainer.stopped})
+
+    def failed(self, moment: Moment) -> None:
+        self._write(moment, {"kind": type(moment.detail).__name__, "message": str(moment.detail)})
+
+    def _write(self, moment: Moment, more: Mapping[str, Any]) -> None:
+        now, progress = time.time(), moment.progress
+        # A resumed run may tell again what was told at the very step it goes on from.
+        if self._journal is None or (moment.name, progress.step) in self._there:
+            return
+        line = {
+            "event": moment.name,
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "samples": progress.samples,
+        }
+        line |= {"time": round(now, 3), "seconds": round(now - self._began, 3)}
+        self._journal.add(_encoded(line | {k: v for k, v in more.items() if k not in line}))
+
+
+def kept(path: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of a metrics file up to `step`: what came after it will be done again, and half a line is no line."""
+    lines = []
+    for text in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+            if line["step"] <= step and isinstance(line["event"], str):
+                lines.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return lines
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    """One line of standard JSON, which has no NaN: such a number is null, and `not_finite` says what it was."""
+    strange = {k: repr(v) for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)}
+    if strange:
+        line = {**line, **dict.fromkeys(strange), "not_finite": strange}
+    return (json.dumps(line, allow_nan=False, separators=(", ", ": ")) + "\n").encode()

@@ -1,0 +1,89 @@
+"""Records a window of steps with paddle.profiler: a trace that ui.perfetto.dev opens, and a table of what took long."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_dp.callbacks._trace import tidy
+from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.units import Count, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Records `steps` steps after the first `start` (which are slower), on the first rank or all."""
+
+    start: Count = 10
+    steps: Positive = 10
+    all_ranks: bool = False
+
+    def build(self, run: Run) -> Callback:
+        return Profile(run, self)
+
+
+class Profile(Callback):
+    """Writes <run>/profile/rank-N.json and rank-N.txt when the window is over, or the training with it."""
+
+    reads = False
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config = run, config
+        self.folder = run.folder / "profile"
+        self._wanted = config.all_ranks or run.mesh.is_first
+        self._first = 0
+        self._profiler: Any = None
+
+    def start(self, moment: Moment) -> None:
+        self._first = moment.progress.step + self.config.start
+        self._at(moment.progress.step)
+
+    def step(self, moment: Moment) -> None:
+        self._at(moment.progress.step)
+
+    def end(self, moment: Moment) -> None:
+        if self._profiler is not None:
+            self._finish()
+        elif self._wanted and moment.progress.step <= self._first:
+            print(
+                f"profile: nothing was recorded, the training ended before its step {self._first + 1}.",
+                flush=True,
+            )
+
+    def failed(self, moment: Moment) -> None:
+        if self._profiler is not None:
+            self._finish()
+
+    def _at(self, step: int) -> None:
+        """What is to be done when `step` updates are done."""
+        if self._wanted and step == self._first:
+            self._begin()
+        elif self._profiler is not None:
+            if step >= self._first + self.config.steps:
+                self._finish()
+            else:
+                self._profiler.step()
+
+    def _begin(self) -> None:
+        from paddle import profiler
+
+        targets = [profiler.ProfilerTarget.CPU]
+        if self.run.mesh.device.startswith("gpu"):
+            targets.append(profiler.ProfilerTarget.GPU)
+        # Its own scheduler would be asked in every step of the training; here it only knows the window.
+        self._profiler = profiler.Profiler(targets=targets, on_trace_ready=lambda _: None)
+        self._profiler.start()
+
+    def _finish(self) -> None:
+        recorded, self._profiler = self._profiler, None
+        recorded.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"rank-{self.run.mesh.rank}"
+        recorded.export(str(self.folder / f"{name}.json"), format="json")
+        tidy(self.folder / f"{name}.json")
+        table = io.StringIO()
+        with contextlib.redirect_stdout(table):
+            recorded.summary()
+        (self.folder / f"{name}.txt").write_text(table.getvalue())
