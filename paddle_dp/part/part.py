@@ -61,7 +61,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     noun = SHELVES[shelf]
     dotted = "." in use
     if not dotted and use not in (known := names(shelf, home)):
-        raise _at_use(f"there is no {noun} '{use}'.{did_you_mean(use, known, _holds(shelf, known))}")
+        raise _at_use(_unknown(shelf, use, known))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -86,10 +86,10 @@ def _at_use(what: str) -> RecipeError:
     return RecipeError([Mistake(where="", what=what, path=("use",))])
 
 
-def _holds(shelf: str, known: list[str]) -> str:
+def _unknown(shelf: str, use: str, known: list[str]) -> str:
     if shelf == "models" and not known:
-        return "No models/ folder is here or above the recipe; package.module.Class reaches others. It takes"
-    return f"On the shelf {shelf}:"
+        return f"there is no model '{use}': no models/ folder is here or above the recipe (package.module.Class works)"
+    return f"there is no {SHELVES[shelf]} '{use}'.{did_you_mean(use, known, f'On the shelf {shelf}:')}"
 
 
 def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:

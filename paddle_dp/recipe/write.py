@@ -19,7 +19,7 @@ def recipe_text(recipe: Recipe) -> str:
     writer = YAML(typ="safe", pure=True)
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.default_flow_style = None
-    writer.width = 110
+    writer.width = 10_000  # no wrapped lines
     text = io.StringIO()
     writer.dump(recipe.model_dump(mode="json"), text)
     return text.getvalue()
