@@ -37,7 +37,7 @@ class Chosen:
 
 
 def short(batch: int, ranks: int) -> int:
-    """The size below `batch` that `ranks` ranks share least equally: not a multiple of their number, if there is one."""
+    """The largest size below `batch` that is no multiple of `ranks`, so that some rank gets more than another."""
     return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
 
 

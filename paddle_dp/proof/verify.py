@@ -118,8 +118,8 @@ def sentences(one: Side, many: Side, verdict: Verdict) -> list[str]:
         )
     if many.local_norms:
         said.append(
-            f"{len(many.local_norms)} BatchNorm layers ({many.local_norms[0]}, …) normalize over one rank's samples, so "
-            "the runs differ by nature, by as much as shown. strategy.sync_batch_norm=true makes them equal."
+            f"{len(many.local_norms)} BatchNorm layers ({many.local_norms[0]}, …) normalize over one rank's samples, "
+            "so the runs differ by nature, by as much as shown. strategy.sync_batch_norm=true makes them equal."
         )
     if verdict.same:
         said.append(f"[green]SAME[/green]: {many.ranks} ranks learn what one process learns, to rounding.")

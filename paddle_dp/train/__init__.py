@@ -1,13 +1,27 @@
 """The training itself: progress, callbacks, the trainer's loop, evaluation, and how a recipe becomes a trainer.
 
 Nothing here knows how ranks exchange gradients (`parallel`), how files are written (`checkpoint`) or how processes are
-started (`launch`).
+started (`launch`). The words are loaded when they are used: a callback's settings are checked without paddle.
 """
 
-from paddle_dp.train.callback import Callback, Moment
-from paddle_dp.train.evaluate import Evaluation, evaluate
-from paddle_dp.train.progress import Progress
-from paddle_dp.train.run import Run
-from paddle_dp.train.trainer import Trainer
+from __future__ import annotations
 
-__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Trainer", "evaluate"]
+from importlib import import_module
+from typing import Any
+
+_WORDS = {
+    "Callback": "callback",
+    "Evaluation": "evaluation",
+    "Moment": "callback",
+    "Progress": "progress",
+    "Run": "run",
+    "Script": "script",
+    "Trainer": "trainer",
+}
+__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Script", "Trainer"]
+
+
+def __getattr__(word: str) -> Any:
+    if word not in _WORDS:
+        raise AttributeError(f"module 'paddle_dp.train' has no attribute '{word}'")
+    return getattr(import_module(f"paddle_dp.train.{_WORDS[word]}"), word)

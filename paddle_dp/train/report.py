@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from paddle_dp.train.evaluate import Evaluation
+from paddle_dp.train.evaluation import Evaluation
 
 
 def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:

@@ -12,7 +12,8 @@ from paddle_dp.errors import LossError, UsageError
 from paddle_dp.parallel import Learner
 from paddle_dp.train import state
 from paddle_dp.train.callback import Callback, Moment
-from paddle_dp.train.evaluate import Evaluation, evaluate
+from paddle_dp.train.evaluate import evaluate
+from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run

@@ -1,0 +1,39 @@
+"""What an evaluation found. No paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found: means over all samples, never means of means.
+
+    `confusion` [true class, predicted class] counts samples (classifiers only); `classes` are their names.
+    """
+
+    numbers: Mapping[str, float]
+    samples: int
+    confusion: np.ndarray | None = None
+    classes: tuple[str, ...] | None = None
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Precision, recall, F1 and support of each class, 0 where nothing was there (as scikit-learn does)."""
+        if self.confusion is None:
+            return []
+        hits, true, said = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
+        names = self.classes or tuple(map(str, range(len(hits))))
+        return [
+            {
+                "class": name,
+                "precision": float(hits[i] / max(said[i], 1)),
+                "recall": float(hits[i] / max(true[i], 1)),
+                "f1": float(2 * hits[i] / max(said[i] + true[i], 1)),
+                "support": int(true[i]),
+            }
+            for i, name in enumerate(names)
+        ]
