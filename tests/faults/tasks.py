@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -95,4 +96,34 @@ def say(recipe: object, options: Options) -> None:
 
 def tell_environment(recipe: object, options: Options) -> None:
     names = ("OMP_NUM_THREADS", "PADDLE_NNODES", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
-    print({name: os.environ.get(name) for name in names}, sorted(options), flush=True)
+    if os.environ["PADDLE_TRAINER_ID"] == "0":
+        print({name: os.environ.get(name) for name in names}, sorted(options), sep="\n", flush=True)
+
+
+def will_not_end(recipe: object, options: Options) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave_pid(options)
+    time.sleep(120)
+
+
+def wait_alone(recipe: object, options: Options) -> None:
+    _leave_pid(options)
+    time.sleep(120)
+
+
+def leave_a_child_behind(recipe: object, options: Options) -> None:
+    """Ends well, but a process that it started would go on for ever."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(options["pids"], f"child.{_leave_pid(options)}").write_text(str(child.pid))
+
+
+def write_to_terminal(recipe: object, options: Options) -> None:
+    print("for the log", flush=True)
+    if os.environ["PADDLE_TRAINER_ID"] == "0":
+        with open(os.environ["PADDLE_DP_TTY"], "w") as terminal:
+            terminal.write("drawn by rank 0\n")
+
+
+def say_and_wait(recipe: object, options: Options) -> None:
+    print("at work", flush=True)
+    time.sleep(120)

@@ -1,0 +1,73 @@
+"""However the supervisor itself is ended, its ranks end with it."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from paddle_dp.launch.processes import alive
+
+
+def test_ranks_die_with_a_supervisor_that_is_killed(start):
+    job = start("work_for_ever")
+    pids = job.rank_pids(2)
+    assert all(alive(pid) for pid in pids) and len(job.left()) >= 4  # supervisor, launcher, two ranks
+    job.process.send_signal(signal.SIGKILL)
+    assert job.gone_within(2.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start, number, status):
+    job = start("put_work_away")
+    job.rank_pids(2)
+    job.process.send_signal(number)
+    found, _, complained = job.finish(timeout=10)
+    assert found == status and not job.left()
+    assert {path.name for path in job.pids.glob("*.away")} == {"0.away", "1.away"}
+    assert complained == f"ended by {number.name}: no process is left. Go on with --resume.\n"
+
+
+def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
+    job = start("will_not_end")
+    job.rank_pids(2)
+    begun = time.monotonic()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish(timeout=20)[0] == 143 and not job.left()
+    assert 4 < time.monotonic() - begun < 10  # they were given their time
+
+
+def test_a_second_interrupt_means_now(start):
+    job = start("will_not_end")
+    job.rank_pids(2)
+    begun = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish(timeout=20)[0] == 130 and not job.left()
+    assert time.monotonic() - begun < 3
+
+
+def test_a_job_can_be_ended_before_its_ranks_have_come(start):
+    job = start("work_for_ever")
+    while not (job.out / "logs" / "attempt-001" / "launcher.log").exists():
+        time.sleep(0.01)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish(timeout=10)[0] == 143 and not job.left()
+
+
+def test_what_a_rank_started_ends_with_the_job(start):
+    job = start("leave_a_child_behind")
+    pids = [int(path.read_text()) for path in (job.finish()[0] == 0 and job.pids.glob("child.*")) or ()]
+    assert len(pids) == 2 and not any(alive(pid) for pid in pids)
+
+
+def test_one_rank_is_interrupted_in_this_process(start):
+    job = start("wait_alone", ranks=1)
+    job.rank_pids(1)
+    job.process.send_signal(signal.SIGINT)
+    status, _, complained = job.finish(timeout=10)
+    assert (status, complained) == (130, "interrupted. Go on with --resume.\n")

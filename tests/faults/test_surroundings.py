@@ -1,0 +1,102 @@
+"""What other jobs leave behind, do at the same time, or have not prepared, does not disturb this one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import stat
+import subprocess
+import sys
+
+import pytest
+
+
+def test_two_jobs_at_once_do_not_meet(start):
+    jobs = [start("say") for _ in range(2)]
+    for job in jobs:
+        status, said, complained = job.finish()
+        assert status == 0, complained
+        assert said.splitlines()[1:] == ["rank 0 of 2 says 3"]
+
+
+def test_leftovers_in_the_environment_are_ignored(start):
+    leftovers = {
+        "PADDLE_NNODES": "2", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "4", "PADDLE_MASTER": "10.1.2.3:4",
+        "PADDLE_TRAINER_ENDPOINTS": "10.1.2.3:1,10.1.2.4:2", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "1",
+        "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_OPTIONS": '{"resume": "other"}',
+    }  # fmt: skip
+    for ranks in (1, 2):
+        status, said, complained = start("say", ranks=ranks, env=leftovers).finish()
+        assert status == 0, complained
+        assert f"rank 0 of {ranks} says" in said
+
+
+def test_threads_and_options_reach_the_ranks(start):
+    status, said, _ = start("tell_environment", extra={"mine": 1}, env={"OMP_NUM_THREADS": "3"}).finish()
+    headline, environment, options = said.splitlines()
+    assert status == 0 and "3 threads each" in headline
+    assert ast.literal_eval(environment) == {
+        "OMP_NUM_THREADS": "3", "PADDLE_NNODES": "1", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": None,
+    }  # fmt: skip
+    assert set(ast.literal_eval(options)) == {"mine", "resume", "out", "claimed", "pids"}
+
+
+def test_logs_are_private_and_each_attempt_has_its_own(start, tmp_path):
+    out = str(tmp_path / "shared")
+    for ranks in (1, 2):
+        assert start("say", ranks=ranks, out=out).finish()[0] == 0
+    attempts = sorted((tmp_path / "shared" / "logs").iterdir())
+    assert [path.name for path in attempts] == ["attempt-001", "attempt-002"]
+    for attempt in attempts:
+        assert stat.S_IMODE(attempt.stat().st_mode) == 0o700
+    assert "rank 0 of 2 says 3" in (attempts[1] / "workerlog.0").read_text()
+    assert "LAUNCH INFO" in (attempts[1] / "launcher.log").read_text()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_folder_that_cannot_be_written_is_one_message_before_anything_starts(start, tmp_path, ranks):
+    (tmp_path / "file").touch()
+    job = start("say", ranks=ranks, out=str(tmp_path / "file" / "run"))
+    status, said, complained = job.finish()
+    assert (status, said) == (2, "")
+    assert complained.count("\n") == 1 and "cannot be written (Not a directory)" in complained
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "job0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"ranks": 0}, "--ranks 0"),
+        ({"ranks": None, "devices": [0, 1]}, "--devices 0,1"),
+        ({"nodes": 2, "node_rank": 0}, "--master HOST:PORT"),
+        ({"recipe": "tests/faults/none.yaml"}, "none.yaml"),
+        ({"overrides": ["optimizer.lrr=0.1"]}, "lrr"),
+        ({"resume": "runs/none/checkpoints/step-00000001"}, "there is no such checkpoint"),
+    ],
+)
+def test_a_mistake_is_one_message_and_no_run_folder(start, words, sentence):
+    job = start("say", **words)
+    status, said, complained = job.finish()
+    assert (status, said) == (2, "") and sentence in complained and "Traceback" not in complained
+    assert not job.out.exists()
+
+
+def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
+    """The supervisor shows nothing of the log, and passes the terminal's name on."""
+    job = {"task": "tests.faults.tasks:write_to_terminal", "ranks": 2, "recipe": "tests/faults/tiny.yaml"}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "tests/faults/start.py", json.dumps({**job, "out": str(tmp_path / "run")})]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    except OSError:  # how Linux says that nobody has the terminal open any more
+        pass
+    assert process.wait(timeout=30) == 0, seen
+    os.close(ours)
+    lines = seen.decode().replace("\r", "").splitlines()
+    assert lines[1:] == ["drawn by rank 0"] and lines[0].startswith("2 ranks on CPU")
