@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from paddle_dp.mesh import Mesh
 
@@ -21,6 +23,15 @@ class Meter:
     def add(self, samples: int, waited: float) -> None:
         """One update from a global batch of `samples`, for which this rank waited `waited` seconds."""
         self.samples, self.waited, self.steps = self.samples + samples, self.waited + waited, self.steps + 1
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is not training: evaluating, saving."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.began += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
         """The speed since the last reading, and begins anew."""

@@ -145,9 +145,10 @@ class Trainer:
 
     def _tell_epoch(self) -> None:
         moment = Moment(name="epoch", progress=self.progress, trainer=self)
-        for callback in self.callbacks:
-            if callback.due_at_epoch(self.progress.epoch):
-                callback.epoch(moment)
+        with self.meter.paused():
+            for callback in self.callbacks:
+                if callback.due_at_epoch(self.progress.epoch):
+                    callback.epoch(moment)
 
     def _tell_failed(self, error: BaseException) -> None:
         """Lets callbacks close their files; a second failure there must not hide the first."""

@@ -1,0 +1,73 @@
+"""How many ways each axis splits the work, and which rank sits where: arithmetic, without a process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+# Outermost first, as fleet numbers ranks: neighbours in rank are neighbours on the tensor axis, which talks most.
+AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """The size of each axis of the mesh; their product is the number of ranks.
+
+    `data` and `sharding` ranks read different samples; ranks along the other axes work on the same ones.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    sharding: int = 1
+    sequence: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if self[axis] < 1:
+                raise ValueError(f"{axis}: {self[axis]} is less than 1")
+
+    def __getitem__(self, axis: str) -> int:
+        return getattr(self, axis)
+
+    def __str__(self) -> str:
+        split = [f"{axis} {self[axis]}" for axis in AXES if self[axis] > 1]
+        return " × ".join(split) or "one process"
+
+    @property
+    def ranks(self) -> int:
+        product = 1
+        for axis in AXES:
+            product *= self[axis]
+        return product
+
+    @property
+    def readers(self) -> int:
+        """How many different shares of the data there are."""
+        return self.data * self.sharding
+
+    def seats(self, rank: int) -> dict[str, int]:
+        """Where `rank` sits on each axis."""
+        found: dict[str, int] = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, self[axis])
+        return {axis: found[axis] for axis in AXES}
+
+    def rank(self, seats: dict[str, int]) -> int:
+        """The rank that sits at `seats`; axes left out are seat 0."""
+        number = 0
+        for axis in AXES:
+            number = number * self[axis] + seats.get(axis, 0)
+        return number
+
+    def group(self, rank: int, axis: str) -> list[int]:
+        """The ranks that differ from `rank` on `axis` alone, in order, itself among them."""
+        seats = self.seats(rank)
+        return [self.rank({**seats, axis: seat}) for seat in range(self[axis])]
+
+    def reader(self, rank: int) -> int:
+        """Which share of the data `rank` reads."""
+        seats = self.seats(rank)
+        return seats["data"] * self.sharding + seats["sharding"]
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)

@@ -1,0 +1,85 @@
+"""Which layouts fit a model, a batch and a number of ranks; and the nearest that do, where one does not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paddle_dp.mesh.degrees import AXES, Degrees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a layout must divide: a model's numbers (0 where it has no such thing), the global batch and its micros.
+
+    `blocks` counts the ordered layers that a pipeline hands out; `stages_each`, how many virtual stages a rank holds.
+    """
+
+    heads: int = 0
+    kv_heads: int = 0
+    hidden: int = 0
+    vocab: int = 0
+    length: int = 0
+    blocks: int = 0
+    batch: int = 1
+    micros: int = 1
+    stages_each: int = 1
+
+
+def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
+    """Every reason why the layout cannot run, one sentence each; empty when it can."""
+    found = []
+    if degrees.ranks != ranks:
+        product = " × ".join(str(degrees[axis]) for axis in AXES if degrees[axis] > 1) or "1"
+        found.append(f"the degrees make {product} = {degrees.ranks} ranks, and there are {ranks}")
+    for axis, things in (("tensor", ("heads", "kv_heads", "hidden", "vocab")), ("sequence", ("heads", "length"))):
+        for thing in things:
+            size = getattr(shape, thing)
+            if size and size % degrees[axis]:
+                found.append(f"{axis} {degrees[axis]} does not divide the model's {thing} ({size})")
+    stages = degrees.pipeline * shape.stages_each
+    if stages > 1 and not shape.blocks:
+        found.append(f"pipeline {degrees.pipeline} needs a model with ordered `blocks`")
+    elif stages > max(shape.blocks, 1):
+        found.append(f"{stages} pipeline stages need as many blocks, and the model has {shape.blocks}")
+    each, rest = divmod(shape.batch, degrees.readers * shape.micros)
+    if degrees.pipeline > 1 and (rest or not each):
+        found.append(
+            f"the batch of {shape.batch} does not divide into {degrees.readers} readers × {shape.micros} micros, "
+            "which a pipeline needs"
+        )
+    if shape.stages_each > 1 and degrees.pipeline > 1 and shape.micros % degrees.pipeline:
+        found.append(f"interleaved stages need micros ({shape.micros}) to be a multiple of pipeline {degrees.pipeline}")
+    return found
+
+
+def layouts(ranks: int) -> Iterator[Degrees]:
+    """Every way to split `ranks` over the axes."""
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    for sizes in itertools.product(divisors, repeat=len(AXES)):
+        degrees = Degrees(**dict(zip(AXES, sizes, strict=True)))
+        if degrees.ranks == ranks:
+            yield degrees
+
+
+def legal_layouts(shape: Shape, ranks: int, near: Degrees | None = None) -> list[Degrees]:
+    """The layouts that can run, nearest to `near` first: the fewest axes changed, then the smallest changes."""
+
+    def distance(degrees: Degrees) -> tuple[int, float]:
+        if near is None:
+            return (0, 0.0)
+        ratios = [max(degrees[a], near[a]) / min(degrees[a], near[a]) for a in AXES if a != "data"]
+        return (sum(ratio > 1 for ratio in ratios), sum(ratios))
+
+    return sorted((d for d in layouts(ranks) if not problems(d, shape, ranks)), key=distance)
+
+
+def refusal(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
+    """One sentence that says why the layout cannot run and which near ones can; None when it can."""
+    found = problems(degrees, shape, ranks)
+    if not found:
+        return None
+    near = [str(layout) for layout in legal_layouts(shape, ranks, degrees)[:3]]
+    legal = f"Legal on {ranks} ranks, nearest first: {'; '.join(near)}." if near else f"No layout of {ranks} ranks fits."
+    return f"strategy: {'; '.join(found)}. {legal}"

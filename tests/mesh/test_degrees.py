@@ -1,0 +1,50 @@
+"""Seats and groups are fleet's, by arithmetic."""
+
+import pytest
+
+from paddle_dp.mesh.degrees import AXES, Degrees
+
+EIGHT = Degrees(data=2, pipeline=2, tensor=2)
+
+
+def test_ranks_are_the_product():
+    assert EIGHT.ranks == 8
+    assert Degrees().ranks == 1
+    assert (EIGHT.readers, Degrees(data=2, sharding=3).readers) == (2, 6)
+
+
+def test_neighbours_in_rank_are_neighbours_on_the_tensor_axis():
+    assert EIGHT.group(0, "tensor") == [0, 1]
+    assert EIGHT.group(5, "pipeline") == [5, 7]
+    assert EIGHT.group(5, "data") == [1, 5]
+
+
+def test_fleets_own_topology_agrees():
+    topology = pytest.importorskip("paddle.distributed.fleet").base.topology.CommunicateTopology
+    names = ["data", "pipe", "sharding", "sep", "model"]
+    degrees = Degrees(data=2, pipeline=3, sharding=2, sequence=1, tensor=2)
+    theirs = topology(names, [degrees[axis] for axis in AXES])
+    for rank in range(degrees.ranks):
+        assert list(theirs.get_coord(rank)) == list(degrees.seats(rank).values())
+
+
+def test_every_rank_has_one_seat_and_back():
+    for degrees in (EIGHT, Degrees(data=3, sharding=2, sequence=2)):
+        assert [degrees.rank(degrees.seats(rank)) for rank in range(degrees.ranks)] == list(range(degrees.ranks))
+
+
+def test_ranks_of_a_tensor_or_pipeline_group_read_the_same():
+    for rank in range(8):
+        for axis in ("tensor", "pipeline"):
+            assert {EIGHT.reader(peer) for peer in EIGHT.group(rank, axis)} == {EIGHT.reader(rank)}
+        assert len({EIGHT.reader(peer) for peer in EIGHT.group(rank, "data")}) == 2
+
+
+def test_it_prints_what_it_splits():
+    assert str(EIGHT) == "data 2 × pipeline 2 × tensor 2"
+    assert str(Degrees()) == "one process"
+
+
+def test_a_degree_is_one_or_more():
+    with pytest.raises(ValueError, match="tensor: 0 is less than 1"):
+        Degrees(tensor=0)

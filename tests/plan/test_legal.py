@@ -1,0 +1,51 @@
+"""Illegal layouts get one sentence with legal neighbours, before any process starts."""
+
+import re
+
+import pytest
+
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan import Shape, legal_layouts, problems, refusal
+
+GPT = Shape(heads=4, hidden=512, vocab=256, length=128, blocks=6, batch=32, micros=2)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "ranks", "said"),
+    [
+        ({"tensor": 2}, 4, "the degrees make 2 = 2 ranks, and there are 4"),
+        ({"tensor": 3, "data": 2}, 6, r"tensor 3 does not divide the model's heads \(4\)"),
+        ({"sequence": 3}, 3, r"sequence 3 does not divide the model's heads \(4\)"),
+        ({"pipeline": 8}, 8, "8 pipeline stages need as many blocks, and the model has 6"),
+        ({"pipeline": 2, "data": 3}, 6, "batch of 32 does not divide into 3 readers × 2 micros"),
+    ],
+)
+def test_each_reason_is_one_sentence_with_neighbours(degrees, ranks, said):
+    sentence = refusal(Degrees(**degrees), GPT, ranks)
+    assert sentence is not None
+    assert re.search(said, sentence), sentence
+    assert f"Legal on {ranks} ranks, nearest first:" in sentence
+
+
+def test_a_legal_layout_is_not_refused():
+    assert refusal(Degrees(data=2, tensor=2, pipeline=2), GPT, 8) is None
+
+
+def test_neighbours_are_legal_and_near():
+    near = legal_layouts(GPT, 6, Degrees(tensor=3, data=2))
+    assert near
+    assert all(not problems(layout, GPT, 6) for layout in near)
+    assert str(near[0]) == "data 3 × tensor 2"
+
+
+def test_without_blocks_there_is_no_pipeline():
+    assert "ordered `blocks`" in " ".join(problems(Degrees(pipeline=2), Shape(batch=4), 2))
+
+
+def test_interleaved_stages_want_whole_rounds_of_micros():
+    shape = Shape(blocks=8, batch=12, micros=3, stages_each=2)
+    assert "multiple of pipeline 2" in " ".join(problems(Degrees(pipeline=2), shape, 2))
+
+
+def test_when_nothing_fits_it_says_so():
+    assert refusal(Degrees(pipeline=7), Shape(batch=0, blocks=1), 0) is not None
