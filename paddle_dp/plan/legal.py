@@ -81,5 +81,6 @@ def refusal(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
     if not found:
         return None
     near = [str(layout) for layout in legal_layouts(shape, ranks, degrees)[:3]]
-    legal = f"Legal on {ranks} ranks, nearest first: {'; '.join(near)}." if near else f"No layout of {ranks} ranks fits."
-    return f"strategy: {'; '.join(found)}. {legal}"
+    if not near:
+        return f"strategy: {'; '.join(found)}. No layout of {ranks} ranks fits."
+    return f"strategy: {'; '.join(found)}. Legal on {ranks} ranks, nearest first: {'; '.join(near)}."
