@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS: dict[str, float] = {
     "errors": 0, "units": 0,
-    "part": 1, "plan": 1, "mesh.degrees": 1, "recipe": 1.5,  # a recipe is made of parts
+    "part": 1, "mesh.degrees": 1, "recipe": 1.5, "plan": 1.5,  # a recipe is made of parts, a plan of degrees
     "batch": 2, "mesh": 2, "watch": 2,
     "data": 3, "parallel": 3, "checkpoint": 3,
     "train": 4,
