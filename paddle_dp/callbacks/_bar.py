@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,6 +23,7 @@ class Bar:
 
     def __init__(self, screen: TextIO, steps_per_epoch: int, total_steps: int):
         self.screen, self.steps_per_epoch, self.total_steps = screen, max(steps_per_epoch, 1), total_steps
+        self.epochs = -(-self.total_steps // self.steps_per_epoch)
         self._rich = self._make()
         self._task = self._rich.add_task("", total=self.steps_per_epoch, text="", left="")
         self._began: tuple[float, int] | None = None
@@ -36,13 +38,12 @@ class Bar:
         now = time.perf_counter()
         if now - self._drawn < _PAUSE and progress.step < self.total_steps:
             return
-        epochs = -(-self.total_steps // self.steps_per_epoch)
         self._fit()
         self._rich.update(
             self._task,
             completed=progress.batch,
-            description=f"epoch {progress.epoch + 1}/{epochs}",
-            text="  ".join([*_lines.numbers(found), *_lines.speed(found)]),
+            description=self._epoch(progress.epoch + 1),
+            text=_lines.short(found),
             left=f"{_lines.duration(self._left(now, progress.step))} left",
         )
         self._rich.refresh()
@@ -67,20 +68,25 @@ class Bar:
         from rich.table import Column
 
         def text(field: str, **settings: Any) -> TextColumn:
-            return TextColumn(
-                field, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", **settings)
-            )
+            column = Column(no_wrap=True, overflow="ellipsis", **settings)
+            return TextColumn(field, markup=False, table_column=column)
 
+        same = self.screen is sys.stdout  # then what anybody prints should stand above the bar, too
         return RichProgress(
-            text("{task.description}"),
+            text("{task.description}", min_width=len(self._epoch(self.epochs))),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
             text("{task.fields[text]}"),
-            text("{task.fields[left]}", justify="right"),
+            text("{task.fields[left]}", justify="right", min_width=len("1:02:03 left")),
             console=Console(file=self.screen, force_terminal=True),
             auto_refresh=False,
             expand=True,
             transient=True,
+            redirect_stdout=same,
+            redirect_stderr=same,
         )
+
+    def _epoch(self, number: int) -> str:
+        return f"epoch {number}/{self.epochs}"
 
     def _fit(self) -> None:
         """rich asks stdin, stdout and stderr for their width; the terminal may be none of them."""

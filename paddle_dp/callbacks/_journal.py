@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -28,7 +29,8 @@ class Journal:
             self._size += len(entry)
         except OSError as error:
             # Half an entry would make everything behind it unreadable.
-            os.ftruncate(self._file, self._size)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
             if not self.lost:
                 print(f"{self.path} is missing entries from here on: {error.strerror}.", file=sys.stderr)
             self.lost += 1

@@ -47,6 +47,11 @@ def speed(found: Mapping[str, float]) -> list[str]:
     return [*parts, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else parts
 
 
+def short(found: Mapping[str, float]) -> str:
+    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: what fits beside a bar on 80 columns, so one score only."""
+    return "  ".join([*numbers(found)[:2], f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f}/s"])
+
+
 def evaluated(progress: Progress, found: Evaluation) -> str:
     """[epoch 1, step 23] held-out: loss 0.5310  acc1 0.8917"""
     return f"[epoch {progress.epoch}, step {progress.step}] held-out: " + "  ".join(numbers(found.numbers))

@@ -1,0 +1,70 @@
+"""A run in an empty folder, and moments of a trainer that does nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.data import Loader
+from paddle_dp.mesh import Mesh
+from paddle_dp.train import Evaluation, Moment, Progress, Run
+
+
+class Squares:
+    """Eight samples: pictures [1, 4, 4] of one grey, in two classes."""
+
+    classes = ("dark", "light")
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        picture = np.full((1, 4, 4), index, "float32")
+        picture[0, 0, 0] = np.random.rand() + 10
+        return picture, index // 4
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    loader = Loader.plain(Squares(), batch=2)
+    return Run(
+        name="squares", folder=tmp_path / "run", mesh=Mesh.alone(), train_loader=loader, test_loader=loader
+    )
+
+
+@pytest.fixture
+def trainer() -> SimpleNamespace:
+    """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`."""
+    asked: list[Any] = []
+    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked)
+    fake.stop = asked.append
+    fake.tell = lambda name, numbers=None, detail=None: asked.append((name, detail))
+    fake.evaluate = lambda: asked.append("evaluate")
+    return fake
+
+
+@pytest.fixture
+def at(trainer: SimpleNamespace) -> Callable[..., Moment]:
+    """`at("step", 5, loss=1.0)`: the moment of that name after step 5, with these numbers."""
+
+    def moment(name: str, step: int, detail: Any = None, **numbers: float) -> Moment:
+        progress = Progress(epoch=step // 4, batch=step % 4, step=step, samples=2 * step)
+        return Moment(name=name, progress=progress, trainer=trainer, numbers=numbers, detail=detail)  # type: ignore[arg-type]
+
+    return moment
+
+
+@pytest.fixture
+def found() -> Callable[..., Evaluation]:
+    """`found(acc1=0.5)`: an evaluation of 8 samples with these numbers."""
+
+    def evaluation(**numbers: float) -> Evaluation:
+        confusion = np.array([[3, 1], [0, 4]])
+        return Evaluation(numbers=numbers, samples=8, confusion=confusion, classes=("dark", "light"))
+
+    return evaluation

@@ -1,0 +1,184 @@
+"""The screen: lines that can be read back, a bar on a real (pseudo) terminal, and a summary that says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pty
+import re
+import select
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paddle_dp.callbacks import _lines
+from paddle_dp.callbacks.console import Config, terminal
+from paddle_dp.mesh import Mesh
+from paddle_dp.train import Callback, Evaluation, Moment, Progress, Run
+
+NUMBERS = {"loss": 1.23456, "acc1": 0.53125, "acc5": 0.9, "gradient_norm": 2.0, "lr": 3e-3, "memory": 1e9}
+SPEED = {"samples_per_second": 1234.4, "seconds_per_step": 0.01, "waiting": 0.02}
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PADDLE_DP_TTY", raising=False)
+
+
+def test_a_step_is_a_line_of_the_known_shape() -> None:
+    line = _lines.step(Progress(epoch=0, batch=5, step=5, samples=10), NUMBERS | SPEED)
+    assert line == "[epoch 0, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s"
+
+
+def test_waiting_for_data_is_mentioned_when_it_matters() -> None:
+    line = _lines.step(Progress(step=5), NUMBERS | SPEED | {"waiting": 0.42})
+    assert line.endswith("1234 samples/s  42% waiting for data")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0 s"), (99.94, "99.9 s"), (100.0, "1:40"), (3599.0, "59:59"), (3723.4, "1:02:03")],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert _lines.duration(seconds) == text
+
+
+def test_plain_lines_tell_the_whole_story(
+    run: Run,
+    at: Callable[..., Moment],
+    found: Callable[..., Evaluation],
+    trainer: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = Config().build(dataclasses.replace(run, recipe=SimpleNamespace()))
+    tell(console, at, found)
+    trainer.stopped = "it is enough"
+    console.end(at("end", 8))
+    folder = run.folder
+    said = re.sub(r"in \d+\.\d s", "in 1.0 s", capsys.readouterr().out)
+    assert said.splitlines() == [
+        "squares: 20 steps of 2 samples (5 epochs) on 1 process, cpu, going on from step 4",
+        "[epoch 1, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s",
+        "[epoch 2, step 8] held-out: loss 0.5000  acc1 0.8750",
+        "stopped at step 8: it is enough",
+        "held-out: loss 0.5000  acc1 0.8750",
+        "  8 of 8 held-out samples, each counted once",
+        f"4 steps in 1.0 s. The run is in {folder}",
+        f"  checkpoint   {folder}/checkpoints/step-00000008",
+        f"  dashboard    paddle-dp dashboard {folder.parent}",
+        f"  the proof    paddle-dp verify {folder}/recipe.yaml --ranks 2",
+    ]
+
+
+def tell(console: Callback, at: Callable[..., Moment], found: Callable[..., Evaluation]) -> None:
+    console.start(at("start", 4))
+    console.step(at("step", 5, **NUMBERS, **SPEED))
+    console.evaluated(at("evaluated", 8, found(loss=0.5, acc1=0.875)))
+    console.saved(at("saved", 8, console.run.folder / "checkpoints/step-00000008"))  # type: ignore[attr-defined]
+
+
+def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run) -> None:
+    lines = "\n".join(_lines.summary(run, 4, 1.0, None, None))
+    assert "verify" not in lines and "held-out" not in lines and "checkpoint" not in lines
+
+
+def test_other_ranks_are_silent(
+    run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
+    console.start(at("start", 0))
+    console.step(at("step", 10, **NUMBERS, **SPEED))
+    console.end(at("end", 10))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def screen() -> Iterator[tuple[str, Callable[[], str]]]:
+    """A pseudo terminal: its name, and what has been drawn on it since it was last asked."""
+    ours, theirs = pty.openpty()
+
+    def drawn() -> str:
+        text = b""
+        while select.select([ours], [], [], 0.2)[0]:
+            text += os.read(ours, 65536)
+        return text.decode()
+
+    yield os.ttyname(theirs), drawn
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_the_lines(
+    run: Run,
+    at: Callable[..., Moment],
+    found: Callable[..., Evaluation],
+    screen: tuple[str, Callable[[], str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, drawn = screen
+    monkeypatch.setenv("PADDLE_DP_TTY", name)
+    console = Config().build(run)
+    tell(console, at, found)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn())
+    assert re.search(
+        r"epoch 2/5 [━╸╺ ]+ loss 1\.2346  acc1 0\.5312  lr 3\.0e-03  1234/s +\d+\.\d s left", text
+    )
+    assert "[epoch 2, step 8] held-out" in text and "[epoch 1, step 5]" not in text
+    console.end(at("end", 20))
+    assert "each counted once" in drawn()
+    log = capsys.readouterr().out
+    assert "[epoch 1, step 5] loss" in log and "each counted once" in log
+
+
+def test_the_bar_is_drawn_a_few_times_a_second(
+    run: Run,
+    at: Callable[..., Moment],
+    screen: tuple[str, Callable[[], str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, drawn = screen
+    monkeypatch.setenv("PADDLE_DP_TTY", name)
+    console = Config().build(run)
+    console.start(at("start", 0))
+    for step in range(1, 20):
+        console.step(at("step", step, **NUMBERS, **SPEED))
+    assert drawn().count("1234/s") == 1
+    console.step(at("step", 20, **NUMBERS, **SPEED))  # the last one always
+    assert "1234/s" in drawn()
+    console.failed(at("failed", 20, KeyboardInterrupt()))
+
+
+def test_a_narrow_terminal_keeps_one_line(
+    run: Run,
+    at: Callable[..., Moment],
+    screen: tuple[str, Callable[[], str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import fcntl
+    import struct
+    import termios
+
+    name, drawn = screen
+    with open(name) as terminal:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    monkeypatch.setenv("PADDLE_DP_TTY", name)
+    console = Config().build(run)
+    console.start(at("start", 0))
+    drawn()
+    console.step(at("step", 5, **NUMBERS, **SPEED))
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn()).replace("\r", "").strip("\n").split("\n")
+    assert len(lines) == 1 and len(lines[0]) <= 60 and "epoch 2/5" in lines[0]
+    console.end(at("end", 20))
+
+
+def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PADDLE_DP_TTY", str(tmp_path / "no/terminal"))
+    assert terminal() is None
+    monkeypatch.setenv("PADDLE_DP_TTY", str(tmp_path / "a-file"))
+    assert terminal() is None
+    monkeypatch.delenv("PADDLE_DP_TTY")
+    assert (terminal() is sys.stdout) == sys.stdout.isatty()

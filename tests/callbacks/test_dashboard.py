@@ -1,0 +1,198 @@
+"""The dashboard's log, read back with VisualDL's own reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.callbacks.dashboard import Config, settings
+from paddle_dp.train import Callback, Evaluation, Moment, Run
+
+
+def reader(run: Run) -> Any:
+    from visualdl import LogReader
+
+    (path,) = (run.folder / "visualdl").glob("*vdlrecords*")
+    return LogReader(file_path=str(path))
+
+
+def steps(run: Run, tag: str) -> list[int]:
+    return [point.id for point in reader(run).get_data("scalar", tag)]
+
+
+def started(run: Run, moment: Moment, **config: Any) -> Callback:
+    dashboard = Config(**config).build(run)
+    dashboard.start(moment)
+    return dashboard
+
+
+NUMBERS = {
+    "loss": 1.5,
+    "lr": 0.1,
+    "acc1": 0.25,
+    "samples_per_second": 9.0,
+    "seconds_per_step": 1.0,
+    "memory": 2.0**21,
+}
+
+
+def test_a_step_is_a_point_on_every_curve(run: Run, at: Callable[..., Moment]) -> None:
+    dashboard = started(run, at("start", 0))
+    dashboard.step(at("step", 10, **NUMBERS))
+    dashboard.step(at("step", 20, **NUMBERS))
+    found = reader(run)
+    tags = {"train/loss", "train/lr", "train/acc1", "speed/samples_per_second", "speed/memory_megabytes"}
+    assert set(found.get_tags()["scalar"]) == tags
+    assert [(p.id, p.value) for p in found.get_data("scalar", "train/loss")] == [(10, 1.5), (20, 1.5)]
+    assert [p.value for p in found.get_data("scalar", "speed/memory_megabytes")] == [2.0, 2.0]
+
+
+def test_a_resumed_run_goes_on_without_doubled_steps(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    first = started(run, at("start", 0))
+    for step in range(1, 8):
+        first.step(at("step", step, loss=float(step)))
+        first.evaluated(at("evaluated", step, found(loss=float(step))))
+    second = started(run, at("start", 4))
+    second.evaluated(at("evaluated", 4, found(loss=4.0)))
+    for step in range(5, 10):
+        second.step(at("step", step, loss=10.0 * step))
+    third = started(run, at("start", 9))
+    third.step(at("step", 10, loss=0.0))
+    assert steps(run, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert steps(run, "evaluation/loss") == [1, 2, 3, 4]
+    values = [point.value for point in reader(run).get_data("scalar", "train/loss")]
+    assert values == [1, 2, 3, 4, 50, 60, 70, 80, 90, 0]
+
+
+def test_a_server_that_was_looking_goes_on_reading(run: Run, at: Callable[..., Moment]) -> None:
+    from visualdl.reader.record_reader import RecordReader
+
+    started(run, at("start", 0)).step(at("step", 1, loss=1.0))
+    (path,) = (run.folder / "visualdl").iterdir()
+    server = RecordReader(str(path))
+    assert len(server.get_remain()) == 2
+    started(run, at("start", 0)).step(at("step", 1, loss=2.0))
+    (fresh,) = server.get_remain()
+    assert b"train/loss" in fresh
+
+
+def test_the_recipe_is_text_and_a_row_of_settings_with_results(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    tree = {"model": {"use": "mlp", "hidden": [8, 8]}, "train": {"batch": 2}}
+    recipe = SimpleNamespace(model_dump=lambda mode: tree)
+    run.folder.mkdir()
+    (run.folder / "recipe.yaml").write_text("# a comment\nmodel:\n  use: mlp\n")
+    dashboard = started(dataclasses.replace(run, recipe=recipe), at("start", 0))
+    dashboard.evaluated(at("evaluated", 4, found(loss=1.0)))
+    dashboard.evaluated(at("evaluated", 8, found(loss=0.5)))
+    dashboard.end(at("end", 8))
+    (text,) = reader(run).get_data("text", "recipe")
+    assert text.text.encoded_text_string == "■ model:\n  use: mlp"
+    (row,) = reader(run).get_data("hyper_parameters", "hparam")
+    assert {h.name for h in row.hparam.hparamInfos} == {"model", "model/hidden", "train/batch"}
+    assert [m.name for m in row.hparam.metricInfos] == ["evaluation/loss"]
+
+
+def test_visualdl_lists_the_run_with_its_last_results(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    from visualdl import LogReader
+    from visualdl.server import lib
+
+    recipe = SimpleNamespace(model_dump=lambda mode: {"train": {"batch": 2, "last": "keep"}})
+    dashboard = started(dataclasses.replace(run, recipe=recipe), at("start", 0))
+    for step, loss in ((4, 1.0), (8, 0.25)):
+        dashboard.evaluated(at("evaluated", step, found(loss=loss)))
+    (row,) = lib.get_hparam_list(LogReader(logdir=str(run.folder)))
+    assert row["hparams"] == {"train/batch": 2, "train/last": "keep"}
+    assert row["metrics"] == {"evaluation/loss": 0.25}
+
+
+def test_settings_are_flat_and_of_the_types_that_visualdl_takes() -> None:
+    tree = {
+        "name": "x",
+        "model": {"use": "mlp", "hidden": [8, 8], "bias": True},
+        "loss": None,
+        "train": {"lr": 0.1},
+    }
+    flat = settings(tree)
+    assert flat == {
+        "model": "mlp",
+        "model/hidden": "[8, 8]",
+        "model/bias": "yes",
+        "loss": "none",
+        "train/lr": 0.1,
+    }
+    assert not any("." in name for name in flat)  # a column of that name stays empty
+
+
+def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: Callable[..., Moment]) -> None:
+    from PIL import Image
+
+    np.random.seed(3)
+    expected = np.random.rand()
+    np.random.seed(3)
+    started(run, at("start", 0), images=5)
+    assert np.random.rand() == expected
+    tags = reader(run).get_tags()["image"]
+    assert sorted(tags) == [
+        "samples/0 dark",
+        "samples/1 dark",
+        "samples/2 dark",
+        "samples/3 dark",
+        "samples/4 light",
+    ]
+    (shown,) = reader(run).get_data("image", "samples/0 dark")
+    assert Image.open(io.BytesIO(shown.image.encoded_image_string)).size == (64, 64)
+
+
+def test_the_confusion_matrix_is_a_picture(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    dashboard = started(run, at("start", 0), confusion=True)
+    dashboard.evaluated(at("evaluated", 4, found(loss=1.0)))
+    (shown,) = reader(run).get_data("image", "evaluation/confusion")
+    assert shown.id == 4 and shown.image.encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_histograms_count_every_weight(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> None:
+    import paddle
+
+    weights = paddle.arange(120, dtype="float32").astype("bfloat16")
+    trainer.learner = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])
+    dashboard = started(run, at("start", 0), histograms=True)
+    dashboard.epoch(at("epoch", 4))
+    (drawn,) = reader(run).get_data("histogram", "weights/fc.weight")
+    assert sum(drawn.histogram.hist) == 120
+
+
+def test_a_percent_sign_in_a_name_is_no_mistake(run: Run, at: Callable[..., Moment]) -> None:
+    started(run, at("start", 0)).step(at("step", 1, **{"top_5%": 0.5}))
+    assert steps(run, "train/top_5_") == [1]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_can_be_read_back(
+    run: Run, at: Callable[..., Moment], number: float
+) -> None:
+    started(run, at("start", 0)).step(at("step", 1, loss=number))
+    assert steps(run, "train/loss") == [1]
+
+
+def test_the_log_stands_where_the_dashboard_command_looks(
+    run: Run, at: Callable[..., Moment], tmp_path: Path
+) -> None:
+    from visualdl import LogReader
+
+    started(run, at("start", 0)).step(at("step", 1, loss=1.0))
+    assert LogReader(logdir=str(tmp_path)).runs() == [str(run.folder / "visualdl")]

@@ -1,0 +1,83 @@
+"""Early stop: patience is counted in evaluations, on every rank alike, through a resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paddle_dp.callbacks.early_stop import Config
+from paddle_dp.mesh import Mesh
+from paddle_dp.train import Callback, Evaluation, Moment, Run
+
+
+@pytest.fixture
+def feed(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+) -> Callable[..., list[Any]]:
+    """Starts after step `begin`, evaluates after each step from `begin` + 1, and returns why it was stopped."""
+
+    def fed(values: list[float], begin: int = 0, run: Run = run, **config: Any) -> list[Any]:
+        stop = Config(**config).build(run)
+        stop.start(at("start", begin))
+        trainer.asked.clear()
+        for step, value in enumerate(values, start=begin + 1):
+            stop.evaluated(at("evaluated", step, found(**{config.get("watch", "loss"): value})))
+        return list(trainer.asked)
+
+    return fed
+
+
+def test_it_stops_when_patience_is_over_and_says_why(feed: Callable[..., list[Any]]) -> None:
+    assert feed([3, 2, 2, 2.5], patience=3) == []
+    (reason,) = feed([3, 2, 2, 2.5, 4], patience=3)
+    assert reason == "loss did not improve in 3 evaluations; the best was 2 at step 2"
+
+
+def test_an_improvement_begins_the_wait_anew(feed: Callable[..., list[Any]]) -> None:
+    assert feed([3, 4, 2, 4, 1, 4], patience=2) == []
+
+
+def test_a_little_is_no_improvement(feed: Callable[..., list[Any]]) -> None:
+    assert feed([0.5, 0.505, 0.509], watch="acc1", patience=2, by=0.01)
+    assert not feed([0.5, 0.505, 0.52], watch="acc1", patience=2, by=0.01)
+
+
+def test_nan_is_no_improvement_and_no_best(feed: Callable[..., list[Any]]) -> None:
+    nan = float("nan")
+    assert feed([nan, nan, nan], patience=2)
+    assert not feed([nan, 2.0, nan, 1.0], patience=2)
+
+
+def test_a_resume_remembers_what_it_waited_and_forgets_its_future(feed: Callable[..., list[Any]]) -> None:
+    feed([3, 2, 2, 1], patience=3)
+    assert not feed([2], begin=3, patience=3)  # the 1 of step 4 was in a future that was not saved
+    assert feed([2, 2], begin=3, patience=3)
+    assert not feed([2, 2], begin=0, patience=3)  # a new beginning
+
+
+def test_another_number_has_another_history(feed: Callable[..., list[Any]]) -> None:
+    feed([3, 3, 3], patience=9)
+    assert not feed([0.5], begin=3, watch="acc1", patience=2)
+
+
+def test_the_last_step_needs_no_stop(feed: Callable[..., list[Any]], trainer: SimpleNamespace) -> None:
+    trainer.total_steps = 3
+    assert feed([1, 1, 1], patience=2) == []
+
+
+def test_other_ranks_get_the_first_ones_history_and_write_nothing(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+) -> None:
+    class Second(Mesh):
+        def gather(self, value: Any) -> list[Any]:
+            assert value == []
+            return [[[1, 1.0], [2, 1.0]], value]
+
+    stop: Callback = Config(patience=2).build(dataclasses.replace(run, mesh=Second(rank=1, ranks=2)))
+    stop.start(at("start", 2))
+    stop.evaluated(at("evaluated", 3, found(loss=1.0)))
+    assert trainer.asked and not run.folder.exists()

@@ -1,0 +1,89 @@
+"""The evaluate callback: once a step, at the end whatever happens, and files that say what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paddle_dp.callbacks._confusion import draw
+from paddle_dp.callbacks.evaluate import Config
+from paddle_dp.mesh import Mesh
+from paddle_dp.train import Evaluation, Moment, Run
+from paddle_dp.units import Every
+
+
+def test_the_end_is_evaluated_unless_it_is_already(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+) -> None:
+    callback = Config().build(run)
+    callback.epoch(at("epoch", 4))
+    callback.evaluated(at("evaluated", 4, found(loss=1.0)))
+    callback.end(at("end", 4))
+    assert trainer.asked == ["evaluate"]
+    callback.end(at("end", 6))
+    assert trainer.asked == ["evaluate", "evaluate"]
+
+
+def test_it_is_due_by_steps_or_by_epochs(run: Run) -> None:
+    by_step = Config(every=Every.parse("3 steps")).build(run)
+    assert by_step.due_at_step(3) and not by_step.due_at_step(4) and not by_step.due_at_epoch(1)
+    by_epoch = Config().build(run)
+    assert by_epoch.due_at_epoch(1) and not by_epoch.due_at_step(1)
+
+
+def test_a_run_with_nothing_held_out_is_left_alone(
+    run: Run, at: Callable[..., Moment], trainer: SimpleNamespace
+) -> None:
+    callback = Config().build(dataclasses.replace(run, test_loader=None))
+    callback.epoch(at("epoch", 4))
+    callback.end(at("end", 4))
+    assert trainer.asked == []
+
+
+def test_the_file_holds_the_numbers_and_what_was_asked_for(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    Config().build(run).evaluated(at("evaluated", 4, found(loss=1.5, acc1=0.875)))
+    content = json.loads((run.folder / "evaluation.json").read_text())
+    assert content == {"epoch": 1, "step": 4, "samples": 8, "loss": 1.5, "acc1": 0.875}
+    assert not (run.folder / "confusion.png").exists()
+    Config(per_class=True, confusion=True).build(run).evaluated(at("evaluated", 8, found(loss=1.0)))
+    content = json.loads((run.folder / "evaluation.json").read_text())
+    assert content["step"] == 8 and content["confusion"] == [[3, 1], [0, 4]]
+    dark, light = content["per_class"]
+    assert dark == {
+        "class": "dark",
+        "precision": 1.0,
+        "recall": 0.75,
+        "f1": pytest.approx(6 / 7),
+        "support": 4,
+    }
+    assert light["precision"] == 0.8 and light["recall"] == 1.0
+    assert (run.folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_ranks_evaluate_and_write_nothing(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+) -> None:
+    callback = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
+    callback.end(at("end", 4))
+    callback.evaluated(at("evaluated", 4, found(loss=1.0)))
+    assert trainer.asked == ["evaluate"] and not run.folder.exists()
+
+
+@pytest.mark.parametrize("classes", [2, 30, 102])
+def test_a_confusion_matrix_of_any_size_is_a_picture(classes: int) -> None:
+    import io
+
+    from PIL import Image
+
+    confusion = np.eye(classes, dtype="int64") * 3
+    confusion[0, 0] = 0  # a class without samples divides by nothing
+    png = draw(Evaluation(numbers={}, samples=int(confusion.sum()), confusion=confusion), "step 1")
+    width, height = Image.open(io.BytesIO(png)).size
+    assert 200 < height <= width < 1800

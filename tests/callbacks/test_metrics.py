@@ -1,0 +1,95 @@
+"""metrics.jsonl: every event a line of standard JSON, and a resumed run's file reads as if it was never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.callbacks.metrics import Config, Metrics
+from paddle_dp.mesh import Mesh
+from paddle_dp.train import Callback, Evaluation, Moment, Run
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not standard JSON")
+
+    text = (run.folder / "metrics.jsonl").read_text()
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def started(run: Run, moment: Moment) -> Callback:
+    metrics = Config().build(run)
+    metrics.start(moment)
+    return metrics
+
+
+def test_every_event_is_a_line(run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]) -> None:
+    metrics = started(run, at("start", 0))
+    metrics.step(at("step", 4, loss=1.5, acc1=0.5))
+    metrics.epoch(at("epoch", 4))
+    metrics.evaluated(at("evaluated", 4, found(loss=1.0)))
+    metrics.saved(at("saved", 4, Path("checkpoints/step-00000004")))
+    metrics.end(at("end", 4))
+    metrics.failed(at("failed", 4, ValueError("a reason")))
+    start, step, epoch, evaluated, saved, end, failed = lines(run)
+    assert start["event"] == "start" and start["ranks"] == 1 and start["total_steps"] == 20
+    assert step["loss"] == 1.5 and step["acc1"] == 0.5 and step["samples"] == 8 and step["step"] == 4
+    assert epoch["event"] == "epoch" and epoch["epoch"] == 1
+    assert evaluated["loss"] == 1.0 and evaluated["held_out"] == 8
+    assert saved["checkpoint"] == "step-00000004"
+    assert end["stopped"] is None
+    assert failed["kind"] == "ValueError" and failed["message"] == "a reason"
+
+
+def test_numbers_that_are_not_finite_are_null_and_said(run: Run, at: Callable[..., Moment]) -> None:
+    metrics = started(run, at("start", 0))
+    metrics.step(at("step", 1, loss=float("nan"), gradient_norm=float("inf"), lr=0.1))
+    line = lines(run)[-1]
+    assert line["loss"] is None and line["gradient_norm"] is None and line["lr"] == 0.1
+    assert line["not_finite"] == {"loss": "nan", "gradient_norm": "inf"}
+
+
+def test_a_resume_drops_what_will_be_done_again(run: Run, at: Callable[..., Moment]) -> None:
+    metrics = started(run, at("start", 0))
+    for step in range(1, 8):
+        metrics.step(at("step", step, loss=float(step)))
+    with open(run.folder / "metrics.jsonl", "a") as file:
+        file.write('{"event": "step", "step": 4, "lo')  # killed in the middle of a line
+    again = started(run, at("start", 5))
+    again.step(at("step", 6, loss=60.0))
+    steps = [(line["step"], line["loss"]) for line in lines(run) if line["event"] == "step"]
+    assert steps == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0), (6, 60.0)]
+    assert [line["step"] for line in lines(run) if line["event"] == "start"] == [0, 5]
+
+
+def test_an_evaluation_told_again_at_the_step_of_a_resume_is_one_line(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    started(run, at("start", 0)).evaluated(at("evaluated", 4, found(loss=1.0)))
+    started(run, at("start", 4)).evaluated(at("evaluated", 4, found(loss=1.0)))
+    assert [line["event"] for line in lines(run)] == ["start", "evaluated", "start"]
+
+
+def test_an_evaluation_after_the_end_is_written_too(
+    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
+) -> None:
+    metrics = started(run, at("start", 0))
+    metrics.end(at("end", 3))
+    metrics.evaluated(at("evaluated", 3, found(loss=1.0)))
+    assert lines(run)[-1]["event"] == "evaluated"
+
+
+def test_other_ranks_write_nothing_and_are_due_at_the_same_steps(run: Run, at: Callable[..., Moment]) -> None:
+    other = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
+    first = Config().build(run)
+    assert isinstance(first, Metrics) and not isinstance(other, Metrics)
+    other.start(at("start", 0))
+    other.step(at("step", 10, loss=1.0))
+    assert not run.folder.exists()
+    # Numbers are an exchange of all ranks: who is due, who reads and who has a `step` must agree.
+    assert all(first.due_at_step(step) == other.due_at_step(step) for step in range(1, 40))
+    assert first.reads == other.reads and type(other).step is not Callback.step

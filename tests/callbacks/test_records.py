@@ -1,0 +1,76 @@
+"""Records of a VisualDL log: cut at a step without moving a byte, half records, an unwritable home."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.callbacks import _records
+from paddle_dp.callbacks._records import cut, framed, makers
+
+
+def log(*steps: int, tag: str = "train/loss") -> bytes:
+    return b"".join(
+        framed(makers().scalar(tag, float(s), s, 1700000000000).SerializeToString()) for s in steps
+    )
+
+
+def points(content: bytes) -> list[int]:
+    return [value.id for _, value in _records._read(content) if value.HasField("value")]
+
+
+def test_what_came_later_is_gone_and_no_byte_has_moved() -> None:
+    whole = log(10, 20, 300, 40_000)
+    content, latest = cut(whole, 20)
+    assert points(content) == [10, 20] and latest == {"train/loss": 20}
+    assert len(content) == len(whole) and content.startswith(log(10, 20))
+    assert points(content + log(30)) == [10, 20, 30]
+
+
+def test_cutting_twice_is_cutting_once() -> None:
+    content, _ = cut(log(1, 2, 3), 2)
+    assert cut(content, 2)[0] == content
+
+
+def test_the_row_in_the_table_of_runs_goes() -> None:
+    row = framed(makers().hparam("name", {"lr": 0.1}, ["train/loss"], 0).SerializeToString())
+    content, _ = cut(row + log(1), 5)
+    assert points(content) == [1] and b"lr" not in content
+
+
+@pytest.mark.parametrize("lost", [1, 7, 30])
+def test_half_a_record_at_the_end_is_left_out(lost: int) -> None:
+    assert points(cut(log(1, 2, 3)[:-lost], 9)[0]) == [1, 2]
+
+
+def test_what_is_no_log_is_an_empty_log() -> None:
+    assert cut(b"", 3) == (b"", {})
+    assert cut(b"\x05\0\0\0\0\0\0\0hello and more", 3) == (b"", {})
+
+
+@pytest.mark.parametrize(
+    "size", [7, 8, 9, 10, *range(134, 142), 16_391, 16_392, 16_393, 16_394, 16_395, 70_000]
+)
+def test_a_blank_has_any_size_and_shows_nothing(size: int) -> None:
+    blank = _records._blank(size)
+    assert len(blank) == size
+    assert makers().Record.FromString(blank).values[0].WhichOneof("one_value") == "meta_data"
+
+
+def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
+    code = "from paddle_dp.callbacks._records import makers; import os; makers().Record; print(os.environ['HOME'])"
+    nowhere = "/proc/no-home"
+    environment = {**os.environ, "HOME": nowhere}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(nowhere)
