@@ -11,8 +11,12 @@ from typing import BinaryIO
 from paddle_dp.errors import UsageError
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
-# What init_parallel_env says of every flag that the launcher itself has set.
-_NOISE = re.compile(rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*=+\n")
+# What init_parallel_env says of every flag that the launcher itself has set, and what Paddle says of a SIGTERM.
+_NOISE = re.compile(
+    rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*=+\n"
+    rb"|(?m:^)\n*-{38}\nC\+\+ Traceback \(most recent call last\):\n-{38}\n(?:(?!FatalError).*\n)*"
+    rb"FatalError: `Termination signal`.*\n(?:  \[.*\n)*"
+)
 
 
 def fresh(run: Path) -> Path:

@@ -33,6 +33,9 @@ def run(job: Job) -> int:
     except PaddleDPError as error:
         _say(str(error))
         return error.exit_status
+    except KeyboardInterrupt:  # while the recipe was read: nothing had been started yet
+        _say("interrupted.")
+        return 130
 
 
 def _run(job: Job) -> int:

@@ -15,7 +15,7 @@ from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.watch import Departure, Watch
 
 MARK = "PADDLE_DP_JOB"  # in the environment of every process of a job: how they are found when their parents are gone
-LOOK = 0.05  # seconds between two looks
+LOOK = 0.1  # seconds between two looks
 ECHO = 1.5  # seconds in which the others may still say why they failed, before the cause is chosen
 GRACE = 5.0  # seconds for ranks to end by themselves when told to
 

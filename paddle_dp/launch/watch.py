@@ -20,7 +20,7 @@ class Departure:
 
 
 class Watch:
-    """Looks at the launcher's children; cheap enough to be asked twenty times a second.
+    """Looks at the launcher's children; cheap enough to be asked ten times a second.
 
     The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays
     visible as a zombie until the launcher looks, and the kernel shows its exit code meanwhile.

@@ -51,6 +51,15 @@ def test_a_second_interrupt_means_now(start):
     assert time.monotonic() - begun < 3
 
 
+def test_the_screen_says_in_one_line_who_ended_it(start):
+    job = start("work_for_ever")
+    job.rank_pids(2)
+    job.process.send_signal(signal.SIGINT)
+    _, said, complained = job.finish(timeout=20)
+    assert len(said.strip().splitlines()) == 1  # the headline; not what Paddle says of its own SIGTERM
+    assert complained.count("\n") == 1 and "SIGINT" in complained
+
+
 def test_a_job_can_be_ended_before_its_ranks_have_come(start):
     job = start("work_for_ever")
     while not (job.out / "logs" / "attempt-001" / "launcher.log").exists():

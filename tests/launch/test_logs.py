@@ -66,12 +66,36 @@ def test_nothing_is_copied_past_a_failure(log):
     assert screen.getvalue() == b"loss 1\n"
 
 
-def test_paddle_s_list_of_flags_is_left_out(log):
+SIGTERM = b"""
+
+--------------------------------------
+C++ Traceback (most recent call last):
+--------------------------------------
+No stack trace in paddle, may be caused by external reasons.
+
+----------------------
+Error Message Summary:
+----------------------
+FatalError: `Termination signal` is detected by the operating system.
+  [TimeInfo: *** Aborted at 1795261322 (unix time) try "date -d @1795261322" if you are using GNU date ***]
+  [SignalInfo: *** SIGTERM (@0xb78) received by PID 2955 (TID 0x7fbf8a9e4b80) from PID 2936 ***]
+"""
+
+
+@pytest.mark.parametrize(
+    "noise", [b"=== Modified FLAGS detected ===\nFLAGS(name='x')\nFLAGS(name='y')\n======\n", SIGTERM]
+)
+def test_what_paddle_says_of_itself_is_left_out(log, noise):
     screen = io.BytesIO()
-    log.write_bytes(b"a\n=== Modified FLAGS detected ===\nFLAGS(name='x')\nFLAGS(name='y')\n======\nb\n")
+    log.write_bytes(b"a\n" + noise + b"b\n")
     Follower(log, screen).finish()
-    assert screen.getvalue() == b"a\nb\n"
-    assert tail(log) == "a\nb"
+    assert screen.getvalue().split() == [b"a", b"b"]
+    assert tail(log).split() == ["a", "b"]
+
+
+def test_what_paddle_says_of_a_crash_is_kept(log):
+    log.write_bytes(SIGTERM.replace(b"Termination signal", b"Segmentation fault"))
+    assert "Segmentation fault" in tail(log)
 
 
 def test_a_screen_that_is_gone_does_not_stop_anything(log):
