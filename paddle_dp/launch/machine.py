@@ -59,10 +59,7 @@ def paddle_has_cuda() -> bool:
     """
     found = find_spec("paddle")
     if found is None or not found.origin:
-        raise InstallError(
-            "PaddlePaddle is not installed. For CPUs: pip install 'paddle_dp[cpu]'. For GPUs, from Paddle's own index: "
-            "pip install paddlepaddle-gpu -i https://www.paddlepaddle.org.cn/packages/stable/cu126/"
-        )
+        raise InstallError.of_paddle()
     version = Path(found.origin).parent / "version" / "__init__.py"
     text = version.read_text() if version.exists() else ""
     match = re.search(r"^cuda_version\s*=\s*'([^']*)'", text, re.MULTILINE)
