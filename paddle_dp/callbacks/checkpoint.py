@@ -66,6 +66,7 @@ class Checkpoint(Callback):
             self._best, path = value, self._save(moment)
             if self.run.mesh.is_first:
                 checkpoints.set_best(self.folder, path, moment.detail.numbers)
+                checkpoints.prune(self.folder, self.config.keep, trusted=path)  # the best until now may go
 
     def end(self, moment: Moment) -> None:
         self._save(moment)

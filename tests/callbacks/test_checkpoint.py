@@ -97,6 +97,16 @@ def test_a_best_that_is_not_due_is_saved_for_itself(
     assert saved(run) == [4]
 
 
+def test_who_was_the_best_goes_at_once(
+    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Callable[..., Evaluation]
+) -> None:
+    callback = built(keep=1, best="acc1")
+    for step, accuracy in ((4, 0.5), (8, 0.9)):
+        tell(callback, "epoch", step)
+        tell(callback, "evaluated", step, found(acc1=accuracy))
+    assert saved(run) == [8]
+
+
 def test_a_resume_knows_the_best_but_not_one_of_its_future(
     run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Callable[..., Evaluation]
 ) -> None:
