@@ -1,0 +1,59 @@
+"""Puts the bridge in place, on a CPU; on an accelerator it does nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.bridge import carrier, collectives, exchange, gates, groups, library, sharded, tensor_ops
+from paddle_dp.mesh.bridge.patch import Patch, apply
+from paddle_dp.mesh.bridge.rendezvous import Patience
+from paddle_dp.mesh.mesh import Mesh
+
+# 2.6.2 by the prototype of this bridge only; 3.3.1 is what the tests run on.
+KNOWN = ((2, 6), (3, 0), (3, 1), (3, 2), (3, 3))
+ANYWAY = "PADDLE_DP_BRIDGE"  # =try lets an unknown version through
+_installed: list[str] = []
+
+
+def install(where: Mesh | str, *, patience: float = 600.0) -> tuple[str, ...]:
+    """Makes fleet's hybrid parallelism run over gloo; returns the dotted names in Paddle that were replaced.
+
+    `where` is the mesh or its device. On anything but a CPU nothing is touched, and () comes back; so it does from a
+    second call. Call it before `fleet.init`; before or after `join`. `patience`: seconds to wait for a late peer.
+
+    Raises UsageError on a version of Paddle that the bridge does not know.
+    """
+    device = where if isinstance(where, str) else where.device
+    if not device.startswith("cpu") or _installed:
+        return ()
+    import paddle
+
+    check_version(paddle.__version__)
+    Patience.seconds = patience
+    library.keep()
+    _installed.extend(apply(list(patches())))
+    if paddle.distributed.is_initialized():
+        groups.quicken_job_store()
+        carrier.here()
+    return tuple(_installed)
+
+
+def patches() -> Iterator[Patch]:
+    """Every replaced name of Paddle. Needs `library.keep()` first."""
+    for room in (groups, exchange, collectives, tensor_ops, gates, sharded):
+        yield from room.patches()
+
+
+def check_version(version: str) -> None:
+    """Raises UsageError unless the bridge knows this version of Paddle, or PADDLE_DP_BRIDGE=try."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers in KNOWN or os.environ.get(ANYWAY) == "try":
+        return
+    known = ", ".join(".".join(map(str, one)) for one in KNOWN)
+    raise UsageError(
+        f"Paddle {version} is not a version that the CPU bridge knows ({known}): hybrid layouts may hang there, or "
+        f"learn something else. Install paddlepaddle==3.3.1, or set {ANYWAY}=try and first run "
+        "pytest tests/mesh/bridge."
+    )

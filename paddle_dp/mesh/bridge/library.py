@@ -1,0 +1,66 @@
+"""Paddle's own gloo collectives, kept aside before they are replaced; the bridge calls them wherever they are right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.errors import UsageError
+
+if TYPE_CHECKING:
+    import paddle
+
+KEPT = (
+    "create",
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "scatter",
+    "scatter_tensor",
+)
+# Of another type, gloo ends the process with exit(-1) and not a word (GENERATE_FUNC in process_group_gloo.cc).
+CARRIED = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool")
+_own: dict[str, Any] = {}
+
+
+class Done:
+    """A task that was finished when it was handed out: gloo's collectives return when they are through."""
+
+    def wait(self, *_: Any) -> bool:
+        return True
+
+    is_completed = synchronize = wait
+
+
+def keep() -> None:
+    """Remembers the library's functions. Only the first call counts: later ones would remember ours."""
+    from paddle.base import core
+
+    if not _own:
+        _own.update({name: getattr(core.ProcessGroupGloo, name) for name in KEPT})
+
+
+def own(name: str) -> Any:
+    """The library's own `ProcessGroupGloo.<name>`."""
+    return _own[name]
+
+
+def check_type(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Raises UsageError for a type that would end the process silently."""
+    if (name := str(tensor.dtype).rpartition(".")[2]) not in CARRIED:
+        raise UsageError(f"gloo cannot carry {name} tensors; cast to one of {', '.join(CARRIED)} first.")
+    return tensor
+
+
+def group_of(process_group: Any) -> Any:
+    """The `paddle.distributed` Group around a process group: its id, this seat (`rank`) and its global `ranks`."""
+    from paddle.distributed import collective
+
+    return next(g for g in collective._get_group_map_by_name().values() if g.process_group is process_group)
+
+
+def process_group_of(group: Any) -> Any:
+    """The process group of a Group, or of the default group for None."""
+    from paddle.distributed import collective
+
+    return (group or collective._get_default_group()).process_group
