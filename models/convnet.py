@@ -1,0 +1,60 @@
+"""A small convolutional network: stages of a 3×3 convolution, halved in between, averaged at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import paddle
+from paddle import nn
+
+ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+POOLS: dict[str, type[nn.Layer]] = {"max": nn.MaxPool2D, "mean": nn.AvgPool2D}
+
+
+def _convolution(inputs: int, width: int, norm: str) -> list[nn.Layer]:
+    """A 3×3 convolution, and the norm if one is asked for: it takes the mean away, so no bias is needed then."""
+    if norm == "none":
+        return [nn.Conv2D(inputs, width, 3, padding=1)]
+    return [nn.Conv2D(inputs, width, 3, padding=1, bias_attr=False), nn.BatchNorm2D(width)]
+
+
+class ConvNet(nn.Layer):
+    """Scores [n, classes] for images [n, channels, height, width] of 2^(stages - 1) pixels a side or more."""
+
+    def __init__(
+        self, channels: int, widths: Sequence[int], classes: int, norm: str, activation: str, pool: str
+    ):
+        super().__init__()
+        layers: list[nn.Layer] = []
+        for stage, (narrow, wide) in enumerate(zip([channels, *widths], widths, strict=False)):
+            layers += [POOLS[pool](2)] if stage else []
+            layers += [*_convolution(narrow, wide, norm), ACTIVATIONS[activation]()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.body(images).mean([2, 3]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One stage for each of `widths`; `norm: batch` puts BatchNorm2D behind each convolution."""
+
+    channels: int = 1
+    widths: tuple[int, ...] = (32, 64)
+    classes: int = 10
+    norm: Literal["batch", "none"] = "batch"
+    activation: Literal["relu", "gelu"] = "relu"
+    pool: Literal["max", "mean"] = "max"
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if not self.widths or any(width < 1 for width in self.widths):
+            raise ValueError(f"widths: give one or more widths of 1 or more, not {list(self.widths)}")
+
+    def build(self) -> nn.Layer:
+        return ConvNet(self.channels, self.widths, self.classes, self.norm, self.activation, self.pool)

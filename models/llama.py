@@ -1,0 +1,159 @@
+"""Llama: a decoder-only transformer with RMSNorm, rotary positions, SwiGLU and grouped-query attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+from models._generate import Cache, Generates
+
+STD = 0.02
+
+
+def _linear(inputs: int, outputs: int, std: float = STD) -> nn.Linear:
+    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, std), bias_attr=False)
+
+
+def rotate(x: paddle.Tensor, base: float, start: int = 0) -> paddle.Tensor:
+    """[n, t, heads, head], turned by angles that grow with the position, which is `start` for the first token.
+
+    The products of two vectors then depend on how far apart they are, not on where (Su et al., arXiv:2104.09864).
+    The first half of a head is turned against the second, as in the weights published for transformers.
+    """
+    half = x.shape[-1] // 2
+    speeds = base ** (-paddle.arange(half, dtype="float32") / half)
+    where = paddle.arange(start, start + x.shape[1], dtype="float32")
+    angles = (where.unsqueeze(-1) * speeds).unsqueeze(1)  # [t, 1, half]
+    cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
+    first, second = x.split(2, axis=-1)
+    return paddle.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class RMSNorm(nn.Layer):
+    """[…, width] scaled to a mean square of 1, in float32 at least (Zhang and Sennrich, arXiv:1910.07467)."""
+
+    def __init__(self, width: int, epsilon: float = 1e-5):
+        super().__init__()
+        self.weight = self.create_parameter([width], default_initializer=nn.initializer.Constant(1.0))
+        self.epsilon = epsilon
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        wide = x if x.dtype == paddle.float64 else x.astype("float32")
+        return (wide * ((wide * wide).mean(-1, keepdim=True) + self.epsilon).rsqrt()).astype(x.dtype) * self.weight
+
+
+class Embedding(nn.Layer):
+    """Tokens int64 [n, t] → [n, t, width]: what each is; attention knows where it stands."""
+
+    cuts = {"token": "vocabulary"}
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.token = nn.Embedding(config.vocab, config.width, weight_attr=Normal(0.0, STD))
+
+    def forward(self, tokens: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
+        return self.token(tokens)
+
+
+class Block(nn.Layer):
+    """[n, t, width] → the same: each token looks at those before it, then thinks by itself.
+
+    `shared` heads of q look through one head of k and v. How many heads there are is read from the tensors;
+    `head` is how wide each is.
+    """
+
+    cuts = {
+        "q": "heads", "k": "heads", "v": "heads", "out": "rows", "gate": "columns", "up": "columns", "down": "rows",
+    }  # fmt: skip
+
+    def __init__(self, config: Config):
+        super().__init__()
+        width, hidden, last = config.width, config.hidden, STD / (2 * config.depth) ** 0.5
+        self.head, self.shared = width // config.heads, config.heads // config.kv_heads
+        self.base = config.rope_base
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.q, self.out = _linear(width, width), _linear(width, width, last)
+        self.k, self.v = (_linear(width, config.kv_heads * self.head) for _ in range(2))
+        self.gate, self.up = _linear(width, hidden), _linear(width, hidden)
+        self.down = _linear(hidden, width, last)
+
+    def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
+        x = x + self.out(self._attend(self.norm1(x), cache))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    def _attend(self, x: paddle.Tensor, cache: Cache | None) -> paddle.Tensor:
+        # -1: however many heads live here
+        q, k, v = (project(x).reshape([0, 0, -1, self.head]) for project in (self.q, self.k, self.v))
+        start = cache.start if cache else 0
+        q, k = rotate(q, self.base, start), rotate(k, self.base, start)
+        if cache:
+            k, v = cache.extend(self, k, v)
+        if self.shared > 1:
+            k, v = k.repeat_interleave(self.shared, axis=2), v.repeat_interleave(self.shared, axis=2)
+        causal = cache is None or q.shape[1] > 1  # a single new token comes after all others
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
+
+
+class Head(nn.Layer):
+    """[n, t, width] → scores [n, t, vocab]."""
+
+    cuts = {"out": "vocabulary"}
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.norm, self.out = RMSNorm(config.width), _linear(config.width, config.vocab)
+
+    def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
+        return self.out(self.norm(x))
+
+
+class Llama(Generates, nn.Layer):
+    """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.length = config.length
+        blocks = [Block(config) for _ in range(config.depth)]
+        self.blocks = nn.LayerList([Embedding(config), *blocks, Head(config)])
+
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        hidden = tokens
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`kv_heads` heads of keys and values serve `heads` of queries; `hidden`: between the two SwiGLU layers."""
+
+    vocab: int = 256
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    hidden: int = 352
+    length: int = 128
+    rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "width", "depth", "heads", "kv_heads", "hidden", "length", "rope_base"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
+        if self.width // self.heads % 2:
+            raise ValueError(
+                f"heads: {self.heads} of width {self.width} are {self.width // self.heads} wide, and rotary "
+                "positions turn pairs: a head's width must be even"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.kv_heads} does not divide heads {self.heads}")
+
+    def build(self) -> nn.Layer:
+        return Llama(self)

@@ -1,0 +1,51 @@
+"""A multi-layer perceptron over flattened samples of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import paddle
+from paddle import nn
+
+ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.Silu, "tanh": nn.Tanh}
+
+
+class MLP(nn.Layer):
+    """Scores [n, classes] for samples [n, …] that hold `inputs` numbers each."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], classes: int, activation: str, dropout: float):
+        super().__init__()
+        layers: list[nn.Layer] = []
+        for narrow, wide in zip([inputs, *hidden], hidden, strict=False):
+            layers += [nn.Linear(narrow, wide), ACTIVATIONS[activation]()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear([inputs, *hidden][-1], classes)
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.body(samples.flatten(1) if samples.ndim > 2 else samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`inputs` numbers a sample; `hidden` layers' widths; `dropout` after each of them."""
+
+    inputs: int = 64
+    hidden: tuple[int, ...] = (128, 128)
+    classes: int = 10
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden: widths are 1 or more, not {list(self.hidden)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+
+    def build(self) -> nn.Layer:
+        return MLP(self.inputs, self.hidden, self.classes, self.activation, self.dropout)

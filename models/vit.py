@@ -1,0 +1,122 @@
+"""ViT: a transformer over the patches of an image (Dosovitskiy et al., arXiv:2010.11929)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+STD = 0.02
+
+
+def _linear(inputs: int, outputs: int, std: float = STD) -> nn.Linear:
+    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, std))
+
+
+class Patches(nn.Layer):
+    """Images [n, channels, image, image] → [n, tokens, width]: one token a patch, and a first one of its own."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        width, patch = config.width, config.patch
+        first = config.pool == "class"
+        tokens = (config.image // patch) ** 2 + first
+        self.patch = nn.Conv2D(config.channels, width, patch, stride=patch, weight_attr=Normal(0.0, STD))
+        self.position = self.create_parameter([tokens, width], default_initializer=Normal(0.0, STD))
+        self.first = self.create_parameter([1, 1, width], default_initializer=Normal(0.0, STD)) if first else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        tokens = self.patch(images).flatten(2).transpose([0, 2, 1])
+        if self.first is not None:
+            first = paddle.zeros_like(tokens[:, :1]) + self.first.astype(tokens.dtype)
+            tokens = paddle.concat([first, tokens], axis=1)
+        return self.dropout(tokens + self.position)
+
+
+class Block(nn.Layer):
+    """[n, tokens, width] → the same: every token looks at all, then thinks by itself.
+
+    The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
+    contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
+    """
+
+    cuts = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
+
+    def __init__(self, config: Config):
+        super().__init__()
+        width, last = config.width, STD / (2 * config.depth) ** 0.5  # 2 · depth of these are added up
+        self.head = width // config.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = _linear(width, 3 * width), _linear(width, width, last)
+        self.up, self.down = _linear(width, 4 * width), _linear(4 * width, width, last)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        qkv = self.qkv(self.norm1(x)).reshape([0, 0, -1, 3 * self.head])  # however many heads live here
+        x = x + self.dropout(self.out(F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+class Head(nn.Layer):
+    """[n, tokens, width] → scores [n, classes], from the mean of all tokens or from the first."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(config.width), _linear(config.width, config.classes)
+        self.pool = config.pool
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.norm(x)
+        return self.out(x.mean(1) if self.pool == "mean" else x[:, 0])
+
+
+class ViT(nn.Layer):
+    """Scores [n, classes] for images [n, channels, image, image]."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        blocks = [Block(config) for _ in range(config.depth)]
+        self.blocks = nn.LayerList([Patches(config), *blocks, Head(config)])
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        hidden = images
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Images and patches are square. `pool`: scores come from the mean of all tokens, or from a class token.
+
+    `dropout` is of the patches and of what each layer adds; attention weights are never dropped.
+    """
+
+    image: int = 224
+    patch: int = 16
+    channels: int = 3
+    classes: int = 1000
+    width: int = 192
+    depth: int = 12
+    heads: int = 3
+    dropout: float = 0.0
+    pool: Literal["mean", "class"] = "mean"
+
+    def __post_init__(self) -> None:
+        for name in ("image", "patch", "channels", "classes", "width", "depth", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.image % self.patch:
+            raise ValueError(f"patch: {self.patch} does not divide image {self.image}")
+        if self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+
+    def build(self) -> nn.Layer:
+        return ViT(self)

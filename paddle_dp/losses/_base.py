@@ -1,0 +1,53 @@
+"""What the losses share: totals in float32 under every precision, and targets in the shape of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from paddle_dp.errors import LossError
+
+if TYPE_CHECKING:
+    import paddle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def full_precision(method: Callable[P, R]) -> Callable[P, R]:
+    """`method` with autocast switched off around it, at next to no cost where it is off already.
+
+    Casting the outputs alone is not enough: at level O2 autocast would take them down again before the sum.
+    """
+
+    @wraps(method)
+    def wide(*arguments: P.args, **named: P.kwargs) -> R:
+        import paddle
+
+        asks = getattr(paddle, "is_autocast_enabled", None)  # not in Paddle before 3.3: then it may be on
+        if asks is not None and not asks():
+            return method(*arguments, **named)
+        with paddle.amp.auto_cast(enable=False):
+            return method(*arguments, **named)
+
+    return wide
+
+
+def widened(numbers: paddle.Tensor) -> paddle.Tensor:
+    """`numbers` with at least float32's digits."""
+    import paddle
+
+    return numbers if numbers.dtype in (paddle.float32, paddle.float64) else numbers.astype("float32")
+
+
+def paired(outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Both in float32 and of one shape; LossError rather than broadcasting [n, 1] against [n] to [n, n]."""
+    if outputs.shape != targets.shape:
+        if outputs.size != targets.size or outputs.shape[0] != targets.shape[0]:
+            raise LossError(
+                f"outputs {list(outputs.shape)} and targets {list(targets.shape)} do not hold the "
+                "same numbers: give targets the shape of the outputs"
+            )
+        targets = targets.reshape(outputs.shape)
+    return widened(outputs), widened(targets)

@@ -1,0 +1,48 @@
+"""Sigmoid cross-entropy of yes-or-no labels, averaged over a sample's labels, totalled over samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt
+
+from paddle_dp.losses._base import full_precision, paired
+
+if TYPE_CHECKING:
+    import paddle
+
+
+class BinaryCrossEntropy:
+    """Total over samples: outputs [n] or [n, labels] before the sigmoid, targets 0 or 1 (or between)."""
+
+    def __init__(self, positive: float = 1.0):
+        self.positive = positive
+
+    @full_precision
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, int]:
+        """(total, number of samples); the total is float32 also under autocast."""
+        import paddle
+        import paddle.nn.functional as F
+
+        outputs, targets = paired(outputs, targets)
+        weight = None if self.positive == 1.0 else paddle.full([1], self.positive, outputs.dtype)
+        loss = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight)
+        return loss * outputs.shape[0], outputs.shape[0]
+
+    @full_precision
+    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        """The share of each sample's labels on the right side of one half, totalled over samples."""
+        outputs, targets = paired(outputs, targets)
+        hits = (outputs > 0) == (targets > 0.5)
+        return {"acc1": hits.astype("float32").mean() * outputs.shape[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`positive_weight` makes each yes count that much more than a no."""
+
+    positive_weight: Annotated[float, Gt(0)] = 1.0
+
+    def build(self) -> BinaryCrossEntropy:
+        return BinaryCrossEntropy(self.positive_weight)

@@ -1,0 +1,31 @@
+"""Squared error, averaged over the numbers of a sample, totalled over samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paddle_dp.losses._base import full_precision, paired
+
+if TYPE_CHECKING:
+    import paddle
+
+
+class MeanSquaredError:
+    """Total over samples: outputs [n, …] of any shape, targets of as many numbers."""
+
+    @full_precision
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, int]:
+        """(total, number of samples); the total is float32 also under autocast."""
+        import paddle.nn.functional as F
+
+        outputs, targets = paired(outputs, targets)
+        return F.mse_loss(outputs, targets) * outputs.shape[0], outputs.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Nothing to set."""
+
+    def build(self) -> MeanSquaredError:
+        return MeanSquaredError()

@@ -1,0 +1,35 @@
+"""Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.optimizers._base import AboveZero, Named, OptimizerConfig
+from paddle_dp.units import Probability, Rate
+
+if TYPE_CHECKING:
+    from paddle.optimizer import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(OptimizerConfig):
+    """Each update first takes rate × `weight_decay` of the weight away."""
+
+    weight_decay: Rate = 0.01
+    beta1: Probability = 0.9
+    beta2: Probability = 0.999
+    epsilon: AboveZero = 1e-8
+
+    def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
+        from paddle.optimizer import AdamW
+
+        decaying = {parameter.name for parameter in self.decaying(named_parameters)}
+        return AdamW(
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            weight_decay=float(self.weight_decay),
+            apply_decay_param_fun=decaying.__contains__,
+            **self.shared(learning_rate, named_parameters),
+        )

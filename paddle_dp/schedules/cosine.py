@@ -1,0 +1,16 @@
+"""Half a cosine from the peak down to the floor (Loshchilov and Hutter, arXiv:1608.03983; no restarts)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import cos, pi
+
+from paddle_dp.schedules._base import FallingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(FallingConfig):
+    """`floor` is a fraction of the peak, below 1."""
+
+    def left(self, done: float) -> float:
+        return (1 + cos(pi * done)) / 2

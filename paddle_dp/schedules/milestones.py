@@ -1,0 +1,24 @@
+"""Multiplied by a factor at each milestone, the classic ImageNet staircase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddle_dp.schedules._base import ScheduleConfig
+from paddle_dp.units import Fraction, Length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ScheduleConfig):
+    """`milestones: [30 epochs, 60 epochs]` are counted from the start of training, warm-up included."""
+
+    milestones: tuple[Length, ...]
+    factor: Fraction = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.milestones:
+            raise ValueError("milestones: give one or more, like [30 epochs, 60 epochs]; constant has none")
+
+    def level(self, step: int, *, start: int, steps: int, steps_per_epoch: int) -> float:
+        passed = sum(step >= milestone.steps(steps_per_epoch) for milestone in self.milestones)
+        return self.factor**passed

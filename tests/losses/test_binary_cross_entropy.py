@@ -1,0 +1,54 @@
+"""Binary cross-entropy against scikit-learn's log loss, and its score against counting."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+from paddle_dp.losses.binary_cross_entropy import Config
+
+random = np.random.default_rng(0)
+
+
+def drawn(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    return random.normal(0, 2, shape).astype("float32"), random.integers(0, 2, shape)
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 4)])
+@pytest.mark.parametrize("positive", [1.0, 2.5])
+def test_the_total_is_scikit_learns_over_samples(shape: tuple[int, ...], positive: float) -> None:
+    outputs, targets = drawn(*shape)
+    total, count = Config(positive_weight=positive).build()(
+        paddle.to_tensor(outputs), paddle.to_tensor(targets)
+    )
+    said = 1 / (1 + np.exp(-outputs.astype("float64").ravel()))
+    weight = np.where(targets.ravel(), positive, 1.0)
+    wanted = log_loss(targets.ravel(), said, sample_weight=weight, normalize=False) / (targets.size / 30)
+    assert total.item() == pytest.approx(wanted, rel=1e-6)
+    assert (count, total.shape, total.dtype) == (30, [], paddle.float32)
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 4)])
+def test_the_score_is_the_share_of_labels_that_are_right(shape: tuple[int, ...]) -> None:
+    outputs, targets = drawn(*shape)
+    scores = Config().build().scores(paddle.to_tensor(outputs), paddle.to_tensor(targets))
+    wanted = accuracy_score(targets.ravel(), outputs.ravel() > 0) * 30
+    assert {name: score.item() for name, score in scores.items()} == {"acc1": pytest.approx(wanted)}
+
+
+def test_one_output_a_sample_meets_a_row_of_targets() -> None:
+    outputs, targets = drawn(30)
+    loss = Config().build()
+    column = loss(paddle.to_tensor(outputs[:, None]), paddle.to_tensor(targets))[0]
+    assert column.item() == loss(paddle.to_tensor(outputs), paddle.to_tensor(targets))[0].item()
+
+
+def test_autocast_reaches_neither_total_nor_score() -> None:
+    outputs, targets = map(paddle.to_tensor, drawn(300, 3))
+    loss = Config().build()
+    with paddle.amp.auto_cast(True, level="O2", dtype="bfloat16"):
+        total, scores = loss(outputs, targets)[0], loss.scores(outputs, targets)
+    assert total.item() == loss(outputs, targets)[0].item()
+    assert scores["acc1"].item() == loss.scores(outputs, targets)["acc1"].item()

@@ -1,0 +1,159 @@
+"""Cross-entropy against NumPy: totals, counts, smoothing, ignored targets, scores, and the precision of all that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.errors import LossError
+from paddle_dp.losses.cross_entropy import Config
+
+random = np.random.default_rng(0)
+
+
+def log_softmax(outputs: np.ndarray) -> np.ndarray:
+    shifted = outputs.astype("float64") - outputs.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def each(outputs: np.ndarray, targets: np.ndarray, smoothing: float = 0.0) -> np.ndarray:
+    """One loss a target."""
+    logs = log_softmax(outputs)
+    own = -np.take_along_axis(logs, targets[..., None].clip(0), -1)[..., 0]
+    return (1 - smoothing) * own - smoothing * logs.mean(-1)
+
+
+def drawn(*shape: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    return random.normal(0, 3, (*shape, classes)).astype("float32"), random.integers(0, classes, shape)
+
+
+def answer(outputs: Any, targets: Any, **settings: Any) -> tuple[float, Any]:
+    total, count = Config(**settings).build()(paddle.to_tensor(outputs), paddle.to_tensor(targets))
+    assert total.shape == []
+    assert total.dtype == paddle.float32
+    return total.item(), count
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_total_is_the_sum_over_samples(smoothing: float) -> None:
+    outputs, targets = drawn(33)
+    total, count = answer(outputs, targets, label_smoothing=smoothing)
+    assert total == pytest.approx(each(outputs, targets, smoothing).sum(), rel=1e-6)
+    assert count == 33
+    assert not hasattr(Config(label_smoothing=smoothing).build(), "count")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_targets_of_a_sample_are_averaged(smoothing: float) -> None:
+    outputs, targets = drawn(4, 7)
+    total, count = answer(outputs, targets, label_smoothing=smoothing)
+    assert total == pytest.approx(each(outputs, targets, smoothing).mean(1).sum(), rel=1e-6)
+    assert count == 4
+
+
+@pytest.mark.parametrize("ignored", [-1, -100, 0, 3])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(40,), (5, 8)])
+def test_ignored_targets_do_not_count(ignored: int, smoothing: float, shape: tuple[int, ...]) -> None:
+    outputs, targets = drawn(*shape)
+    targets[random.random(shape) < 0.4] = ignored
+    kept = targets != ignored
+    total, count = answer(outputs, targets, ignore_index=ignored, label_smoothing=smoothing)
+    assert total == pytest.approx(each(outputs, targets, smoothing)[kept].sum(), rel=1e-6)
+    assert count.item() == kept.sum()
+    loss = Config(ignore_index=ignored).build()
+    assert loss.count(paddle.to_tensor(targets)).item() == kept.sum()
+    assert loss.count(paddle.to_tensor(targets)).shape == []
+
+
+def test_a_batch_that_is_ignored_whole_is_nothing_over_nothing() -> None:
+    outputs, targets = drawn(6)
+    total, count = answer(outputs, np.full_like(targets, -1), ignore_index=-1, label_smoothing=0.1)
+    assert (total, count.item()) == (0.0, 0)
+
+
+@pytest.mark.parametrize("ignored", [None, -1, 2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_gradient_is_softmax_less_target(ignored: int | None, smoothing: float) -> None:
+    numbers, targets = drawn(12)
+    if ignored is not None:
+        targets[:4] = ignored
+    outputs = paddle.to_tensor(numbers, stop_gradient=False)
+    Config(label_smoothing=smoothing, ignore_index=ignored).build()(outputs, paddle.to_tensor(targets))[
+        0
+    ].backward()
+    wanted = np.exp(log_softmax(numbers)) - ((1 - smoothing) * np.eye(10)[targets] + smoothing / 10)
+    wanted[targets == ignored] = 0
+    np.testing.assert_allclose(outputs.grad.numpy(), wanted, atol=1e-6)
+
+
+def test_scores_count_the_best_and_the_best_five() -> None:
+    outputs, targets = drawn(200)
+    order = outputs.argsort(-1)[:, ::-1]
+    scores = Config().build().scores(paddle.to_tensor(outputs), paddle.to_tensor(targets))
+    assert {name: score.item() for name, score in scores.items()} == {
+        "acc1": (order[:, 0] == targets).sum(),
+        "acc5": (order[:, :5] == targets[:, None]).any(1).sum(),
+    }
+    assert all(score.shape == [] for score in scores.values())
+
+
+@pytest.mark.parametrize(("classes", "names"), [(2, {"acc1"}), (5, {"acc1"}), (6, {"acc1", "acc5"})])
+def test_the_best_five_of_five_are_no_score(classes: int, names: set[str]) -> None:
+    outputs, targets = map(paddle.to_tensor, drawn(8, classes=classes))
+    assert set(Config().build().scores(outputs, targets)) == names
+
+
+def test_scores_are_over_the_loss_s_own_count() -> None:
+    outputs, targets = drawn(5, 8)
+    best = outputs.argmax(-1) == targets
+    tensors = paddle.to_tensor(outputs), paddle.to_tensor(targets)
+    assert Config().build().scores(*tensors)["acc1"].item() == pytest.approx(best.mean(1).sum())
+    for ignored in (0, -1):
+        scores = Config(ignore_index=ignored).build().scores(*tensors)
+        five = (outputs.argsort(-1)[..., -5:] == targets[..., None]).any(-1)
+        assert scores["acc1"].item() == best[targets != ignored].sum()
+        assert scores["acc5"].item() == five[targets != ignored].sum()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "ignore_index": 1}]
+)
+def test_targets_may_be_a_column_and_any_whole_numbers(settings: dict[str, Any]) -> None:
+    outputs, targets = drawn(9)
+    plain = answer(outputs, targets, **settings)[0]
+    assert answer(outputs, targets[:, None], **settings)[0] == plain
+    for kind in ("int32", "uint8", "int16"):
+        assert answer(outputs, targets.astype(kind), **settings)[0] == plain
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "ignore_index": 1}]
+)
+def test_autocast_does_not_reach_the_total(level: str, settings: dict[str, Any]) -> None:
+    outputs, targets = map(paddle.to_tensor, drawn(300))
+    loss = Config(**settings).build()
+    low = outputs.astype("bfloat16")
+    with paddle.amp.auto_cast(True, level=level, dtype="bfloat16"):
+        cast, scores, exact = loss(low, targets)[0], loss.scores(outputs, targets), loss(outputs, targets)[0]
+    assert cast.dtype == exact.dtype == paddle.float32
+    assert exact.item() == loss(outputs, targets)[0].item()
+    assert cast.item() == loss(low.astype("float32"), targets)[0].item()
+    assert scores["acc5"].item() == loss.scores(outputs, targets)["acc5"].item()
+
+
+def test_targets_with_fractions_are_refused() -> None:
+    outputs, targets = drawn(3)
+    with pytest.raises(LossError, match="takes class numbers as targets, not"):
+        answer(outputs, targets.astype("float32"))
+
+
+@pytest.mark.parametrize("unknown", [-100, 10])
+def test_a_target_of_no_class_is_an_error_not_silence(unknown: int) -> None:
+    outputs, targets = drawn(3)
+    with pytest.raises((IndexError, ValueError)):
+        answer(outputs, np.full_like(targets, unknown))
