@@ -26,12 +26,13 @@ _QUIET = ("seconds_per_step",)  # one over samples_per_second
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`images`: how many samples to show; `histograms`: of all weights, each epoch; `confusion`: of each evaluation."""
+    """`images`: how many samples to show; `histograms`: of all weights, each epoch; `confusion`: of the last
+    evaluation of a classifier."""
 
     every: Every = Every.parse("10 steps")
     images: Count = 0
     histograms: bool = False
-    confusion: bool = False
+    confusion: bool = True
 
     def build(self, run: Run) -> Callback:
         return Dashboard(run, self) if run.mesh.is_first else Silent(self.every)
@@ -44,6 +45,7 @@ class Dashboard(Callback):
         self.run, self.config, self.every = run, config, config.every
         self.log: Log | None = None
         self._listed = False
+        self._latest: Moment | None = None
 
     def start(self, moment: Moment) -> None:
         self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
@@ -77,13 +79,15 @@ class Dashboard(Callback):
             return
         tags = {f"evaluation/{name}": value for name, value in moment.detail.numbers.items()}
         self.log.scalars(tags, moment.progress.step)
-        if self.config.confusion and moment.detail.confusion is not None:
-            title = f"step {moment.progress.step}"
-            self.log.picture("evaluation/confusion", draw(moment.detail, title), moment.progress.step)
+        self._latest = moment
         self._list(list(tags))
 
     def end(self, moment: Moment) -> None:
         self._list(["train/loss"])
+        latest = self._latest
+        if self.log and self.config.confusion and latest is not None and latest.detail.confusion is not None:
+            step = latest.progress.step
+            self.log.picture("evaluation/confusion", draw(latest.detail, f"step {step}"), step)
 
     def _list(self, tags: list[str]) -> None:
         """Puts this run into the table of runs, once; VisualDL fails on results that have no curve yet."""

@@ -14,11 +14,12 @@ from paddle_dp.units import Every
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`per_class` adds precision, recall and F1 of each class; `confusion`, the matrix and <run>/confusion.png."""
+    """`per_class` adds precision, recall and F1 of each class; `confusion`, the matrix and, at the end of the training,
+    its picture <run>/confusion.png. Both are for classifiers; others leave them out."""
 
     every: Every = Every.parse("1 epoch")
-    per_class: bool = False
-    confusion: bool = False
+    per_class: bool = True
+    confusion: bool = True
 
     def build(self, run: Run) -> Callback:
         return Evaluate(run, self) if run.test_loader is not None else Silent()
@@ -37,7 +38,7 @@ class Evaluate(Callback):
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
-        self._step = -1
+        self._step, self._found = -1, Evaluation(numbers={}, samples=0)
 
     def due_at_epoch(self, epochs: int) -> bool:
         return self.config.every.due_at_epoch(epochs)
@@ -49,18 +50,19 @@ class Evaluate(Callback):
         self._evaluate(moment)
 
     def end(self, moment: Moment) -> None:
+        """The last word, and the picture: drawing takes longer than many an evaluation, so it is done once."""
         self._evaluate(moment)
+        if self.run.mesh.is_first and self.config.confusion and self._found.confusion is not None:
+            replace(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
 
     def evaluated(self, moment: Moment) -> None:
         """Writes the files, whoever asked for the evaluation."""
-        self._step = moment.progress.step
+        self._step, self._found = moment.progress.step, moment.detail
         if not self.run.mesh.is_first:
             return
         self.run.folder.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self._content(moment), indent=1) + "\n"
         replace(self.run.folder / "evaluation.json", content.encode())
-        if self.config.confusion and moment.detail.confusion is not None:
-            replace(self.run.folder / "confusion.png", draw(moment.detail, f"step {self._step}"))
 
     def _evaluate(self, moment: Moment) -> None:
         if moment.progress.step != self._step:
@@ -70,7 +72,7 @@ class Evaluate(Callback):
         found: Evaluation = moment.detail
         content: dict[str, Any] = {"epoch": moment.progress.epoch, "step": moment.progress.step}
         content |= {"samples": found.samples, **found.numbers}
-        if self.config.per_class:
+        if self.config.per_class and found.confusion is not None:
             content["per_class"] = found.per_class()
         if self.config.confusion and found.confusion is not None:
             content["confusion"] = found.confusion.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot
@@ -40,7 +41,8 @@ class Trainer:
     ):
         self.learner, self.loader, self.mesh = learner, loader, learner.mesh
         self.run = run or Run.plain(learner.mesh, loader)
-        self.callbacks, self.check_every = tuple(callbacks), check_every
+        # Those that work (evaluate, save) hear of a moment before those that write about it.
+        self.callbacks, self.check_every = tuple(sorted(callbacks, key=lambda c: c.reads)), check_every
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
         self.meter = Meter(self.mesh)
@@ -126,7 +128,8 @@ class Trainer:
             numbers = self._numbers(rate) if observe else {}
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
             for callback in due:
-                callback.step(moment)
+                with nullcontext() if callback.reads else self.meter.paused():
+                    callback.step(moment)
 
     def _numbers(self, rate: float) -> dict[str, float]:
         """The update just done, in global numbers. Collective. Raises LossError when the loss is not finite."""

@@ -160,7 +160,9 @@ def test_the_confusion_matrix_is_a_picture(
     run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
 ) -> None:
     dashboard = started(run, at("start", 0), confusion=True)
+    dashboard.evaluated(at("evaluated", 2, found(loss=2.0)))
     dashboard.evaluated(at("evaluated", 4, found(loss=1.0)))
+    dashboard.end(at("end", 5))
     (shown,) = reader(run).get_data("image", "evaluation/confusion")
     assert shown.id == 4 and shown.image.encoded_image_string.startswith(b"\x89PNG")
 
