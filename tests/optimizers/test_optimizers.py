@@ -1,0 +1,177 @@
+"""Every optimizer against its formula in NumPy: the update, who decays, and what is clipped, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle.regularizer import L1Decay
+
+from paddle_dp.optimizers import adamw, lamb, momentum, sgd
+
+RATE, STEPS = 0.1, 4
+Weights = dict[str, np.ndarray]
+Update = Callable[[np.ndarray, np.ndarray, float, dict[str, np.ndarray], int], np.ndarray]
+SHELF: dict[str, Any] = {"sgd": sgd, "momentum": momentum, "adamw": adamw, "lamb": lamb}
+
+
+def update_sgd(
+    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
+) -> np.ndarray:
+    return w - RATE * (g + decay * w)
+
+
+def update_momentum(
+    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
+) -> np.ndarray:
+    kept["v"] = 0.9 * kept.get("v", 0) + g + decay * w
+    return w - RATE * kept["v"]
+
+
+def update_nesterov(
+    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
+) -> np.ndarray:
+    g = g + decay * w
+    kept["v"] = 0.9 * kept.get("v", 0) + g
+    return w - RATE * (g + 0.9 * kept["v"])
+
+
+def adam(g: np.ndarray, kept: dict[str, np.ndarray], step: int, epsilon: float) -> np.ndarray:
+    kept["m"] = 0.9 * kept.get("m", 0) + 0.1 * g
+    kept["u"] = 0.999 * kept.get("u", 0) + 0.001 * g * g
+    return (kept["m"] / (1 - 0.9**step)) / (np.sqrt(kept["u"] / (1 - 0.999**step)) + epsilon)
+
+
+def update_adamw(
+    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
+) -> np.ndarray:
+    return w * (1 - RATE * decay) - RATE * adam(g, kept, step, 1e-8)
+
+
+def update_lamb(
+    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
+) -> np.ndarray:
+    way = adam(g, kept, step, 1e-6) + decay * w
+    ratio = np.linalg.norm(w) / np.linalg.norm(way) if decay else 1.0
+    return w - RATE * ratio * way
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Update]] = {
+    "sgd": ("sgd", {}, update_sgd),
+    "momentum": ("momentum", {}, update_momentum),
+    "nesterov": ("momentum", {"nesterov": True}, update_nesterov),
+    "adamw": ("adamw", {}, update_adamw),
+    "lamb": ("lamb", {}, update_lamb),
+}
+
+
+def layer() -> tuple[paddle.nn.Layer, Weights]:
+    """A layer with a matrix, a bias and a norm, and its weights by name."""
+    paddle.seed(0)
+    model = paddle.nn.Sequential(paddle.nn.Linear(3, 4), paddle.nn.LayerNorm(4))
+    for parameter in model.parameters():
+        parameter.set_value(paddle.rand(parameter.shape) + 0.5)
+    return model, {name: parameter.numpy().astype("float64") for name, parameter in model.named_parameters()}
+
+
+def gradients(weights: Weights) -> list[Weights]:
+    random = np.random.default_rng(0)
+    return [{name: random.normal(0, 2, w.shape) for name, w in weights.items()} for _ in range(STEPS)]
+
+
+def run(config: Any, model: paddle.nn.Layer, grads: list[Weights]) -> Weights:
+    optimizer = config.build(RATE, list(model.named_parameters()))
+    for step in grads:
+        for name, parameter in model.named_parameters():
+            parameter.grad = paddle.to_tensor(step[name].astype("float32"))
+        optimizer.step()
+        optimizer.clear_grad()
+    return {name: parameter.numpy() for name, parameter in model.named_parameters()}
+
+
+def clipped(grads: Weights, clip: float | None, clip_value: float | None) -> Weights:
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    factor = clip / max(norm, clip) if clip else 1.0
+    bound = clip_value or np.inf
+    return {name: np.clip(g * factor, -bound, bound) for name, g in grads.items()}
+
+
+def wanted(update: Update, weights: Weights, grads: list[Weights], decays: Callable[[str], float]) -> Weights:
+    kept: dict[str, dict[str, np.ndarray]] = {name: {} for name in weights}
+    for step, gs in enumerate(grads, start=1):
+        weights = {n: update(w, gs[n], decays(n), kept[n], step) for n, w in weights.items()}
+    return weights
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("decay_all", [False, True])
+@pytest.mark.parametrize("clip", [{}, {"clip": 1.5}, {"clip": 1e6}, {"clip_value": 0.3}])
+def test_the_updates_are_the_formulas(case: str, decay_all: bool, clip: dict[str, float]) -> None:
+    name, more, update = CASES[case]
+    model, weights = layer()
+    grads = gradients(weights)
+    bounded = [clipped(gs, clip.get("clip"), clip.get("clip_value")) for gs in grads]
+    expected = wanted(update, weights, bounded, lambda n: 0.2 if decay_all or weights[n].ndim > 1 else 0.0)
+    config = SHELF[name].Config(weight_decay=0.2, decay_all=decay_all, **more, **clip)
+    for key, value in run(config, model, grads).items():
+        np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("case", ["sgd", "momentum", "nesterov", "adamw"])
+def test_without_decay_nothing_decays(case: str) -> None:
+    name, more, update = CASES[case]
+    model, weights = layer()
+    grads = gradients(weights)
+    expected = wanted(update, weights, grads, lambda n: 0.0)
+    for key, value in run(SHELF[name].Config(weight_decay=0, **more), model, grads).items():
+        np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", SHELF)
+def test_two_clips_are_a_mistake(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^clip_value: give clip .* or clip_value .*, not both"):
+        SHELF[name].Config(clip=1.0, clip_value=1.0)
+
+
+def test_lamb_without_decay_would_not_be_lamb() -> None:
+    with pytest.raises(ValueError, match=r"^weight_decay: .* always_adapt: true"):
+        lamb.Config(weight_decay=0)
+    model, weights = layer()
+    grads = gradients(weights)
+    expected = wanted(lambda w, g, d, k, s: update_lamb(w, g, 1e-300, k, s), weights, grads, lambda n: 0.0)
+    for key, value in run(lamb.Config(weight_decay=0, always_adapt=True), model, grads).items():
+        np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_the_models_own_regularizer_stays(name: str) -> None:
+    model, _ = layer()
+    own = model[0].weight.regularizer = L1Decay(0.5)
+    SHELF[name].Config(weight_decay=0.2, decay_all=True).build(RATE, list(model.named_parameters()))
+    assert model[0].weight.regularizer is own
+    assert model[0].bias.regularizer._coeff == 0.2
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_a_second_optimizer_does_not_inherit_the_decay_of_the_first(name: str) -> None:
+    model, _ = layer()
+    named = list(model.named_parameters())
+    SHELF[name].Config(weight_decay=0.2, decay_all=True).build(RATE, named)
+    SHELF[name].Config(weight_decay=0.1).build(RATE, named)
+    assert [n for n, p in named if p.regularizer is not None] == ["0.weight"]
+    assert model[0].weight.regularizer._coeff == 0.1
+    SHELF[name].Config().build(RATE, named)
+    assert all(p.regularizer is None for _, p in named)
+
+
+@pytest.mark.parametrize("name", SHELF)
+def test_the_rate_is_the_schedules(name: str) -> None:
+    model, _ = layer()
+    schedule = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: 0.5**step)
+    optimizer = SHELF[name].Config().build(schedule, list(model.named_parameters()))
+    assert optimizer.get_lr() == 1.0
+    schedule.step()
+    assert optimizer.get_lr() == 0.5
