@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.environment import Environment, wait_for_port
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Mesh:
     ranks: int = 1
     device: str = "cpu"
     host: str = field(default_factory=socket.gethostname)
+    degrees: Degrees | None = None
     _turns: Any = field(default_factory=itertools.count, repr=False, compare=False)
 
     @classmethod
@@ -43,13 +45,29 @@ class Mesh:
         return self.rank == 0
 
     @property
+    def axes(self) -> Degrees:
+        """How the ranks are split over the axes: all of them over data, unless a strategy said otherwise."""
+        return self.degrees or Degrees(data=self.ranks)
+
+    @property
+    def seats(self) -> dict[str, int]:
+        """Where this rank sits on each axis."""
+        return self.axes.seats(self.rank)
+
+    @property
     def reader(self) -> int:
         """Which share of the data this rank reads. Ranks with equal `reader` read the same samples."""
-        return self.rank
+        return self.axes.reader(self.rank)
 
     @property
     def readers(self) -> int:
-        return self.ranks
+        return self.axes.readers
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's numbers count: one rank of each reader, on the last stage, where the loss is."""
+        seats = self.seats
+        return seats["pipeline"] == self.axes.pipeline - 1 and not (seats["tensor"] or seats["sequence"])
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Adds `tensor` up over the ranks, in place, and returns it."""

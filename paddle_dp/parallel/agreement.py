@@ -25,23 +25,35 @@ def digest(tensor: paddle.Tensor) -> paddle.Tensor:
 
 
 def check_equal(named: Named, mesh: Mesh, when: str) -> None:
-    """Raises DivergenceError, naming tensor and rank, unless all ranks hold the same bits in `named`. Collective."""
+    """Raises DivergenceError, naming tensor and rank, unless ranks that hold the same tensor hold the same bits.
+
+    Collective. Tensors of one name are the same unless they are parts of it: then they are where the tensor seats are.
+    """
     if mesh.ranks == 1:
         return
-    names, tensors = zip(*named, strict=True)
-    rows = mesh.gather_tensor(paddle.stack([digest(tensor) for tensor in tensors]))
-    first = rows[0].numpy()
-    for rank, row in enumerate(rows[1:], start=1):
-        differing = [
-            name for name, same in zip(names, (row.numpy() == first).all(axis=1), strict=True) if not same
-        ]
-        if differing:
-            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-            raise DivergenceError(
-                f"{when}: rank {rank} holds other values than rank 0 in '{differing[0]}'{more}. Every rank must start "
-                "from equal weights and take equal updates. Is a parameter changed, or random, on one rank only? "
-                "The newest checkpoint before this is still good."
-            )
+    named = list(named)
+    digests = paddle.stack([digest(tensor) for _, tensor in named]).tolist() if named else []
+    seat = mesh.seats["tensor"]
+    held = [
+        [name, seat if hasattr(tensor, "cut") else -1, *sums]
+        for (name, tensor), sums in zip(named, digests, strict=True)
+    ]
+    first: dict[tuple[str, int], tuple[int, list[int]]] = {}
+    differing = []
+    for rank, rows in enumerate(mesh.gather(held)):
+        for name, part, *sums in rows:
+            owner, theirs = first.setdefault((name, part), (rank, sums))
+            if theirs != sums:
+                differing.append((rank, name, owner))
+    if differing:
+        rank, name, owner = differing[0]
+        others = len({name for _, name, _ in differing}) - 1
+        raise DivergenceError(
+            f"{when}: rank {rank} holds other values than rank {owner} in '{name}'"
+            f"{f' (and {others} more)' if others else ''}. Every rank must start "
+            "from equal weights and take equal updates. Is a parameter changed, or random, on one rank only? "
+            "The newest checkpoint before this is still good."
+        )
 
 
 def check_gradients(named: Named, mesh: Mesh, find_unused: bool) -> None:

@@ -55,6 +55,19 @@ class Learner:
         Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged.
         """
         count = self.global_count(batch)
+        seen = self._learn(batch, count, observe)
+        self._exchange()
+        usable = self._unscale()
+        if observe:
+            self._observe(seen, count)
+        if usable:
+            self._step()
+        self.optimizer.clear_grad(set_to_zero=False)
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
+        """Forward and backward of every micro; with `observe`, the sums of each."""
         seen: list[dict[str, float]] = []
         for number, micro in enumerate(batch.micros, start=1):
             with self._ghost(micro), self._quiet(number < len(batch.micros)):
@@ -62,17 +75,20 @@ class Learner:
                 (total * self._factor(micro, count)).backward()
             if observe:
                 seen.append(self._numbers(outputs, total, micro))
+        return seen
+
+    def _exchange(self) -> None:
+        """Gradients have met in the last backward; the first time, makes sure that all of them have."""
         if not self._exchange_checked:
             check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused)
             self._exchange_checked = True
-        usable = self._unscale()
-        if observe:
-            self._observe(seen, count)
-        if usable:
-            self.optimizer.step()
-        self.optimizer.clear_grad(set_to_zero=False)
-        if self.schedule is not None:
-            self.schedule.step()
+
+    def _step(self) -> None:
+        self.optimizer.step()
+
+    def gradient_norm(self) -> paddle.Tensor:
+        """The 2-norm over all gradients of the whole model, 0-d, once they have met."""
+        return gradients.global_norm(self.trainable)
 
     def global_count(self, batch: Batch) -> Any:
         """What the losses of this global batch are over, summed over micros and ranks: samples, unless the loss
@@ -83,7 +99,7 @@ class Learner:
         mine = paddle.zeros([]) + sum(
             count.astype("float32") if hasattr(count, "astype") else count for count in counts
         )
-        return self.mesh.sum_tensor(mine)
+        return self.mesh.sum_tensor(mine) * (self.mesh.readers / self.mesh.ranks)
 
     def predict(self, inputs: Any) -> Any:
         """The model's outputs in evaluation, in the recipe's precision. No rank waits for another."""
@@ -131,7 +147,7 @@ class Learner:
         if self.mixed.scale is None:
             return True
         factor = 1.0 / self.mixed.scale.scale
-        finite = bool(paddle.isfinite(gradients.global_norm(self.trainable)).item())
+        finite = bool(paddle.isfinite(self.gradient_norm()).item())
         if finite:
             gradients.scale(self.trainable, factor)
         return self.mixed.scale.accept(finite)
@@ -141,11 +157,12 @@ class Learner:
         scores = getattr(self.loss, "scores", None)
         with paddle.no_grad():
             sums = {"loss": total, **(scores(outputs, micro.targets) if scores else {})}
-            return {name: float(value) if micro.samples else 0.0 for name, value in sums.items()}
+            counts = micro.samples > 0 and self.mesh.speaks
+            return {name: float(value) if counts else 0.0 for name, value in sums.items()}
 
     def _observe(self, seen: list[dict[str, float]], count: Any) -> None:
         sums = {name: sum(row[name] for row in seen) / float(count) for name in seen[0]}
-        self.observed = {**sums, "gradient_norm": float(gradients.global_norm(self.trainable))}
+        self.observed = {**sums, "gradient_norm": float(self.gradient_norm())}
 
     def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Keeps gradients to this rank while more micros come; the last one of a batch exchanges them all."""
