@@ -9,21 +9,19 @@ from __future__ import annotations
 import atexit
 import collections
 import os
-import queue
 import secrets
 import socket
 import struct
 import threading
-import time
 from typing import Any
 
 from paddle_dp.errors import RunError
+from paddle_dp.mesh.bridge.line import HEADER, Line
 from paddle_dp.mesh.bridge.rendezvous import Patience, own_host
 from paddle_dp.mesh.environment import Environment
 
 TOKEN = 16  # bytes; a peer proves with it that it belongs to this job and found this listener
 HELLO = struct.Struct(f"<{TOKEN}sq")  # the listener's token, the caller's rank
-HEADER = struct.Struct("<qQ")  # group, length
 LAST_WORDS = 30.0  # seconds that an ending process gives its queued sends
 
 
@@ -39,19 +37,17 @@ class Carrier:
             collections.deque
         )
         self._gone: set[int] = set()
-        self._out: dict[int, queue.Queue[tuple[int, memoryview]]] = {}
+        self._lines: dict[int, Line] = {}
         host, port = self._listener.getsockname()[:2]
         store.set(f"carrier/{rank}", f"{host}:{port}:{self._token.hex()}")
         _thread(self._accept)
         atexit.register(self.settle)
 
     def send(self, group: int, rank: int, data: memoryview) -> None:
-        """Queues `data` (which the caller no longer changes) for a peer and returns."""
-        if rank not in self._out:
-            outgoing: queue.Queue[tuple[int, memoryview]] = queue.Queue()
-            self._out[rank] = outgoing
-            _thread(self._drain, self._call(rank), outgoing)
-        self._out[rank].put((group, data))
+        """Writes or queues `data` (which the caller no longer changes) for a peer and returns."""
+        if rank not in self._lines:
+            self._lines[rank] = Line(self._call(rank))
+        self._lines[rank].send(group, data)
 
     def take(self, group: int, rank: int) -> bytearray:
         """The next message of a peer in a group. Raises RunError when it is gone or patience ends."""
@@ -69,30 +65,15 @@ class Carrier:
         """Returns when everything queued has been written, or after 30 s: nothing sent may be lost at the exit."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
-        end = time.monotonic() + LAST_WORDS
-        while any(q.unfinished_tasks for q in self._out.values()) and time.monotonic() < end:
-            time.sleep(0.001)
+        for line in self._lines.values():
+            line.settle(LAST_WORDS)
 
     def _call(self, rank: int) -> socket.socket:
         host, port, token = bytes(self.store.get(f"carrier/{rank}")).decode().rsplit(":", 2)
         line = socket.create_connection((host, int(port)), timeout=Patience.seconds)
         line.settimeout(None)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.sendall(HELLO.pack(bytes.fromhex(token), self.rank))
         return line
-
-    @staticmethod
-    def _drain(line: socket.socket, outgoing: queue.Queue[tuple[int, memoryview]]) -> None:
-        broken = False
-        while True:
-            group, data = outgoing.get()
-            try:
-                if not broken:
-                    line.sendall(HEADER.pack(group, len(data)))
-                    line.sendall(data)
-            except OSError:  # the peer is gone: whoever waits for it says so, a send has nothing to wait for
-                broken = True
-            outgoing.task_done()
 
     def _accept(self) -> None:
         while True:

@@ -65,11 +65,13 @@ def clear_gradients(parameters: Iterable[paddle.Tensor]) -> None:
 
     There a gradient is a view of a buffer that the hooks add to; dropping the view leaves the sums in the buffer.
     """
-    for parameter in parameters:
-        if getattr(parameter, "main_grad", None) is not None:
-            parameter.main_grad.zero_()
-        if parameter.grad is not None:
-            parameter.grad.zero_()
+    import paddle
+
+    with paddle.no_grad():
+        for parameter in parameters:
+            for gradient in (getattr(parameter, "main_grad", None), parameter.grad):
+                if gradient is not None:
+                    gradient.zero_()
 
 
 def scale_for_sequence_axis(loss: paddle.Tensor, seats: Any) -> paddle.Tensor:

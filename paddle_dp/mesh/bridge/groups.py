@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from paddle_dp.mesh.bridge import carrier, library
@@ -30,6 +31,7 @@ def create(store: Any, seat: int, seats: int, group: int = 0) -> Any:
     from paddle.base import core
 
     here = Environment.read()
+    quicken_job_store()
     carrier.open_here(store)
     name = f"gloo group {group}" + (f" (made again, {turn})" if (turn := next(_turns[group])) else "")
     if seat == 0:
@@ -46,8 +48,9 @@ def create(store: Any, seat: int, seats: int, group: int = 0) -> Any:
     return made
 
 
+@cache
 def quicken_job_store() -> None:
-    """Takes the 40 ms delays from the job's own store, if this process has joined one already."""
+    """Takes the 40 ms delays from the job's own store, once this process has joined it."""
     master = Environment.read().master
     if master:
         answer_at_once(int(master.rsplit(":", 1)[1]))

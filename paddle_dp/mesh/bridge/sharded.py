@@ -38,12 +38,11 @@ def patches() -> Iterator[Patch]:
 
     asserts = "AssertionError: «Only GPU and XPU and CustomDevice is supported now»"
     with_gpu = As(core, is_compiled_with_cuda=lambda: True)
+    numbered = As(paddle, get_device=lambda: "cpu:0")
     for module in ("optimizer_stage2", "stage3"):
         yield Patch(owner=SHARDING + module, name="core", value=with_gpu, symptom=asserts)
-    yield Patch(
-        owner=f"{SHARDING}optimizer_stage2", name="paddle", value=As(paddle, get_device=lambda: "cpu:0"),
-        symptom="IndexError: reads a device number from «cpu»",
-    )  # fmt: skip
+        reads = "IndexError: reads a device number from «cpu»"
+        yield Patch(owner=SHARDING + module, name="paddle", value=numbered, symptom=reads)
     as_custom = As(paddle, device=As(paddle.device, get_all_custom_device_type=lambda: ["cpu"]))
     yield Patch(
         owner="paddle.distributed.sharding.group_sharded", name="paddle", value=as_custom, symptom=asserts,
