@@ -81,4 +81,9 @@ def _drawn(scores: paddle.Tensor, top_k: int | None, draw: Random) -> paddle.Ten
     reached = F.softmax(scores, axis=-1).cumsum(-1)
     drawn = paddle.to_tensor([[draw.random()] for _ in range(scores.shape[0])], dtype=reached.dtype)
     # Sums of rounded numbers may end a little beside 1: what is drawn is scaled to where they do end.
-    return (reached <= drawn * reached[:, -1:]).astype("int64").sum(-1, keepdim=True).clip(max=scores.shape[-1] - 1)
+    return (
+        (reached <= drawn * reached[:, -1:])
+        .astype("int64")
+        .sum(-1, keepdim=True)
+        .clip(max=scores.shape[-1] - 1)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import paddle
 import paddle.nn.functional as F
@@ -21,7 +22,7 @@ def _linear(inputs: int, outputs: int, std: float = STD, bias: bool = True) -> n
 class Embedding(nn.Layer):
     """Tokens int64 [n, t] → [n, t, width]: what each is, and where it stands."""
 
-    cuts = {"token": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"token": "vocabulary"}
 
     def __init__(self, config: Config):
         super().__init__()
@@ -43,7 +44,7 @@ class Block(nn.Layer):
     contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
     """
 
-    cuts = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
+    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
 
     def __init__(self, config: Config):
         super().__init__()
@@ -80,7 +81,7 @@ class Tied(nn.Layer):
 class Head(nn.Layer):
     """[n, t, width] → scores [n, t, vocab]."""
 
-    cuts = {"out": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"out": "vocabulary"}
 
     def __init__(self, width: int, out: nn.Layer):
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import paddle
 import paddle.nn.functional as F
@@ -43,13 +44,15 @@ class RMSNorm(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         wide = x if x.dtype == paddle.float64 else x.astype("float32")
-        return (wide * ((wide * wide).mean(-1, keepdim=True) + self.epsilon).rsqrt()).astype(x.dtype) * self.weight
+        return (wide * ((wide * wide).mean(-1, keepdim=True) + self.epsilon).rsqrt()).astype(
+            x.dtype
+        ) * self.weight
 
 
 class Embedding(nn.Layer):
     """Tokens int64 [n, t] → [n, t, width]: what each is; attention knows where it stands."""
 
-    cuts = {"token": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"token": "vocabulary"}
 
     def __init__(self, config: Config):
         super().__init__()
@@ -66,7 +69,7 @@ class Block(nn.Layer):
     `head` is how wide each is.
     """
 
-    cuts = {
+    cuts: ClassVar[dict[str, str]] = {
         "q": "heads", "k": "heads", "v": "heads", "out": "rows", "gate": "columns", "up": "columns", "down": "rows",
     }  # fmt: skip
 
@@ -102,7 +105,7 @@ class Block(nn.Layer):
 class Head(nn.Layer):
     """[n, t, width] → scores [n, t, vocab]."""
 
-    cuts = {"out": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"out": "vocabulary"}
 
     def __init__(self, config: Config):
         super().__init__()

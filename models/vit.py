@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import paddle
 import paddle.nn.functional as F
@@ -27,7 +27,9 @@ class Patches(nn.Layer):
         tokens = (config.image // patch) ** 2 + first
         self.patch = nn.Conv2D(config.channels, width, patch, stride=patch, weight_attr=Normal(0.0, STD))
         self.position = self.create_parameter([tokens, width], default_initializer=Normal(0.0, STD))
-        self.first = self.create_parameter([1, 1, width], default_initializer=Normal(0.0, STD)) if first else None
+        self.first = (
+            self.create_parameter([1, 1, width], default_initializer=Normal(0.0, STD)) if first else None
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
@@ -45,7 +47,7 @@ class Block(nn.Layer):
     contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
     """
 
-    cuts = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
+    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
 
     def __init__(self, config: Config):
         super().__init__()

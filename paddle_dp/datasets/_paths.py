@@ -11,13 +11,15 @@ class MissingDataError(DataError, UsageError):
     """The data are not where the recipe says: another setting mends it."""
 
 
-def given(path: str | None, what: str) -> Path:
-    """`path` as a path that exists; a MissingDataError that says what it has to be, when it does not."""
+def given(path: str | None, what: str, setting: str = "path") -> Path:
+    """`path` as a path that exists; a MissingDataError that says what `setting` has to be, when it does not."""
     if path is None:
-        raise MissingDataError(f"dataset.path is not given: it is to be {what} (dataset.path=/where/it/lies)")
+        raise MissingDataError(
+            f"dataset.{setting} is not given: it is to be {what} (dataset.{setting}=/where/it/lies)"
+        )
     found = Path(path).expanduser()
     if not found.exists():
-        raise MissingDataError(f"dataset.path: {found} does not exist; it is to be {what}")
+        raise MissingDataError(f"dataset.{setting}: {found} does not exist; it is to be {what}")
     return found
 
 

@@ -1,0 +1,90 @@
+"""From text to tokens and back: bytes, or a tokenizer's file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from paddle_dp.datasets._arrays import Array
+from paddle_dp.datasets._paths import given
+from paddle_dp.errors import InstallError
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """`vocab` tokens; `end` is the one that ends a text, if there is one; `said` tells it from all others."""
+
+    vocab: int
+    end: int | None
+    said: str
+
+    def encode(self, text: bytes) -> Array: ...
+
+    def decode(self, tokens: Array) -> str: ...
+
+
+class EachByte:
+    """Every byte is a token; byte 0, which no text has, ends a text."""
+
+    vocab, end, said = 256, 0, "bytes"
+
+    def encode(self, text: bytes) -> Array:
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, tokens: Array) -> str:
+        return bytes(np.asarray(tokens, dtype=np.uint8)).decode("utf-8", "replace")
+
+
+class Trained:
+    """A tokenizer.json of the package tokenizers, or a model file of sentencepiece."""
+
+    def __init__(self, file: Path):
+        stat = file.stat()
+        self.said = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        if file.suffix == ".json":
+            self._inner = _package("tokenizers", file).Tokenizer.from_file(str(file))
+            self.vocab = self._inner.get_vocab_size()
+            ends = [self._inner.token_to_id(word) for word in _ENDS]
+            self.end = next((end for end in ends if end is not None), None)
+        else:
+            self._inner = _package("sentencepiece", file).SentencePieceProcessor(model_file=str(file))
+            self.vocab = self._inner.vocab_size()
+            self.end = self._inner.eos_id() if self._inner.eos_id() >= 0 else None
+        self._json = file.suffix == ".json"
+
+    def encode(self, text: bytes) -> Array:
+        words = text.decode("utf-8", "replace")
+        tokens = (
+            self._inner.encode(words, add_special_tokens=False).ids
+            if self._json
+            else self._inner.encode(words)
+        )
+        return np.array(tokens, dtype=kind(self.vocab))
+
+    def decode(self, tokens: Array) -> str:
+        return str(self._inner.decode([int(token) for token in tokens]))
+
+
+def tokenizer(name: str) -> Tokenizer:
+    """The tokenizer called `name`: «bytes», or that of a file."""
+    if name == "bytes":
+        return EachByte()
+    return Trained(given(name, "a tokenizer.json or a sentencepiece model", setting="tokenizer"))
+
+
+def kind(vocab: int) -> Any:
+    """The narrowest type of number that counts to `vocab`."""
+    return np.min_scalar_type(vocab - 1)
+
+
+def _package(name: str, file: Path) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InstallError(
+            f"dataset.tokenizer: {file} is read by the package {name}: pip install {name}"
+        ) from None

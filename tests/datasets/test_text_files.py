@@ -1,0 +1,193 @@
+"""Windows of text: every token once, no file in two splits, tokens made once by however many processes."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddle_dp.data import Share
+from paddle_dp.datasets.text_files import Config
+from paddle_dp.errors import DataError, InstallError, UsageError
+from paddle_dp.units import Bytes
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A folder of 30 texts, each of its own letter, and a Config that reads it into its own cache."""
+    folder = tmp_path / "texts"
+    for number in range(30):
+        file = folder / f"{'ab'[number % 2]}/text{number}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(chr(97 + number) * (50 + 7 * number))
+    return lambda **settings: Config(
+        **{"path": str(folder), "cache": str(tmp_path / "cache"), "length": 8} | settings
+    )
+
+
+def test_windows_hold_every_token_once(texts):
+    data = texts().build("train")
+    inputs, targets = data.take(np.arange(len(data)))
+    tokens = np.asarray(data.tokens)
+    assert (inputs.ravel() == tokens[: inputs.size]).all() and (
+        targets.ravel() == tokens[1 : inputs.size + 1]
+    ).all()
+    assert 0 <= len(tokens) - 1 - targets.size < 8
+    assert inputs.dtype == targets.dtype == np.int64 and inputs.shape[1:] == (8,)
+    text = bytes(tokens.astype(np.uint8))
+    assert text == b"".join(file.read_bytes() + b"\0" for file in data.files)
+    assert sum(share(data, rank) for rank in range(3)) == len(data)
+
+
+def share(data, rank):
+    """How many windows one of three readers takes in an epoch."""
+    mine = Share(len(data), 10, rank, 3)
+    return sum(len(micro) for k in range(mine.batches) for micro in mine.mine(0, k))
+
+
+def test_take_gives_what_one_by_one_gives(texts):
+    data = texts().build("train")
+    inputs, targets = data.take(np.array([5, 0, 11]))
+    for row, index in enumerate((5, 0, 11)):
+        assert (inputs[row] == data[index][0]).all() and (targets[row] == data[index][1]).all()
+    assert len(list(data)) == len(data)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.3, 0.99])
+def test_no_file_is_in_both_splits_and_none_in_neither(texts, fraction):
+    train, test = (texts(held_out=fraction).build(split) for split in ("train", "test"))
+    assert len(test.files) == min(29, math.ceil(fraction * 30)) and len({*train.files, *test.files}) == 30
+    assert not set(np.asarray(train.tokens)) & set(np.asarray(test.tokens)) - {0}
+
+
+def test_names_decide_what_is_held_out(texts, tmp_path):
+    held = {file.name for file in texts(held_out=0.2).build("test").files}
+    (tmp_path / "texts/a/another.txt").write_text("x" * 99)
+    now = {file.name for file in texts(held_out=0.2).build("test").files}
+    assert len(held - now) <= 1 and len(now - held) <= 1
+    assert held != {f"text{number}.txt" for number in range(6)}
+
+
+def test_a_single_file_is_cut(tmp_path):
+    (tmp_path / "one.txt").write_bytes(bytes(range(1, 201)))
+    config = Config(path=str(tmp_path / "one.txt"), cache=str(tmp_path), length=4, held_out=0.1)
+    assert bytes(config.build("train").tokens) == bytes(range(1, 181)) + b"\0"
+    assert bytes(config.build("test").tokens) == bytes(range(181, 201)) + b"\0"
+
+
+def test_paths_are_folders_files_and_globs(texts, tmp_path):
+    (tmp_path / "texts/.hidden").write_text("no")
+    glob = texts(path=str(tmp_path / "texts/**/text1*.txt"), held_out=0.5)
+    names = [file.name for split in ("train", "test") for file in glob.build(split).files]
+    assert sorted(names) == ["text1.txt", *(f"text1{number}.txt" for number in range(10))]
+    limited = [
+        file
+        for split in ("train", "test")
+        for file in texts(limit=Bytes(500), held_out=0.5).build(split).files
+    ]
+    assert sum(file.stat().st_size for file in limited) <= 500
+    assert sorted(limited) == sorted((tmp_path / "texts/a").iterdir())[: len(limited)] and len(limited) > 2
+
+
+def test_by_default_python_reads_its_own_sources(tmp_path):
+    data = Config(cache=str(tmp_path), limit=Bytes.parse("300 KB")).build("train")
+    assert all(file.suffix == ".py" for file in data.files)
+    assert not {"test", "tests", "site-packages"} & {part for file in data.files for part in file.parts}
+    assert "import" in data.tokenizer.decode(np.concatenate([data[i][0] for i in range(200)]))
+
+
+def test_tokens_are_made_once_and_anew_when_a_file_changed(texts, tmp_path):
+    first = texts().build("train")
+    assert isinstance(first.tokens, np.memmap) and first.tokens.dtype == np.uint8
+    file = next((tmp_path / "cache").glob("*.npy"))
+    made = file.stat().st_mtime_ns
+    assert (texts().build("train").tokens == first.tokens).all() and file.stat().st_mtime_ns == made
+    assert not [left for left in (tmp_path / "cache").iterdir() if left.suffix != ".npy"]
+    first.files[0].write_text("changed, and longer than it was before" * 5)
+    assert b"changed" in bytes(texts().build("train").tokens)
+
+
+def test_a_broken_cache_is_made_anew(texts, tmp_path):
+    whole = bytes(texts().build("train").tokens)
+    for file in (tmp_path / "cache").glob("*.npy"):
+        os.truncate(file, 200)
+    assert bytes(texts().build("train").tokens) == whole
+
+
+def test_a_cache_that_cannot_be_is_done_without(texts, tmp_path):
+    (tmp_path / "file").write_text("a file, no folder")
+    data = texts(cache=str(tmp_path / "file" / "cache")).build("train")
+    assert bytes(data.tokens) == bytes(texts().build("train").tokens)
+
+
+def test_the_default_cache_is_the_users(texts, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    texts(cache=None).build("train")
+    assert len(list((tmp_path / "home/paddle_dp").glob("*.npy"))) == 1
+
+
+COUNTED = """
+import sys, time
+from paddle_dp.datasets import text_files
+encode = text_files._encode
+def slowly(*arguments):
+    print("made", flush=True)
+    time.sleep(1)
+    return encode(*arguments)
+text_files._encode = slowly
+data = text_files.Config(path=sys.argv[1], cache=sys.argv[2], length=8).build("train")
+print(sum(data.tokens.tolist()), len(data))
+"""
+
+
+def test_processes_that_start_together_make_the_tokens_once(texts, tmp_path):
+    where = [str(tmp_path / "texts"), str(tmp_path / "cache")]
+    started = [
+        subprocess.Popen([sys.executable, "-c", COUNTED, *where], stdout=subprocess.PIPE, text=True)
+        for _ in range(5)
+    ]
+    said = "".join(process.communicate(timeout=60)[0] for process in started).splitlines()
+    assert said.count("made") == 1
+    data = texts().build("train")
+    assert [line for line in said if line != "made"] == [f"{sum(data.tokens.tolist())} {len(data)}"] * 5
+
+
+def test_a_tokenizer_json_is_read(texts, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["?", "<|endoftext|>"])
+    words.train([str(file) for file in Path(tmp_path / "texts/a").iterdir()], trainer)
+    words.save(str(tmp_path / "tokenizer.json"))
+    data = texts(tokenizer=str(tmp_path / "tokenizer.json")).build("train")
+    assert data.tokenizer.vocab == words.get_vocab_size() and (np.asarray(data.tokens) == 1).sum() == len(
+        data.files
+    )
+    assert len(data.tokens) < sum(file.stat().st_size for file in data.files)
+
+
+@pytest.mark.parametrize(("file", "package"), [("t.json", "tokenizers"), ("t.model", "sentencepiece")])
+def test_a_missing_package_is_named(texts, tmp_path, monkeypatch, file, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(InstallError, match=f"pip install {package}"):
+        texts(tokenizer=str(tmp_path / file)).build("train")
+
+
+def test_mistakes_say_what_to_do(texts, tmp_path):
+    with pytest.raises(UsageError, match=r"dataset.path: .*nowhere does not exist"):
+        texts(path=str(tmp_path / "nowhere")).build("train")
+    with pytest.raises(UsageError, match="holds no files"):
+        texts(path=str(tmp_path / "texts/*.md")).build("train")
+    with pytest.raises(UsageError, match=r"dataset.tokenizer: .*no\.json does not exist"):
+        texts(tokenizer=str(tmp_path / "no.json")).build("train")
+    with pytest.raises(UsageError, match=r"dataset.limit: .*text0\.txt, is larger"):
+        texts(limit=Bytes(9)).build("train")
+    with pytest.raises(DataError, match=r"the test split has .* a sample needs 1001"):
+        texts(length=1000).build("test")
+    with pytest.raises(ValueError, match="held_out"):
+        texts(held_out=1.0)
+    with pytest.raises(ValueError, match="split"):
+        texts().build("val")
