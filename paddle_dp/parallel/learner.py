@@ -111,6 +111,10 @@ class Learner:
         named = [(n, p) for n, p in self.model.named_parameters() if n not in self._statistics]
         return [(n, p) for n, p in named if not (trainable and p.stop_gradient)]
 
+    def state(self) -> dict[str, paddle.Tensor]:
+        """This rank's parameters, statistics and buffers under their whole-model names."""
+        return dict(self.model.state_dict())
+
     def meet(self) -> None:
         """Gives all ranks the average of their running statistics (BatchNorm's). Collective.
 

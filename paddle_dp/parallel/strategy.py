@@ -33,15 +33,17 @@ class Task:
 
 
 class Strategy(Protocol):
-    """Places a model on the mesh."""
+    """Places a model on the mesh. `mesh` is the one it was built with, split over the strategy's axes."""
+
+    mesh: Mesh
 
     def place(self, task: Task) -> Learner:
         """A learner whose updates are the one-process updates. Collective."""
         ...
 
 
-def place_whole(task: Task, mesh: Mesh, **how: Any) -> Learner:
-    """A learner that holds the whole model on this rank; `how` are further fields of Learner."""
+def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: Any) -> Any:
+    """A learner (of `kind`) for the model as it stands on this rank; `how` are further fields of it."""
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
@@ -52,6 +54,6 @@ def place_whole(task: Task, mesh: Mesh, **how: Any) -> Learner:
         optimizer = optimizer(schedule, named)
     model, optimizer = mixed.place(model, optimizer)
     how.setdefault("placed", model)
-    return Learner(
+    return kind(
         model=model, loss=task.loss, optimizer=optimizer, schedule=schedule, mixed=mixed, mesh=mesh, **how
     )

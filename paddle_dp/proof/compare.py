@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+
+from paddle_dp.checkpoint import find, load
 
 # Largest relative difference that rounding explains, per precision: (loss, gradient norm, weights). float32 sums in
 # another order differ by about 1e-7 a step; the low precisions round each product to 8 or 11 bits.
@@ -33,10 +34,12 @@ class Side:
     @classmethod
     def read(cls, folder: Path, ranks: int) -> Side:
         record = json.loads((folder / "trace.json").read_text())
+        saved = load(find("newest", folder))
+        names = [name for name in saved.names if not name.endswith(("._mean", "._variance"))]
         return cls(
             ranks=ranks,
             rows=record["rows"],
-            weights=load_file(folder / "weights.safetensors"),
+            weights={name.removeprefix("model/"): saved.read(name) for name in names},
             dropouts=record["dropouts"],
             local_norms=tuple(record["local_norms"]),
         )

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paddle
 from paddle import nn
-from safetensors.numpy import save_file
 
+from paddle_dp.checkpoint import Snapshot, save
 from paddle_dp.data import Loader, Share
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.batch_norm import local_norms
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.build import task
+from paddle_dp.train.state import pieces
 
 _DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
@@ -69,25 +69,27 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     options["ranks"] is the larger side's number of ranks, so that both sides read the same batches.
     """
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    strategy = recipe.strategy.build(mesh)
+    mesh = strategy.mesh
     loader = first_batches(recipe, mesh, options["steps"], options["ranks"])
     real = recipe.dataset.build("train")
     per_epoch = Share(len(real), recipe.train.batch, last=recipe.train.last).batches
     given = task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
     drops = silence_dropout(given.model)
-    learner = recipe.strategy.build(mesh).place(given)
+    learner = strategy.place(given)
     rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
     learner.check("after the last step of the comparison")
+    folder = Path(options["trace"])
+    snapshot = Snapshot(tensors=pieces(learner), state={"progress": {"step": len(rows)}})
+    save(snapshot, folder, mesh)
     if mesh.is_first:
-        _write(
-            Path(options["trace"]),
-            learner,
-            {"rows": rows, "dropouts": drops, "local_norms": local_norms(learner.model)},
-        )
+        record = {"rows": rows, "dropouts": drops, "local_norms": local_norms(learner.model)}
+        (folder / "trace.json").write_text(json.dumps(record))
 
 
 def _step(learner: Learner, batch: Any, mesh: Mesh) -> dict[str, float]:
     learner.train_batch(batch, observe=True)
-    shares = mesh.gather(batch.mine)
+    shares = [share for share in mesh.gather(batch.mine if mesh.speaks else None) if share is not None]
     loss = mesh.sum([learner.observed["loss"]])[0]
     return {
         "loss": loss,
@@ -95,12 +97,3 @@ def _step(learner: Learner, batch: Any, mesh: Mesh) -> dict[str, float]:
         "samples": batch.samples,
         "shares": shares,
     }
-
-
-def _write(folder: Path, learner: Learner, record: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {
-        name: np.ascontiguousarray(p.astype("float32").numpy()) for name, p in learner.named_parameters()
-    }
-    save_file(weights, folder / "weights.safetensors")
-    (folder / "trace.json").write_text(json.dumps({**record, "paddle": paddle.__version__}))

@@ -23,6 +23,8 @@ def build(recipe: Recipe, mesh: Mesh, resume: str | None = None) -> Trainer:
     `resume` is None, "newest", or a checkpoint's path. Raises UsageError or CheckpointError when there is nothing
     fitting to resume.
     """
+    strategy = recipe.strategy.build(mesh)
+    mesh = strategy.mesh  # as the strategy sees it: which ranks read the same samples
     train_loader = loader(recipe, mesh, "train")
     found = find_checkpoint(recipe, resume, mesh) if resume else None
     if found is not None:
@@ -38,7 +40,6 @@ def build(recipe: Recipe, mesh: Mesh, resume: str | None = None) -> Trainer:
         resumed=found,
         total_steps=steps,
     )
-    strategy = recipe.strategy.build(mesh)
     learner = strategy.place(task(recipe, steps, train_loader.batches))
     part_ways(recipe.train.seed, mesh)
     trainer = Trainer(
@@ -86,7 +87,7 @@ def loader(recipe: Recipe, mesh: Mesh, split: str) -> Loader:
 
 
 def learner_of(recipe: Recipe, mesh: Mesh) -> Learner:
-    """The recipe's learner alone, for evaluating: no callbacks, no progress."""
+    """The recipe's learner alone, for evaluating: no callbacks, no progress. Its mesh is the strategy's. Collective."""
     return recipe.strategy.build(mesh).place(task(recipe, 1, 1))
 
 

@@ -26,10 +26,16 @@ class _Tally:
 
     def add(self, learner: Learner, micro: Any) -> None:
         outputs = learner.predict(micro.inputs)
-        counts = hasattr(learner.loss, "count")
-        total, count = total_and_count(learner.loss(outputs, micro.targets), micro.samples, counts)
-        scores = getattr(learner.loss, "scores", None)
-        for name, value in {"loss": total, **(scores(outputs, micro.targets) if scores else {})}.items():
+        if outputs is None:  # they are on another stage
+            return
+        loss, counts = learner.loss, hasattr(learner.loss, "count")
+        total, count = total_and_count(loss(outputs, micro.targets), micro.samples, counts)
+        scores = getattr(loss, "scores", None)
+        sums = {"loss": total, **(scores(outputs, micro.targets) if scores else {})}
+        outputs = loss.gather(outputs) if hasattr(loss, "gather") else outputs
+        if not learner.mesh.speaks:  # another rank of this reader has the same sums
+            return
+        for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
         self.count, self.samples = self.count + float(count), self.samples + micro.samples
         if _classifies(outputs, micro.targets):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.checkpoint import Checkpoint, Snapshot
+from paddle_dp.checkpoint import Checkpoint, Piece, Snapshot
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, piece
@@ -19,14 +19,47 @@ FORMAT = 1
 
 
 def snapshot(learner: Learner, progress: Progress, run: Run, loader: Loader) -> Snapshot:
-    """What this rank brings to a checkpoint: replicated weights are the first rank's to save. Collective."""
+    """What this rank brings to a checkpoint: its slices, and what it is the first to hold. Collective."""
     learner.meet()
-    tensors = {}
-    if learner.mesh.is_first:
-        named = {f"model/{name}": tensor for name, tensor in learner.model.state_dict().items()}
-        named |= optimizer_tensors(learner.optimizer, learner.named_parameters())
-        tensors = {name: piece(name, tensor) for name, tensor in named.items()}
+    tensors = pieces(learner) | optimizer_pieces(learner)
     return Snapshot(tensors=tensors, state=_state(learner, progress, run, loader), own={"rng": rng_state()})
+
+
+def pieces(learner: Learner) -> dict[str, Piece]:
+    """The weights and statistics that this rank is the one to save, under whole-model names."""
+    return _owned(learner, {f"model/{name}": (tensor, tensor) for name, tensor in learner.state().items()})
+
+
+def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
+    """The optimizer's state of the parameters that this rank is the one to save."""
+    named = dict(learner.named_parameters())
+    tensors = optimizer_tensors(learner.optimizer, named.items())
+    return _owned(learner, {name: (tensor, named[_parameter(name)]) for name, tensor in tensors.items()})
+
+
+def _owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:
+    """Pieces of the (tensor, its parameter) pairs that are this rank's to save: the first reader's, copies once."""
+    if learner.mesh.reader:
+        return {}
+    first = learner.mesh.seats["tensor"] == 0
+    owned = {}
+    for name, (tensor, parameter) in tensors.items():
+        cut, shape = _cut(tensor, parameter), tuple(tensor.shape)
+        if cut is not None:
+            owned[name] = piece(name, tensor, cut.whole(shape), cut.offset(shape))
+        elif first:
+            owned[name] = piece(name, tensor)
+    return owned
+
+
+def _cut(tensor: Any, parameter: Any) -> Any:
+    """How a tensor of a parameter (itself, or the optimizer's of the same shape) is cut; None when it is whole."""
+    return getattr(parameter, "cut", None) if tensor.shape == parameter.shape else None
+
+
+def _parameter(name: str) -> str:
+    """ "optimizer/blocks.0.weight/moment1" → "blocks.0.weight"."""
+    return name.removeprefix("optimizer/").rpartition("/")[0]
 
 
 def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> dict[str, Any]:
@@ -49,7 +82,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     load_model(checkpoint, learner)
-    load_optimizer(learner.optimizer, learner.named_parameters(), checkpoint.read, checkpoint.names)
+    _load_optimizer(checkpoint, learner)
     state = checkpoint.state
     if learner.schedule is not None and state["schedule"] is not None:
         learner.schedule.set_state_dict(state["schedule"])
@@ -71,11 +104,12 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
     """
     import paddle
 
-    wanted = learner.model.state_dict()
+    wanted = learner.state()
     saved = {name.removeprefix("model/") for name in checkpoint.names if name.startswith("model/")}
+    everywhere = set().union(*learner.mesh.gather(sorted(wanted)))
     for missing, text in (
-        (wanted.keys() - saved, "lacks"),
-        (saved - wanted.keys(), "has, and this model has not,"),
+        (everywhere - saved, "lacks"),
+        (saved - everywhere, "has, and this model has not,"),
     ):
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -84,4 +118,20 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
             )
     with paddle.no_grad():
         for name, tensor in wanted.items():
-            fill(tensor, checkpoint, f"model/{name}")
+            cut = _cut(tensor, tensor)
+            fill(tensor, checkpoint, f"model/{name}", cut.offset(tuple(tensor.shape)) if cut else None)
+
+
+def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
+    """Gives the optimizer its state, this rank's parts of it."""
+    named = dict(learner.named_parameters())
+
+    def read(name: str) -> Any:
+        parameter = named[_parameter(name)]
+        cut, shape = getattr(parameter, "cut", None), tuple(parameter.shape)
+        if cut is None or checkpoint.shape(name) != cut.whole(shape):
+            return checkpoint.read(name)
+        return checkpoint.read(name, cut.offset(shape), shape)
+
+    mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
+    load_optimizer(learner.optimizer, named.items(), read, mine)

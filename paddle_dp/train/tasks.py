@@ -33,7 +33,9 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.state import load_model
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
-    learner, test_loader = learner_of(recipe, mesh), loader(recipe, mesh, "test")
+    learner = learner_of(recipe, mesh)
+    mesh = learner.mesh
+    test_loader = loader(recipe, mesh, "test")
     found = find_checkpoint(recipe, options.get("checkpoint") or "newest", mesh)
     load_model(found, learner)
     with test_loader:

@@ -1,0 +1,59 @@
+"""Learners whose gradients meet over fleet's groups: tensor and data axes here, stages in `pipeline`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel import gradients
+from paddle_dp.parallel.learner import Learner
+
+
+@dataclass(kw_only=True)
+class HybridLearner(Learner):
+    """Fleet's layers and groups, and an update of our own: exchange, one norm over the whole model, clip, step.
+
+    Not fleet's HybridParallelOptimizer, which exchanges, clips in place and steps at once, so that nobody can say what
+    the gradient norm was. `clip` is the optimizer's global-norm clip, taken over because its norm would be a part's.
+    """
+
+    seats: Any  # fleet's HybridCommunicateGroup
+    clip: float | None = None
+
+    def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        if self.mesh.axes.data > 1:
+            fused_allreduce_gradients(self.trainable, self.seats)
+
+    def _step(self) -> None:
+        if self.clip is not None:
+            norm = self.gradient_norm()
+            factor = self.clip / paddle.maximum(norm, paddle.full_like(norm, self.clip))
+            gradients.scale(self.trainable, factor)
+        self.optimizer.step()
+
+    def gradient_norm(self) -> paddle.Tensor:
+        """Over the whole model: slices add up over the tensor axis, stages over the pipeline, copies count once."""
+        first = self.mesh.seats["tensor"] == 0
+        mine = [p for p in self.trainable if first or hasattr(p, "cut")]
+        squares = gradients.global_norm(mine).square().reshape([1])
+        return (self.mesh.sum_tensor(squares) / self.mesh.readers).sqrt()[0]
+
+
+def take_clip(optimizer: paddle.optimizer.Optimizer) -> float | None:
+    """Takes a global-norm clip out of an optimizer and returns its bound. Raises UsageError for another clip."""
+    clip = optimizer._grad_clip
+    if clip is None or isinstance(clip, paddle.nn.ClipGradByValue):  # values clip alike in every part
+        return None
+    if not isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
+        raise UsageError(f"strategy hybrid knows clip and clip_value, not {type(clip).__name__}.")
+    optimizer._grad_clip = None
+    return float(clip.clip_norm)

@@ -1,0 +1,131 @@
+"""Cuts a finished plain model over the tensor axis, by the tables its layers carry, into fleet's parallel layers.
+
+Every rank first builds the whole model from one seed, and then keeps its slices: the same initial weights as one
+process, under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.layers.mpu import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+
+from paddle_dp.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which slice of the whole parameter this rank holds: number `seat` of `seats` along `dim`."""
+
+    dim: int
+    seat: int
+    seats: int
+
+    def of(self, whole: paddle.Tensor) -> paddle.Tensor:
+        """This rank's slice of a whole tensor, in memory of its own."""
+        return paddle.split(whole, self.seats, axis=self.dim)[self.seat].clone()
+
+    def whole(self, part: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole tensor's shape, from a part's."""
+        return tuple(size * self.seats if dim == self.dim else size for dim, size in enumerate(part))
+
+    def offset(self, part: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a part begins in the whole tensor."""
+        return tuple(size * self.seat if dim == self.dim else 0 for dim, size in enumerate(part))
+
+
+class Cutter:
+    """Cuts layers for one seat of the tensor axis; a parameter that two layers share is cut once."""
+
+    def __init__(self, group: Any):
+        self.group = group
+        self._cut: dict[int, paddle.Tensor] = {}
+
+    def cut(self, model: nn.Layer) -> nn.Layer:
+        """Replaces, in place, every layer that a `cuts` table names. Raises UsageError where no table names any."""
+        found = False
+        for parent in model.sublayers(include_self=True):
+            for name, way in getattr(parent, "cuts", {}).items():
+                setattr(parent, name, WAYS[way](self, getattr(parent, name)))
+                found = True
+        if not found:
+            raise UsageError(
+                f"strategy.tensor: {type(model).__name__} has no `cuts` table, so it cannot be split over the tensor "
+                "axis. Give its layers one (docs/add-a-part.md), or set strategy.tensor=1."
+            )
+        return model
+
+    def columns(self, whole: nn.Linear) -> nn.Layer:
+        """Each rank holds some of the outputs."""
+        layer = ColumnParallelLinear(
+            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
+            mp_group=self.group,
+        )  # fmt: skip
+        self._take(layer, "weight", whole.weight, 1)
+        if whole.bias is not None:
+            self._take(layer, "bias", whole.bias, 0)
+        return layer
+
+    def rows(self, whole: nn.Linear) -> nn.Layer:
+        """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
+        layer = RowParallelLinear(
+            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, input_is_parallel=True,
+            mp_group=self.group,
+        )  # fmt: skip
+        self._take(layer, "weight", whole.weight, 0)
+        if whole.bias is not None:
+            layer.bias = whole.bias
+        return layer
+
+    def vocabulary(self, whole: nn.Layer) -> nn.Layer:
+        """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
+        if isinstance(whole, nn.Embedding):
+            layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
+            self._take(layer, "weight", whole.weight, 0)
+            return layer
+        if isinstance(whole, nn.Linear):
+            return self.columns(whole)
+        whole.weight = self._cut.get(id(whole.weight), whole.weight)
+        return Entered(whole, self.group)
+
+    def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
+        """Gives `layer` its slice of a whole parameter, under the whole one's name."""
+        part, cut = getattr(layer, name), Cut(dim, self.group.rank, self.group.nranks)
+        with paddle.no_grad():
+            part.set_value(cut.of(whole))
+        part.name, part.cut, part.is_distributed = whole.name, cut, True
+        part.stop_gradient = whole.stop_gradient
+        part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
+        self._cut[id(whole)] = part
+
+
+class Entered(nn.Layer):
+    """A layer whose outputs are cut: its input is the same on all ranks, so the input's gradients add up."""
+
+    def __init__(self, layer: nn.Layer, group: Any):
+        super().__init__()
+        self.group = group
+        for name, parameter in layer.named_parameters(include_sublayers=False):
+            self.add_parameter(name, parameter)
+        self._layer = [layer]  # in a list: its parameters are already here, under their own names
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        from paddle.distributed.fleet.layers.mpu import mp_ops
+
+        return self._layer[0](mp_ops._c_identity(x, group=self.group))
+
+
+WAYS: dict[str, Callable[[Cutter, Any], nn.Layer]] = {
+    "columns": Cutter.columns,
+    "heads": Cutter.columns,  # whole heads lie beside each other: their columns are a slice
+    "rows": Cutter.rows,
+    "vocabulary": Cutter.vocabulary,
+}

@@ -1,0 +1,100 @@
+"""The model itself is split: tensor (inside layers), pipeline (between layers), and data over what ranks remain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from paddle_dp.errors import UsageError
+from paddle_dp.units import Every, Positive
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.mesh.degrees import Degrees
+    from paddle_dp.parallel import Learner, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Degrees of the axes; `data: auto` takes the ranks that the others leave.
+    `check_every`: how often ranks that hold the same weights compare their bits."""
+
+    data: Positive | Literal["auto"] = "auto"
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    check_every: Every | None = Every.parse("100 steps")
+
+    def degrees(self, ranks: int) -> Degrees:
+        """The degrees on `ranks` ranks. Raises UsageError when they do not make that many, with the nearest."""
+        from paddle_dp.mesh.degrees import Degrees
+        from paddle_dp.plan import Shape, refusal
+
+        each = self.tensor * self.pipeline
+        data = max(ranks // each, 1) if self.data == "auto" else self.data
+        degrees = Degrees(data=data, pipeline=self.pipeline, tensor=self.tensor)
+        if degrees.ranks != ranks:
+            raise UsageError(str(refusal(degrees, Shape(blocks=self.pipeline, batch=ranks), ranks)))
+        return degrees
+
+    def build(self, mesh: Mesh) -> Hybrid:
+        """Starts fleet in this layout. Collective."""
+        from paddle.distributed import fleet
+
+        from paddle_dp.mesh.bridge import install
+        from paddle_dp.mesh.bridge.fleet_mends import PIPELINE_SETTINGS
+
+        degrees = self.degrees(mesh.ranks)
+        mesh = replace(mesh, degrees=degrees)
+        if mesh.ranks == 1:
+            return Hybrid(self, mesh, None)
+        install(mesh)
+        strategy = fleet.DistributedStrategy()
+        strategy.hybrid_configs = {
+            "dp_degree": degrees.data, "pp_degree": degrees.pipeline, "mp_degree": degrees.tensor,
+            "mp_configs": {"need_broadcast_data": False},
+            "pp_configs": {"enable_dynamic_shape": True},
+        }  # fmt: skip
+        strategy.pipeline_configs = {"accumulate_steps": 1, "micro_batch_size": 1, **PIPELINE_SETTINGS}
+        fleet.init(is_collective=True, strategy=strategy)
+        return Hybrid(self, mesh, fleet.get_hybrid_communicate_group())
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """Places a model by cutting it over the tensor axis, then staging it over the pipeline."""
+
+    config: Config
+    mesh: Mesh
+    seats: Any
+
+    @property
+    def check_every(self) -> Every | None:
+        return self.config.check_every if self.mesh.ranks > 1 else None
+
+    def place(self, task: Task) -> Learner:
+        """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
+        from paddle.distributed import fleet
+
+        from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel.cut_loss import CutLoss
+        from paddle_dp.parallel.hybrid import HybridLearner, take_clip
+        from paddle_dp.parallel.pipeline import PipelineLearner, Till, staged
+        from paddle_dp.parallel.tensor import Cutter
+
+        if self.mesh.ranks == 1:
+            return place_whole(task, self.mesh)
+        axes, loss, model = self.mesh.axes, task.loss, task.model
+        if axes.tensor > 1:
+            group = self.seats.get_model_parallel_group()
+            model, loss = Cutter(group).cut(model), CutLoss(loss, group)
+        how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
+        if axes.pipeline > 1:
+            till = Till(loss, hasattr(loss, "count"))
+            model = staged(model, till, self.seats)
+            how |= {"till": till, "kind": PipelineLearner}
+        learner = place_whole(replace(task, model=model, loss=loss), self.mesh, **how)
+        learner.clip = take_clip(learner.optimizer)
+        if axes.pipeline > 1:
+            learner.placed = fleet.distributed_model(model)
+        learner.check("after the weights were placed")
+        return learner
