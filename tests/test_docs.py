@@ -94,6 +94,33 @@ def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_script_of_the_readme_runs_on_two_ranks(tmp_path: Path) -> None:
+    """The library without YAML, under Paddle's own launcher, as the README says it."""
+    (script,) = [text for lang, text in blocks("README.md") if lang == "python"]
+    (tmp_path / "own.py").write_text(script)
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "paddle.distributed.launch",
+            "--nproc_per_node",
+            "2",
+            "--log_dir",
+            "logs",
+            "own.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(line.split()[1]) for line in re.findall(r"^\d+ \d+\.\d+$", done.stdout, re.M)]
+    assert len(losses) > 10 and losses[-1] < losses[0] / 2, f"it did not learn: {losses}"
+
+
 def test_the_worked_example_trains(tmp_path: Path) -> None:
     """docs/add-a-part.md, done as it says: a model, a data set, an optimizer and a recipe that uses them."""
     for folder in ("paddle_dp", "models"):
