@@ -16,7 +16,8 @@ def cross_entropy(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The loss [..., 1] and this seat's columns of the softmax, computed in float32, in the type of `logits`.
 
-    `logits` is [..., classes / seats], `label` [...] or [..., 1] with whole-model class numbers.
+    `logits` is [..., classes / seats], `label` [...] or [..., 1] with whole-model class numbers. Losses are exact also
+    above 64, where Paddle's own are cut off.
     """
     label = label.unsqueeze(-1) if label.ndim == logits.ndim - 1 else label
     loss, softmax = _layer().apply(logits, label, seats, ignore_index)

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 @cache
-def _layers() -> dict[str, Any]:
-    """The PyLayers, made on first use: a class that derives from one of Paddle's needs Paddle to be imported."""
-    import paddle
+def _conjugates() -> tuple[Any, Any]:
+    """Megatron's f and g, made on first use: a class that derives from one of Paddle's needs Paddle imported."""
     from paddle.autograd import PyLayer
 
     class Copy(PyLayer):
@@ -47,6 +46,15 @@ def _layers() -> dict[str, Any]:
         @staticmethod
         def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
             return gradient.clone()
+
+    return Copy, Sum
+
+
+@cache
+def _columns() -> tuple[Any, Any]:
+    """Joining the seats' columns, and leaving each its own."""
+    import paddle
+    from paddle.autograd import PyLayer
 
     class Concat(PyLayer):
         """Forward all seats' columns, backward this seat's columns of the gradient."""
@@ -75,7 +83,7 @@ def _layers() -> dict[str, Any]:
         def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
             return paddle.concat(gathered(ctx.seats, gradient), axis=-1)
 
-    return {layer.__name__: layer for layer in (Copy, Sum, Concat, Split)}
+    return Concat, Split
 
 
 def own_columns(tensor: paddle.Tensor, seats: Any) -> paddle.Tensor:
@@ -91,22 +99,22 @@ def _member(group: Any) -> bool:
 
 def c_identity(tensor: paddle.Tensor, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's f. None on a rank outside the group, as in fleet."""
-    return _layers()["Copy"].apply(tensor, process_group_of(group)) if _member(group) else None
+    return _conjugates()[0].apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def mp_allreduce(tensor: paddle.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's g; always a sum, as in fleet."""
-    return _layers()["Sum"].apply(tensor, process_group_of(group)) if _member(group) else None
+    return _conjugates()[1].apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def c_concat(tensor: paddle.Tensor, group: Any = None) -> Any:
     """Joins the seats' columns."""
-    return _layers()["Concat"].apply(tensor, process_group_of(group)) if _member(group) else None
+    return _columns()[0].apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def c_split(tensor: paddle.Tensor, group: Any = None) -> Any:
     """Leaves this seat its columns."""
-    return _layers()["Split"].apply(tensor, process_group_of(group)) if _member(group) else None
+    return _columns()[1].apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def c_softmax_with_cross_entropy(

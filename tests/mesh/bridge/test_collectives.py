@@ -19,79 +19,101 @@ def wrong(types: list[str]) -> list[str]:
 
     mesh = join()
     install(mesh)
-    return [
-        f"{name} {kind}"
-        for kind in types
-        for name, right in results(mesh.rank, mesh.ranks, kind)
-        if not right
-    ]
+    rooms = [Room(mesh.rank, mesh.ranks, kind) for kind in types]
+    told = (
+        (name, room.kind, right)
+        for room in rooms
+        for one in (reductions, movements)
+        for name, right in one(room)
+    )
+    return [f"{name} {kind}" for name, kind, right in told if not right]
 
 
-def results(rank: int, ranks: int, kind: str) -> Any:
-    """(name, whether it is right) for one type. Values are small whole numbers, exact in each."""
-    import numpy as np
-    import paddle
-    import paddle.distributed as dist
+class Room:
+    """One rank's numbers in one type: small whole numbers, exact in each, other ones on odd ranks."""
 
-    def numbers(of: int) -> Any:
-        return np.arange(4 * ranks * 3).reshape(4 * ranks, 3) % 3 + 1 + of % 2
+    def __init__(self, rank: int, ranks: int, kind: str):
+        import numpy as np
 
-    every = [numbers(of) for of in range(ranks)]
+        self.rank, self.ranks, self.kind = rank, ranks, kind
+        numbers = np.arange(4 * ranks * 3).reshape(4 * ranks, 3) % 3 + 1
+        self.every = [numbers + of % 2 for of in range(ranks)]
 
-    def mine() -> Any:
-        return paddle.to_tensor(numbers(rank)).astype(kind)
+    def mine(self) -> Any:
+        import paddle
 
-    def same(tensor: Any, expected: Any) -> bool:
-        right_type = str(tensor.dtype).endswith(kind)
+        return paddle.to_tensor(self.every[self.rank]).astype(self.kind)
+
+    def zeros(self, rows: int) -> Any:
+        import paddle
+
+        return paddle.zeros([rows, 3], self.kind)
+
+    def same(self, tensor: Any, expected: Any) -> bool:
+        import numpy as np
+
+        right_type = str(tensor.dtype).endswith(self.kind)
         return right_type and bool(
             np.array_equal(tensor.astype("float64").numpy(), np.asarray(expected, float))
         )
 
-    def in_place(call: Any, expected: Any, tensor: Any = None) -> bool:
-        tensor = mine() if tensor is None else tensor
+    def in_place(self, call: Any, expected: Any, tensor: Any = None) -> bool:
+        tensor = self.mine() if tensor is None else tensor
         call(tensor)
-        return same(tensor, expected)
+        return self.same(tensor, expected)
 
-    op = dist.ReduceOp
-    yield "sum", in_place(dist.all_reduce, sum(every))
-    yield "max", in_place(lambda t: dist.all_reduce(t, op.MAX), np.max(every, 0))
-    yield "min", in_place(lambda t: dist.all_reduce(t, op.MIN), np.min(every, 0))
-    yield "prod", in_place(lambda t: dist.all_reduce(t, op.PROD), np.prod(every, 0))
-    yield "sum of a transposed view", in_place(dist.all_reduce, sum(every).T, mine().transpose([1, 0]))
-    yield "sum of a scalar", in_place(dist.all_reduce, ranks, paddle.ones([], kind))
-    if "float" in kind:
-        yield "avg", in_place(lambda t: dist.all_reduce(t, op.AVG), sum(every) / ranks)
-    yield "reduce", in_place(lambda t: dist.reduce(t, 1), sum(every) if rank == 1 else every[rank])
-    yield "broadcast", in_place(lambda t: dist.broadcast(t, 1), every[1])
+
+def reductions(room: Room) -> Any:
+    """(name, whether it is right)"""
+    import numpy as np
+    import paddle
+    import paddle.distributed as dist
+
+    op, every, right = dist.ReduceOp, room.every, room.in_place
+    yield "sum", right(dist.all_reduce, sum(every))
+    yield "max", right(lambda t: dist.all_reduce(t, op.MAX), np.max(every, 0))
+    yield "min", right(lambda t: dist.all_reduce(t, op.MIN), np.min(every, 0))
+    yield "prod", right(lambda t: dist.all_reduce(t, op.PROD), np.prod(every, 0))
+    yield "sum of a transposed view", right(dist.all_reduce, sum(every).T, room.mine().transpose([1, 0]))
+    yield "sum of a scalar", right(dist.all_reduce, room.ranks, paddle.ones([], room.kind))
+    if "float" in room.kind:
+        yield "avg", right(lambda t: dist.all_reduce(t, op.AVG), sum(every) / room.ranks)
+    yield "reduce", right(lambda t: dist.reduce(t, 1), sum(every) if room.rank == 1 else every[room.rank])
+    own = np.split(sum(every), room.ranks)[room.rank]
+    pieces = list(paddle.split(room.mine(), room.ranks))
+    yield "reduce_scatter", right(lambda t: dist.reduce_scatter(t, pieces), own, room.zeros(4))
+    yield (
+        "reduce_scatter tensor",
+        right(lambda t: dist.stream.reduce_scatter(t, room.mine()), own, room.zeros(4)),
+    )
+
+
+def movements(room: Room) -> Any:
+    """(name, whether it is right)"""
+    import numpy as np
+    import paddle.distributed as dist
+
+    every, rank, ranks, right = room.every, room.rank, room.ranks, room.in_place
+    yield "broadcast", right(lambda t: dist.broadcast(t, 1), every[1])
     out: list[Any] = []
-    dist.all_gather(out, mine())
-    yield "all_gather", all(same(a, b) for a, b in zip(out, every, strict=True))
-    own = np.split(sum(every), ranks)[rank]
-    part = paddle.zeros([4, 3], kind)
-    yield (
-        "reduce_scatter",
-        in_place(lambda t: dist.reduce_scatter(t, list(paddle.split(mine(), ranks))), own, part),
-    )
-    part = paddle.zeros([4, 3], kind)
-    yield "reduce_scatter tensor", in_place(lambda t: dist.stream.reduce_scatter(t, mine()), own, part)
+    dist.all_gather(out, room.mine())
+    yield "all_gather", all(room.same(a, b) for a, b in zip(out, every, strict=True))
+    for_each = [room.mine() + to for to in range(ranks)]
     out = []
-    dist.alltoall(out, [mine() + to for to in range(ranks)])
-    yield "alltoall", all(same(a, b + rank) for a, b in zip(out, every, strict=True))
-    whole = paddle.zeros([4 * ranks, 3], kind)
+    dist.alltoall(out, for_each)
+    yield "alltoall", all(room.same(a, b + rank) for a, b in zip(out, every, strict=True))
     swapped = np.concatenate([np.split(one, ranks)[rank] for one in every])
-    yield "alltoall_single", in_place(lambda t: dist.alltoall_single(t, mine()), swapped, whole)
-    part = paddle.zeros([4 * ranks, 3], kind)
     yield (
-        "scatter",
-        in_place(lambda t: dist.scatter(t, [mine() + to for to in range(ranks)], 0), every[0] + rank, part),
+        "alltoall_single",
+        right(lambda t: dist.alltoall_single(t, room.mine()), swapped, room.zeros(4 * ranks)),
     )
-    whole = paddle.zeros([4 * ranks * ranks, 3], kind)
-    stream = dist.stream.all_gather(whole, mine(), sync_op=True, use_calc_stream=True)
-    yield "all_gather on stream", (stream is None or stream.wait()) and same(whole, np.concatenate(every))
-    yield (
-        "broadcast on stream",
-        in_place(lambda t: dist.stream.broadcast(t, 1, sync_op=True, use_calc_stream=True), every[1]),
-    )
+    yield "scatter", right(lambda t: dist.scatter(t, for_each, 0), every[0] + rank, room.zeros(4 * ranks))
+    stream = {"sync_op": True, "use_calc_stream": True}
+    whole = room.zeros(4 * ranks * ranks)
+    dist.stream.all_gather(whole, room.mine(), **stream)
+    yield "all_gather on stream", room.same(whole, np.concatenate(every))
+    yield "broadcast on stream", right(lambda t: dist.stream.broadcast(t, 1, **stream), every[1])
+    yield "sum on stream", right(lambda t: dist.stream.all_reduce(t, **stream), sum(every))
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
