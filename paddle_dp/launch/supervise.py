@@ -40,37 +40,43 @@ def run(job: Job) -> int:
 
 def _run(job: Job) -> int:
     """Everything that can be refused is refused here, before a process starts or a file is written."""
-    machine, inherited = (
-        Machine.here(),
-        dict(os.environ),
-    )  # read now: importing paddle changes OMP_NUM_THREADS
+    # Read now: importing paddle changes OMP_NUM_THREADS.
+    machine, inherited = Machine.here(), dict(os.environ)
     plan = plan_of(job, machine)
     ignore_ccache()
-    if (
-        plan.alone
-    ):  # this process will be the rank, and MKL and OpenMP read their variables as paddle is imported
+    if plan.alone:
+        # This process will be the rank, and MKL and OpenMP read their variables as paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = plan_of(replace(job, extra={**job.extra, "claimed": True}), machine, recipe.train.device)
+    plan = plan_of(job, machine, recipe.train.device)
+    if refuse := getattr(recipe.strategy.config, "refuse", None):
+        refuse(recipe, plan.ranks * plan.nodes)
     _check_resume(job)
-    attempt = logs.fresh(_claimed(job, recipe.folder))
+    folder, path = _claimed(job, recipe.folder)
+    attempt = logs.fresh(folder)
+    plan = replace(plan, job=replace(job, recipe=path, extra={**job.extra, "claimed": True}))
     return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
 
 
-def _claimed(job: Job, folder: Path) -> Path:
-    """The run folder, ready for the job. A node other than the first has its logs beside it: the disk may be shared."""
+def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
+    """The run folder, ready for the job, and where the recipe is now: it may have stood in an earlier run's folder.
+
+    A node other than the first has its logs beside the folder: the disk may be shared.
+    """
     from paddle_dp.recipe.folder import claim
 
     if job.node_rank:
-        return folder.with_name(f"{folder.name}.node-{job.node_rank}")
-    if job.task == "train":
-        moved = claim(folder, bool(job.resume))
-        if moved is not None and not job.quiet:
-            print(f"the earlier run is now {moved}", flush=True)
-    return folder
+        return folder.with_name(f"{folder.name}.node-{job.node_rank}"), job.recipe
+    moved = claim(folder, bool(job.resume)) if job.task == "train" else None
+    if moved is None:
+        return folder, job.recipe
+    if not job.quiet:
+        print(f"the earlier run is now {moved}", flush=True)
+    inside = job.recipe.resolve().is_relative_to(folder.resolve())
+    return folder, moved / job.recipe.resolve().relative_to(folder.resolve()) if inside else job.recipe
 
 
 def _check_resume(job: Job) -> None:

@@ -94,7 +94,7 @@ class PipelineLearner(HybridLearner):
                 found = placed.eval_batch([[inputs], [inputs]], compute_loss=False)
         finally:
             placed.accumulate_steps = steps
-        return found[0][0] if self.mesh.speaks else None
+        return found[0] if self.mesh.seats["pipeline"] == self.mesh.axes.pipeline - 1 else None
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
         """This stage's parameters under their whole-model names."""

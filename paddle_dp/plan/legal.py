@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from paddle_dp.mesh.degrees import AXES, Degrees
 
@@ -26,6 +27,17 @@ class Shape:
     micros: int = 1
     stages_each: int = 1
 
+    @classmethod
+    def of(cls, model: Any, batch: int, micros: int) -> Shape:
+        """The shape of a model's Config: its `heads`, `kv_heads`, `vocab` … where it has them.
+
+        A model with a `depth` keeps that many blocks, an embedding before and a head after them.
+        """
+        names = ("heads", "kv_heads", "hidden", "vocab", "length")
+        found = {name: size for name in names if isinstance(size := getattr(model, name, 0), int)}
+        depth = getattr(model, "depth", 0) if found.get("heads") else 0
+        return cls(**found, blocks=depth + 2 if depth else 0, batch=batch, micros=micros)
+
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     """Every reason why the layout cannot run, one sentence each; empty when it can."""
@@ -33,7 +45,10 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     if degrees.ranks != ranks:
         product = " × ".join(str(degrees[axis]) for axis in AXES if degrees[axis] > 1) or "1"
         found.append(f"the degrees make {product} = {degrees.ranks} ranks, and there are {ranks}")
-    for axis, things in (("tensor", ("heads", "kv_heads", "hidden", "vocab")), ("sequence", ("heads", "length"))):
+    for axis, things in (
+        ("tensor", ("heads", "kv_heads", "hidden", "vocab")),
+        ("sequence", ("heads", "length")),
+    ):
         for thing in things:
             size = getattr(shape, thing)
             if size and size % degrees[axis]:
@@ -50,20 +65,24 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
             "which a pipeline needs"
         )
     if shape.stages_each > 1 and degrees.pipeline > 1 and shape.micros % degrees.pipeline:
-        found.append(f"interleaved stages need micros ({shape.micros}) to be a multiple of pipeline {degrees.pipeline}")
+        found.append(
+            f"interleaved stages need micros ({shape.micros}) to be a multiple of pipeline {degrees.pipeline}"
+        )
     return found
 
 
-def layouts(ranks: int) -> Iterator[Degrees]:
-    """Every way to split `ranks` over the axes."""
+def layouts(ranks: int, axes: tuple[str, ...] = AXES) -> Iterator[Degrees]:
+    """Every way to split `ranks` over `axes`."""
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    for sizes in itertools.product(divisors, repeat=len(AXES)):
-        degrees = Degrees(**dict(zip(AXES, sizes, strict=True)))
+    for sizes in itertools.product(divisors, repeat=len(axes)):
+        degrees = Degrees(**dict(zip(axes, sizes, strict=True)))
         if degrees.ranks == ranks:
             yield degrees
 
 
-def legal_layouts(shape: Shape, ranks: int, near: Degrees | None = None) -> list[Degrees]:
+def legal_layouts(
+    shape: Shape, ranks: int, near: Degrees | None = None, axes: tuple[str, ...] = AXES
+) -> list[Degrees]:
     """The layouts that can run, nearest to `near` first: the fewest axes changed, then the smallest changes."""
 
     def distance(degrees: Degrees) -> tuple[int, float]:
@@ -72,15 +91,15 @@ def legal_layouts(shape: Shape, ranks: int, near: Degrees | None = None) -> list
         ratios = [max(degrees[a], near[a]) / min(degrees[a], near[a]) for a in AXES if a != "data"]
         return (sum(ratio > 1 for ratio in ratios), sum(ratios))
 
-    return sorted((d for d in layouts(ranks) if not problems(d, shape, ranks)), key=distance)
+    return sorted((d for d in layouts(ranks, axes) if not problems(d, shape, ranks)), key=distance)
 
 
-def refusal(degrees: Degrees, shape: Shape, ranks: int) -> str | None:
-    """One sentence that says why the layout cannot run and which near ones can; None when it can."""
+def refusal(degrees: Degrees, shape: Shape, ranks: int, axes: tuple[str, ...] = AXES) -> str | None:
+    """One sentence that says why the layout cannot run and which near ones over `axes` can; None when it can."""
     found = problems(degrees, shape, ranks)
     if not found:
         return None
-    near = [str(layout) for layout in legal_layouts(shape, ranks, degrees)[:3]]
+    near = [str(layout) for layout in legal_layouts(shape, ranks, degrees, axes)[:3]]
     if not near:
         return f"strategy: {'; '.join(found)}. No layout of {ranks} ranks fits."
     return f"strategy: {'; '.join(found)}. Legal on {ranks} ranks, nearest first: {'; '.join(near)}."

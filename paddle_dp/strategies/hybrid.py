@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.mesh.degrees import Degrees
     from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +26,23 @@ class Config:
     check_every: Every | None = Every.parse("100 steps")
 
     def degrees(self, ranks: int) -> Degrees:
-        """The degrees on `ranks` ranks. Raises UsageError when they do not make that many, with the nearest."""
+        """The degrees on `ranks` ranks; `data: auto` is what the others leave, 1 at least."""
         from paddle_dp.mesh.degrees import Degrees
+
+        data = max(ranks // (self.tensor * self.pipeline), 1) if self.data == "auto" else self.data
+        return Degrees(data=data, pipeline=self.pipeline, tensor=self.tensor)
+
+    def refuse(self, recipe: Recipe, ranks: int) -> None:
+        """Raises UsageError, with the nearest legal layouts, unless model, batch and ranks divide by the degrees.
+
+        Asked before any process starts.
+        """
         from paddle_dp.plan import Shape, refusal
 
-        each = self.tensor * self.pipeline
-        data = max(ranks // each, 1) if self.data == "auto" else self.data
-        degrees = Degrees(data=data, pipeline=self.pipeline, tensor=self.tensor)
-        if degrees.ranks != ranks:
-            raise UsageError(str(refusal(degrees, Shape(blocks=self.pipeline, batch=ranks), ranks)))
-        return degrees
+        shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
+        said = refusal(self.degrees(ranks), shape, ranks, ("data", "pipeline", "tensor"))
+        if said:
+            raise UsageError(said)
 
     def build(self, mesh: Mesh) -> Hybrid:
         """Starts fleet in this layout. Collective."""
@@ -44,6 +52,8 @@ class Config:
         from paddle_dp.mesh.bridge.fleet_mends import PIPELINE_SETTINGS
 
         degrees = self.degrees(mesh.ranks)
+        if degrees.ranks != mesh.ranks:  # started without paddle-dp, which refuses it before
+            raise UsageError(f"strategy: {degrees} needs {degrees.ranks} ranks, and there are {mesh.ranks}.")
         mesh = replace(mesh, degrees=degrees)
         if mesh.ranks == 1:
             return Hybrid(self, mesh, None)

@@ -10,10 +10,19 @@ from paddle_dp.errors import UsageError
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    def refuse(self, recipe: Recipe, ranks: int) -> None:
+        """Raises UsageError for more ranks than one, before any of them starts."""
+        if ranks > 1:
+            raise UsageError(
+                f"strategy single runs on one rank, and this job has {ranks}. "
+                "Start it with --ranks 1, or choose strategy.use=data_parallel."
+            )
+
     def build(self, mesh: Mesh) -> Single:
         return Single(mesh)
 
@@ -27,9 +36,6 @@ class Single:
     def place(self, task: Task) -> Learner:
         from paddle_dp.parallel import place_whole
 
-        if self.mesh.ranks > 1:
-            raise UsageError(
-                f"strategy single runs on one rank, and this job has {self.mesh.ranks}. "
-                "Start it with --ranks 1, or choose strategy.use=data_parallel."
-            )
+        if self.mesh.ranks > 1:  # started without paddle-dp, which refuses it before
+            raise UsageError(f"strategy single runs on one rank, and this job has {self.mesh.ranks}.")
         return place_whole(task, self.mesh)

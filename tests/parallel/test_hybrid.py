@@ -1,0 +1,137 @@
+"""Hybrid layouts against one process: losses, gradient norms, weights, held-out numbers, and checkpoints between."""
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_hybrid.py"
+RECIPE = """
+model: {{use: {model}, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
+dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw, clip: 0.5}}
+schedule: {{use: cosine, peak: 3.0e-3, warmup: 3 steps}}
+strategy: {strategy}
+train: {{length: 10 steps, batch: 8, micros: 2, seed: 3}}
+callbacks: []
+"""
+
+
+def train(folder, strategy, until, resume, model="gpt"):
+    """Trains on all ranks, from a checkpoint if there is one to resume, and saves; returns the numbers of each step."""
+    from pathlib import Path
+
+    from paddle_dp import checkpoint
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train import Callback
+    from paddle_dp.train.build import build
+
+    class Diary(Callback):
+        def __init__(self):
+            self.rows = []
+
+        def step(self, moment):
+            self.rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
+
+    mesh = join(seed=3)
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy, model=model))
+    trainer = build(read_recipe(path, [f"out={folder}"]), mesh, "newest" if resume else None)
+    diary = Diary()
+    trainer.callbacks, trainer._steppers = (diary,), [diary]
+    trainer.fit(until)
+    found = trainer.evaluate()
+    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
+    return {
+        "rows": diary.rows,
+        "held_out": dict(found.numbers),
+        "samples": found.samples,
+        "saved": str(saved),
+    }
+
+
+def weights(path):
+    from paddle_dp.checkpoint import load
+
+    saved = load(path)
+    return {name: saved.read(name) for name in saved.names}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    return run_ranks(f"{HERE}:train", 1, str(folder), "{use: single}", "10 steps", False)[0]
+
+
+LAYOUTS = [
+    (2, "{use: hybrid, tensor: 2}"),
+    (2, "{use: hybrid, pipeline: 2}"),
+    (4, "{use: hybrid, tensor: 2}"),
+    (4, "{use: hybrid, tensor: 2, pipeline: 2}"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "strategy"), LAYOUTS)
+def test_a_layout_is_one_process(one, tmp_path, ranks, strategy):
+    """30 samples in batches of 8: a last batch of 6, in two micros of 3, shared unequally."""
+    many = run_ranks(f"{HERE}:train", ranks, str(tmp_path), strategy, "10 steps", False)
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
+        assert found["samples"] == 10
+        assert found["held_out"]["loss"] == pytest.approx(one["held_out"]["loss"], rel=1e-5)
+    ours, truth = weights(many[0]["saved"]), weights(one["saved"])
+    assert set(ours) == set(truth)
+    for name, value in truth.items():
+        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+
+
+def test_a_checkpoint_of_one_layout_goes_on_in_others(one, tmp_path):
+    """Tensor × pipeline, in mid-epoch to data × tensor, and to one process."""
+    folder = str(tmp_path)
+    rows = run_ranks(f"{HERE}:train", 4, folder, LAYOUTS[3][1], "3 steps", False)[0]["rows"]
+    rows += run_ranks(f"{HERE}:train", 4, folder, LAYOUTS[2][1], "7 steps", True)[0]["rows"]
+    rows += run_ranks(f"{HERE}:train", 1, folder, "{use: single}", "10 steps", True)[0]["rows"]
+    np.testing.assert_allclose(rows, one["rows"], rtol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "strategy"), [*LAYOUTS, (8, "{use: hybrid, tensor: 2, pipeline: 2}")])
+def test_llama_in_the_same_layouts(tmp_path, ranks, strategy):
+    alone = run_ranks(f"{HERE}:train", 1, str(tmp_path / "one"), "{use: single}", "6 steps", False, "llama")[
+        0
+    ]
+    many = run_ranks(f"{HERE}:train", ranks, str(tmp_path / "many"), strategy, "6 steps", False, "llama")
+    np.testing.assert_allclose(many[0]["rows"], alone["rows"], rtol=1e-5)
+
+
+def shared(strategy):
+    import paddle
+
+    from paddle_dp.errors import UsageError
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+    from paddle_dp.train.build import Task
+
+    mesh = join(seed=0)
+    model = read_part(
+        "models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4, "tied": True}
+    )
+    loss = read_part("losses", {"use": "cross_entropy", **strategy.pop("loss", {})}).build()
+    task = Task(
+        model=model.build(),
+        loss=loss,
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named]),
+    )
+    try:
+        read_part("strategies", {"use": "hybrid", **strategy}).build(mesh).place(task)
+    except UsageError as error:
+        return str(error)
+
+
+def test_what_cannot_be_split_is_said():
+    for said in run_ranks(f"{HERE}:shared", 2, {"pipeline": 2}):
+        assert "share the weight [8, 8]" in said
+    for said in run_ranks(f"{HERE}:shared", 2, {"tensor": 2, "loss": {"label_smoothing": 0.1}}):
+        assert "without label_smoothing" in said
