@@ -46,6 +46,7 @@ def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
     if whole is not tensor:
         tensor._clear_data()
         whole._share_buffer_to(tensor)
+        tensor.get_tensor()._set_dims(whole.shape)  # fleet's own forgets it, and reads past a shorter buffer
 
 
 def recompute_hybrid(context: dict[str, Any], function: Any, *args: Any, **keywords: Any) -> Any:

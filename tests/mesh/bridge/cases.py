@@ -30,6 +30,16 @@ def layout(options: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def with_and_without(options: dict[str, Any], without: dict[str, Any]) -> list[float]:
+    """How far the weights are from one process's, with a mend and, in the same job, without it."""
+    seats, (optimizer,) = start(options), options["optimizers"]
+    found = []
+    for chosen in (options, {**options, **without}):
+        differences = compare(optimizer, train(seats, optimizer, chosen), chosen, seats)
+        found.append(differences[f"{optimizer} weights"])
+    return found
+
+
 def start(options: dict[str, Any]) -> Any:
     """The bridge and fleet, in this layout; returns the HybridCommunicateGroup."""
     install(join())
@@ -38,8 +48,7 @@ def start(options: dict[str, Any]) -> Any:
     strategy.hybrid_configs["sharding_configs"].split_param = options.get("version") == 2
     micro = tiny.BATCH // options.get("data", 1) // options.get("sharding", 1) // MICROS
     strategy.pipeline_configs = {
-        "accumulate_steps": MICROS, "micro_batch_size": micro,
-        **(fleet_mends.PIPELINE_SETTINGS if options.get("mend", True) else {}),
+        "accumulate_steps": MICROS, "micro_batch_size": micro, **fleet_mends.PIPELINE_SETTINGS
     }  # fmt: skip
     strategy.tensor_parallel_configs = {"tensor_init_seed": 7}
     fleet.init(is_collective=True, strategy=strategy)
@@ -105,6 +114,9 @@ def train(seats: Any, optimizer: str, options: dict[str, Any]) -> tuple[list[flo
         names = ("norm.weight", "norm.bias", "down.bias")
         marked = fleet_mends.mark_sequence_parallel(model, lambda name, _: name.endswith(names), MICROS)
         assert marked
+    if not mend:
+        whole = fleet.fleet._user_defined_strategy  # read when the model is placed
+        whole.pipeline_configs = {**whole.pipeline_configs, "enable_partial_send_recv": True}
     placed = fleet.distributed_model(model)
     update = fleet.distributed_optimizer(tiny.make_optimizer(optimizer, model.parameters()))
     losses = []
