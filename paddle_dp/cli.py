@@ -93,6 +93,43 @@ def verify(
 
 
 @app.command()
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint's.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    checkpoint: Annotated[str, typer.Option(metavar="newest|best|PATH", help="What to merge.")] = "newest",
+) -> None:
+    """Write a checkpoint of any layout as one safetensors file: the plain one-process model."""
+    from paddle_dp import checkpoint as checkpoints
+
+    folder = run / "checkpoints"
+    found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
+    typer.echo(f"{out}: {checkpoints.merge(found, out)} tensors of {found}")
+
+
+@app.command()
+def generate(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A language model's run, such as runs/gpt_single.")
+    ],
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "def ",
+    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to write.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token; 1 draws as learned.")
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest only.")] = None,
+    seed: Annotated[int, typer.Option(help="Equal seeds draw equally.")] = 0,
+    checkpoint: Annotated[str, typer.Option(metavar="newest|best|PATH", help="Which weights.")] = "newest",
+) -> None:
+    """Write text on from a prompt with what a language model's run has learned."""
+    from paddle_dp.recipe import resolved
+
+    wanted = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    words = ("strategy.use=single",)
+    extra = {**wanted, "checkpoint": checkpoint}
+    _run(task="generate", recipe=resolved(run), overrides=words, ranks=1, out=run, extra=extra, quiet=True)
+
+
+@app.command()
 def dashboard(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or the folder of all runs.")],
     port: Annotated[int, typer.Option(metavar="PORT")] = 8040,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from paddle_dp.checkpoint.folder import check, clean, find, newest
 from paddle_dp.checkpoint.keep import best, best_numbers, prune, set_best
+from paddle_dp.checkpoint.merge import merge
 from paddle_dp.checkpoint.naming import UnusableError, checkpoints, step_name, step_of
 from paddle_dp.checkpoint.opened import Checkpoint, load
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optimizer_tensors
@@ -18,6 +19,6 @@ from paddle_dp.checkpoint.tensors import dtype_of, fill, piece, put
 
 __all__ = [
     "Box", "Checkpoint", "Piece", "Snapshot", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean",
-    "dtype_of", "fill", "find", "load", "load_optimizer", "load_rng_state", "newest", "optimizer_name",
+    "dtype_of", "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest", "optimizer_name",
     "optimizer_tensors", "piece", "prune", "put", "rng_state", "save", "set_best", "step_name", "step_of",
 ]  # fmt: skip

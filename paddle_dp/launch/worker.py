@@ -33,6 +33,7 @@ from paddle_dp.launch.silence import import_paddle
 TASKS = {
     "train": "paddle_dp.train.tasks:train",
     "evaluate": "paddle_dp.train.tasks:evaluate",
+    "generate": "paddle_dp.train.generate:generate",
     "trace": "paddle_dp.proof.trace:trace",
 }
 LAST_WORDS = 5  # seconds in which a failed rank may put its things away

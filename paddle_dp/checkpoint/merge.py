@@ -1,0 +1,36 @@
+"""One file of weights from a checkpoint of any layout: what plain Paddle, or another program, loads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paddle_dp.checkpoint.opened import load
+from paddle_dp.checkpoint.pieces import Piece
+from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.errors import CheckpointError
+
+_MODEL = "model/"
+
+
+def merge(checkpoint: Path, out: Path) -> int:
+    """Writes the whole model's tensors, under its own names, into one safetensors file; returns how many.
+
+    `safetensors.paddle.load_file(out)` gives a state dict for `model.set_state_dict`. The file is there whole or not
+    at all. Raises CheckpointError for a checkpoint that is damaged, or when the file cannot be written.
+    """
+    saved = load(checkpoint)
+    names = [name for name in saved.names if name.startswith(_MODEL)]
+    pieces = {}
+    for name in names:
+        array, word = saved.read(name), name.removeprefix(_MODEL)
+        pieces[word] = Piece(word, array.shape, (0,) * array.ndim, array, saved.dtype(name))
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        write_tensors(partial, pieces)
+        partial.replace(out)
+    except OSError as error:
+        raise CheckpointError(f"{out} was not written: {error.strerror}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(pieces)

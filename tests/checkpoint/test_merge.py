@@ -1,0 +1,35 @@
+"""One plain file of weights, from pieces of any layout."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from paddle_dp.checkpoint import Piece, Snapshot, merge, save
+from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh import Mesh
+
+WHOLE = np.arange(12, dtype="float32").reshape(3, 4)
+
+
+def saved(folder):
+    halves = {
+        f"{i}": Piece("model/fc.weight", (3, 4), (0, 2 * i), WHOLE[:, 2 * i : 2 * i + 2].copy())
+        for i in range(2)
+    }
+    other = {"o": Piece.whole("optimizer/fc.weight/moment1", WHOLE)}
+    state = {"progress": {"step": 3}}
+    return save(Snapshot(tensors={**halves, **other}, state=state), folder, Mesh.alone())
+
+
+def test_pieces_become_whole_and_the_optimizer_stays_behind(tmp_path):
+    assert merge(saved(tmp_path / "checkpoints"), tmp_path / "model.safetensors") == 1
+    found = load_file(tmp_path / "model.safetensors")
+    assert list(found) == ["fc.weight"]
+    np.testing.assert_array_equal(found["fc.weight"], WHOLE)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
+    path = saved(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="nowhere"):
+        merge(path, tmp_path / "nowhere" / "model.safetensors")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
