@@ -30,6 +30,7 @@ class Side:
     weights: Mapping[str, np.ndarray]
     dropouts: int = 0
     local_norms: tuple[str, ...] = ()
+    memory: int = 0  # peak bytes of the largest rank
 
     @classmethod
     def read(cls, folder: Path, ranks: int) -> Side:
@@ -42,6 +43,7 @@ class Side:
             weights={name.removeprefix("model/"): saved.read(name) for name in names},
             dropouts=record["dropouts"],
             local_norms=tuple(record["local_norms"]),
+            memory=record["memory"],
         )
 
 

@@ -17,6 +17,7 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.batch_norm import local_norms
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.build import task
+from paddle_dp.train.meter import memory
 from paddle_dp.train.state import pieces
 
 _DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
@@ -82,8 +83,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     folder = Path(options["trace"])
     snapshot = Snapshot(tensors=pieces(learner), state={"progress": {"step": len(rows)}})
     save(snapshot, folder, mesh)
+    peak = max(mesh.gather(memory(mesh.device)))
     if mesh.is_first:
-        record = {"rows": rows, "dropouts": drops, "local_norms": local_norms(learner.model)}
+        record = {"rows": rows, "memory": peak, "dropouts": drops, "local_norms": local_norms(learner.model)}
         (folder / "trace.json").write_text(json.dumps(record))
 
 

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import WORKER, Job, environment
-from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.supervise import run
-from paddle_dp.launch.supervision import MARK
 from paddle_dp.proof.compare import Side, Verdict, compare
+from paddle_dp.proof.sides import Comparison
 from paddle_dp.recipe import Recipe, read_recipe
 
 
 def verify(path: Path, overrides: Sequence[str] = (), ranks: int = 2, steps: int = 8) -> int:
     """Compares the recipe's first `steps` steps on one process and on `ranks`; prints; returns the exit status.
 
-    0 when every difference is within what rounding explains, 1 when not, or when a side could not be run.
-    Raises UsageError for fewer than 2 ranks or 1 step, RecipeError for a recipe with mistakes.
+    0 when every difference is within what rounding explains, 1 when not. Raises UsageError for fewer than 2 ranks or
+    1 step, RecipeError for a recipe with mistakes, RunError when a side could not be run.
     """
     if ranks < 2 or steps < 1:
         raise UsageError(
@@ -32,51 +25,18 @@ def verify(path: Path, overrides: Sequence[str] = (), ranks: int = 2, steps: int
         )
     recipe = read_recipe(path, overrides)
     with tempfile.TemporaryDirectory(prefix="paddle-dp-verify-") as scratch:
-        sides: list[Side] = []
-        for number in (1, ranks):
-            folder = Path(scratch) / f"ranks-{number}"
-            print(
-                f"running {steps} steps on {number} rank{'s' * (number > 1)} …", file=sys.stderr, flush=True
-            )
-            words = single(overrides) if number == 1 else overrides
-            job = _job(path, words, number, folder, {"steps": steps, "ranks": ranks})
-            status = run(job) if number > 1 else run_alone(job)
-            if status:
-                return status
-            sides.append(Side.read(folder / "trace", number))
-    one, many = sides
+        comparison = Comparison(Path(path), tuple(overrides), steps, ranks, Path(scratch))
+        _announce(steps, 1)
+        one = comparison.one()
+        _announce(steps, ranks)
+        many = comparison.many(ranks)
     verdict = compare(one, many, recipe.train.precision.dtype)
     show(recipe, one, many, verdict)
     return 0 if verdict.same else 1
 
 
-def single(overrides: Sequence[str]) -> list[str]:
-    """The same recipe on one process: whatever its strategy is, the truth is strategy single."""
-    return [word for word in overrides if not word.startswith("strategy")] + ["strategy.use=single"]
-
-
-def run_alone(job: Job) -> int:
-    """Runs a job of one rank in a process of its own: this one has Paddle's threads and settings already fixed."""
-    plan = plan_of(job, Machine.here())
-    command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--task", job.task]
-    command += [word for override in job.all_overrides for word in ("-o", override)]
-    variables = environment(plan, os.environ) | {MARK: f"{os.getpid()}-verify"}
-    done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-    return done.returncode
-
-
-def _job(path: Path, overrides: Sequence[str], ranks: int, folder: Path, extra: dict[str, Any]) -> Job:
-    return Job(
-        task="trace",
-        recipe=path,
-        overrides=tuple(overrides),
-        ranks=ranks,
-        out=folder,
-        extra={**extra, "trace": str(folder / "trace"), "claimed": True},
-        quiet=True,
-    )
+def _announce(steps: int, ranks: int) -> None:
+    print(f"running {steps} steps on {ranks} rank{'s' * (ranks > 1)} …", file=sys.stderr, flush=True)
 
 
 def show(recipe: Recipe, one: Side, many: Side, verdict: Verdict) -> None:
