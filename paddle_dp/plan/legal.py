@@ -58,12 +58,6 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
         found.append(f"pipeline {degrees.pipeline} needs a model with ordered `blocks`")
     elif stages > max(shape.blocks, 1):
         found.append(f"{stages} pipeline stages need as many blocks, and the model has {shape.blocks}")
-    each, rest = divmod(shape.batch, degrees.readers * shape.micros)
-    if degrees.pipeline > 1 and (rest or not each):
-        found.append(
-            f"the batch of {shape.batch} does not divide into {degrees.readers} readers × {shape.micros} micros, "
-            "which a pipeline needs"
-        )
     if shape.stages_each > 1 and degrees.pipeline > 1 and shape.micros % degrees.pipeline:
         found.append(
             f"interleaved stages need micros ({shape.micros}) to be a multiple of pipeline {degrees.pipeline}"

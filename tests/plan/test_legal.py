@@ -17,7 +17,6 @@ GPT = Shape(heads=4, hidden=512, vocab=256, length=128, blocks=6, batch=32, micr
         ({"tensor": 3, "data": 2}, 6, r"tensor 3 does not divide the model's heads \(4\)"),
         ({"sequence": 3}, 3, r"sequence 3 does not divide the model's heads \(4\)"),
         ({"pipeline": 8}, 8, "8 pipeline stages need as many blocks, and the model has 6"),
-        ({"pipeline": 2, "data": 3}, 6, "batch of 32 does not divide into 3 readers × 2 micros"),
     ],
 )
 def test_each_reason_is_one_sentence_with_neighbours(degrees, ranks, said):
