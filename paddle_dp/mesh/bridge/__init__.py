@@ -4,8 +4,9 @@ What lives here is borrowed secrets only: every private name of Paddle that must
 replaced on an accelerator. How a model is cut, staged or sharded never stands here: that is `parallel`'s, and what is
 silently wrong in fleet on every device is put right by `fleet_mends`, which the strategies call.
 
-Seen on Paddle 3.3.1 (CPU wheel, Python 3.11). G is paddle.base.core.ProcessGroupGloo, F paddle.distributed.fleet; of
-the names of G the `_on_calc_stream` twin is replaced too, because gloo has none.
+Seen on Paddle 3.3.1 (CPU wheel, Python 3.11; what was tried on others stands in `installer`). G is
+paddle.base.core.ProcessGroupGloo, F paddle.distributed.fleet; of the names of G the `_on_calc_stream` twin is replaced
+too, because gloo has none.
 
 | name                                              | symptom without it                                 | mend       |
 |---------------------------------------------------|----------------------------------------------------|------------|
