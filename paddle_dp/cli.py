@@ -53,13 +53,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe on any number of processes."""
-    places = {
-        "ranks": ranks,
-        "devices": _numbers(devices),
-        "nodes": nodes,
-        "master": master,
-        "node_rank": node_rank,
-    }
+    nodes_of = {"nodes": nodes, "master": master, "node_rank": node_rank}
+    places = {"ranks": ranks, "devices": _numbers(devices), **nodes_of}
     _run(recipe=recipe, overrides=tuple(overrides or ()), out=out, resume=resume, **places)
 
 
@@ -108,14 +103,10 @@ def merge(
 
 @app.command()
 def generate(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A language model's run, such as runs/gpt_single.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
     prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "def ",
     tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to write.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token; 1 draws as learned.")
-    ] = 0.8,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token; 1: as learned.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest only.")] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equally.")] = 0,
     checkpoint: Annotated[str, typer.Option(metavar="newest|best|PATH", help="Which weights.")] = "newest",
@@ -123,10 +114,9 @@ def generate(
     """Write text on from a prompt with what a language model's run has learned."""
     from paddle_dp.recipe import resolved
 
-    wanted = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    words = ("strategy.use=single",)
-    extra = {**wanted, "checkpoint": checkpoint}
-    _run(task="generate", recipe=resolved(run), overrides=words, ranks=1, out=run, extra=extra, quiet=True)
+    how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    job = {"task": "generate", "recipe": resolved(run), "overrides": ("strategy.use=single",), "ranks": 1}
+    _run(**job, out=run, quiet=True, extra={"prompt": prompt, "checkpoint": checkpoint, **how})
 
 
 @app.command()
