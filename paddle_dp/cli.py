@@ -53,9 +53,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe on any number of processes."""
-    nodes_of = {"nodes": nodes, "master": master, "node_rank": node_rank}
-    places = {"ranks": ranks, "devices": _numbers(devices), **nodes_of}
-    _run(recipe=recipe, overrides=tuple(overrides or ()), out=out, resume=resume, **places)
+    places = {"nodes": nodes, "master": master, "node_rank": node_rank, "out": out, "resume": resume}
+    _run(recipe=recipe, overrides=tuple(overrides or ()), ranks=ranks, devices=_numbers(devices), **places)
 
 
 @app.command()
