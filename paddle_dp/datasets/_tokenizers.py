@@ -30,7 +30,9 @@ class Tokenizer(Protocol):
 class EachByte:
     """Every byte is a token; byte 0, which no text has, ends a text."""
 
-    vocab, end, said = 256, 0, "bytes"
+    vocab: int = 256
+    end: int | None = 0
+    said: str = "bytes"
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, dtype=np.uint8)

@@ -41,12 +41,13 @@ class Trainer:
     ):
         self.learner, self.loader, self.mesh = learner, loader, learner.mesh
         self.run = run or Run.plain(learner.mesh, loader)
-        # Those that work (evaluate, save) hear of a moment before those that write about it.
+        # An epoch and the end are told to those that work (evaluate, save) before those that write about it. A step,
+        # the other way round: what a checkpoint holds must be written down when the process dies right behind it.
         self.callbacks, self.check_every = tuple(sorted(callbacks, key=lambda c: c.reads)), check_every
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
         self.meter = Meter(self.mesh)
-        self._steppers = [c for c in self.callbacks if type(c).step is not Callback.step]
+        self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
 
     @classmethod
     def of(cls, **described: Any) -> Trainer:

@@ -96,8 +96,11 @@ def test_other_ranks_are_silent(
 
 
 @pytest.fixture
-def screen() -> Iterator[tuple[str, Callable[[], str]]]:
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], str]]]:
     """A pseudo terminal: its name, and what has been drawn on it since it was last asked."""
+    monkeypatch.setenv("TERM", "xterm-256color")  # whatever terminal the tests themselves are run in
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
     ours, theirs = pty.openpty()
 
     def drawn() -> str:

@@ -48,7 +48,9 @@ def test_a_run_with_nothing_held_out_is_left_alone(
 def test_the_file_holds_the_numbers_and_what_was_asked_for(
     run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
 ) -> None:
-    Config(per_class=False, confusion=False).build(run).evaluated(at("evaluated", 4, found(loss=1.5, acc1=0.875)))
+    Config(per_class=False, confusion=False).build(run).evaluated(
+        at("evaluated", 4, found(loss=1.5, acc1=0.875))
+    )
     content = json.loads((run.folder / "evaluation.json").read_text())
     assert content == {"epoch": 1, "step": 4, "samples": 8, "loss": 1.5, "acc1": 0.875}
     assert not (run.folder / "confusion.png").exists()

@@ -30,7 +30,9 @@ def test_fleets_own_topology_agrees():
 
 def test_every_rank_has_one_seat_and_back():
     for degrees in (EIGHT, Degrees(data=3, sharding=2, sequence=2)):
-        assert [degrees.rank(degrees.seats(rank)) for rank in range(degrees.ranks)] == list(range(degrees.ranks))
+        assert [degrees.rank(degrees.seats(rank)) for rank in range(degrees.ranks)] == list(
+            range(degrees.ranks)
+        )
 
 
 def test_ranks_of_a_tensor_or_pipeline_group_read_the_same():
