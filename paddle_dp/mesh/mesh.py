@@ -156,7 +156,11 @@ def join(seed: int | None = None, device: str = "auto") -> Mesh:
             if here.master and here.rank:
                 wait_for_port(here.master)
             paddle.distributed.init_parallel_env()
-        _joined["mesh"] = Mesh(rank=here.rank, ranks=here.ranks, device=place)
+        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
+        # gloo lets a rank go on while a peer is still connecting to it; if it ended now, the peer would report that
+        # instead of the rank's own error. Nobody goes on before all have answered.
+        mesh.sum([1.0])
+        _joined["mesh"] = mesh
     if seed is not None:
         paddle.seed(seed)
     return _joined["mesh"]
