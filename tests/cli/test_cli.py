@@ -14,10 +14,11 @@ import pytest
 
 import paddle_dp
 from paddle_dp import cli
+from paddle_dp.cli import job
 from paddle_dp.errors import RunError
 from paddle_dp.launch.command import Job
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -91,6 +92,15 @@ def test_evaluate_takes_the_recipe_of_the_run(jobs: list[Job], tmp_path: Path) -
     ]
 
 
+def test_generate_asks_for_one_process_of_any_layout(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("generate", str(tmp_path), "--prompt", "a", "--tokens", "3", "--top-k", "2")
+    (job,) = jobs
+    assert (job.task, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
+    wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
+    assert job.extra == wanted and job.quiet and job.out == tmp_path
+
+
 def test_verify_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
     from paddle_dp import proof
 
@@ -137,13 +147,13 @@ def test_a_wrong_word_is_status_2(words: str, capsys: pytest.CaptureFixture[str]
 def test_an_error_on_purpose_is_its_message_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_run", lambda **_: (_ for _ in ()).throw(RunError("rank 1 is gone")))
+    monkeypatch.setattr(job, "start", lambda **_: (_ for _ in ()).throw(RunError("rank 1 is gone")))
     assert leave("train", "a.yaml") == 1
     assert capsys.readouterr().err == "rank 1 is gone\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_run", lambda **_: {}["a bug"])
+    monkeypatch.setattr(job, "start", lambda **_: {}["a bug"])
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["train", "a.yaml"])
 
@@ -155,7 +165,7 @@ def test_a_missing_paddle_is_told_with_the_command(
     def run(**_: Any) -> None:
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(job, "start", run)
     if missing == "paddle":
         assert leave("train", "a.yaml") == 2 and "pip install -e '.[cpu]'" in capsys.readouterr().err
     else:

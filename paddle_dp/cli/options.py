@@ -1,0 +1,38 @@
+"""Arguments and options that several verbs take, each with its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paddle_dp.errors import UsageError
+
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A recipe, such as configs/digits_mlp.yaml.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings in place of the recipe's: train.batch=64"),
+]
+Ranks = Annotated[int | None, typer.Option(metavar="N", help="Processes, on each node.")]
+Devices = Annotated[str | None, typer.Option(metavar="0,1,…", help="These GPUs, one process each.")]
+Nodes = Annotated[int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")]
+Master = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0.")
+]
+NodeRank = Annotated[int | None, typer.Option(metavar="R", help="Which node this is, from 0.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder, in place of runs/<name>.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
+Checkpoint = Annotated[str, typer.Option(metavar="newest|best|PATH", help="Which of the run's checkpoints.")]
+
+
+def numbers(devices: str | None) -> tuple[int, ...] | None:
+    """«0,3» as (0, 3); a UsageError for anything else."""
+    if devices is None:
+        return None
+    words = [word.strip() for word in devices.split(",") if word.strip()]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--devices {devices}: give GPU numbers separated by commas, such as --devices 0,1.")
+    return tuple(map(int, words))
