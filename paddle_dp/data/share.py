@@ -27,6 +27,17 @@ def cut(things: int, part: int, parts: int) -> tuple[int, int]:
     return part * things // parts, (part + 1) * things // parts
 
 
+@lru_cache(maxsize=64)
+def _cuts(size: int, micros: int, reader: int, readers: int) -> list[tuple[int, int]]:
+    """An epoch has batches of two sizes at most, so this is worked out once for each."""
+    found = []
+    for micro in range(micros):
+        start, stop = cut(size, micro, micros)
+        low, high = cut(stop - start, reader, readers)
+        found.append((start + low, start + high))
+    return found
+
+
 @lru_cache(maxsize=4)
 def _order(samples: int, seed: int, epoch: int) -> Indices:
     """The permutation of `samples` that (seed, epoch) decide, read-only.
@@ -83,7 +94,7 @@ class Share:
     def rows(self) -> int:
         """The most samples, ghosts included, that this reader reads for any one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
-        return max(sum(max(stop - start, 1) for start, stop in self._cuts(size)) for size in sizes)
+        return max(sum(max(stop - start, 1) for start, stop in self.cuts(size)) for size in sizes)
 
     def size(self, k: int) -> int:
         """How many samples global batch `k` has: `batch`, or what is left for the last one."""
@@ -103,24 +114,20 @@ class Share:
     def mine(self, epoch: int, k: int) -> list[Indices]:
         """This reader's samples of each micro of global batch `k`; some may be empty."""
         whole = self.whole(epoch, k)
-        return [whole[start:stop] for start, stop in self._cuts(len(whole))]
+        return [whole[start:stop] for start, stop in self.cuts(len(whole))]
 
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
         """For each micro of global batch `k`: what this reader reads, and how many of those samples count.
 
         Where `mine` is empty it reads a ghost, the first sample of the global batch, of which 0 count.
         """
-        ghost = self.whole(epoch, k)[:1]
-        return [(mine, len(mine)) if len(mine) else (ghost, 0) for mine in self.mine(epoch, k)]
+        whole = self.whole(epoch, k)
+        cuts = self.cuts(len(whole))
+        return [(whole[start:stop], stop - start) if stop > start else (whole[:1], 0) for start, stop in cuts]
 
-    def _cuts(self, size: int) -> list[tuple[int, int]]:
+    def cuts(self, size: int) -> list[tuple[int, int]]:
         """Where this reader's slice of each micro starts and stops in a global batch of `size` samples."""
-        cuts = []
-        for micro in range(self.micros):
-            start, stop = cut(size, micro, self.micros)
-            low, high = cut(stop - start, self.reader, self.readers)
-            cuts.append((start + low, start + high))
-        return cuts
+        return _cuts(size, self.micros, self.reader, self.readers)
 
     @classmethod
     def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Share:

@@ -3,9 +3,11 @@
     python tools/benchmark/overhead.py                     # digits MLP: the absolute cost per step
     python tools/benchmark/overhead.py --width 1400        # a step of about 20 ms: the ratio
 
-The hand-written loop slices a NumPy array and makes tensors of the slices, the cheapest input there is; a second one
-reads through paddle.io.DataLoader, as most scripts do. The trainer reads through its loader, with all default callbacks
-(console, metrics, dashboard, evaluate, checkpoint). The three run in turns, several rounds; the medians are compared.
+The hand-written loop is there three times: through paddle.io.DataLoader, as most scripts read; through
+the trainer's own loader, so that the difference is the loop alone; and by slicing a shuffled NumPy array, the cheapest
+input there is. The trainer reads through its loader, with all default callbacks
+(console, metrics, dashboard, evaluate, checkpoint). The three run in turns, round after round; the medians of the
+differences and ratios within a round are told, which what else the machine does in the meantime cannot move far.
 Times are the process's own CPU time: every loop here computes without pause in one thread, and CPU time does not count
 what other programs on the machine take.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import statistics
 import sys
@@ -46,7 +49,7 @@ dataset: {{use: random_images, shape: [{inputs}], classes: 10, samples: {samples
 loss: {{use: cross_entropy}}
 optimizer: {{use: momentum}}
 schedule: {{use: constant, peak: 1.0e-3}}
-train: {{length: {steps} steps, batch: {batch}}}
+train: {{length: 1 steps, batch: {batch}}}
 callbacks:
   - {{use: console}}
   - {{use: metrics}}
@@ -72,29 +75,36 @@ class Arrays(paddle.io.Dataset):
         return self.inputs[indices], self.targets[indices]
 
 
-def slices(data: Arrays, batch: int, steps: int) -> Iterator[tuple[Any, Any]]:
-    """Batches by slicing."""
-    for step in range(steps):
-        start = step * batch % (len(data) - batch + 1)
-        yield (
-            paddle.to_tensor(data.inputs[start : start + batch]),
-            paddle.to_tensor(data.targets[start : start + batch]),
-        )
+def slices(data: Arrays, batch: int) -> Iterator[tuple[Any, Any]]:
+    """Batches by slicing a new order every epoch, without end."""
+    while True:
+        order = np.random.permutation(len(data))
+        for start in range(0, len(data) - batch + 1, batch):
+            inputs, targets = data.take(order[start : start + batch])
+            yield paddle.to_tensor(inputs), paddle.to_tensor(targets)
 
 
-def loaded(data: Arrays, batch: int, steps: int) -> Iterator[tuple[Any, Any]]:
-    """Batches by paddle.io.DataLoader."""
-    done = 0
-    while done < steps:
-        for pair in paddle.io.DataLoader(data, batch_size=batch, shuffle=True, drop_last=True):
-            if done == steps:
-                return
-            done += 1
-            yield pair
+def shared(data: Arrays, batch: int) -> Iterator[tuple[Any, Any]]:
+    """Batches by the trainer's loader, without end."""
+    from paddle_dp.data import Loader
+
+    loader = Loader.plain(data, batch)
+    for epoch in itertools.count():
+        for one in loader.read(epoch):
+            yield one.micros[0].inputs, one.micros[0].targets
 
 
-def by_hand(model: nn.Layer, batches: Iterator[tuple[Any, Any]]) -> None:
-    """The loop that everybody writes first; it prints the loss every 50 steps."""
+def loaded(data: Arrays, batch: int) -> Iterator[tuple[Any, Any]]:
+    """Batches by paddle.io.DataLoader, without end."""
+    while True:
+        yield from paddle.io.DataLoader(data, batch_size=batch, shuffle=True, drop_last=True)
+
+
+SOURCES = {"DataLoader": loaded, "loader": shared, "slices": slices}
+
+
+def by_hand(model: nn.Layer, batches: Iterator[tuple[Any, Any]]) -> Iterator[None]:
+    """The loop that everybody writes first, a step each time it is asked; it prints the loss every 50 steps."""
     schedule = paddle.optimizer.lr.LambdaDecay(1e-3, lambda step: 1.0)
     optimizer = paddle.optimizer.Momentum(schedule, parameters=model.parameters())
     loss_of = nn.CrossEntropyLoss()
@@ -106,6 +116,17 @@ def by_hand(model: nn.Layer, batches: Iterator[tuple[Any, Any]]) -> None:
         schedule.step()
         if step % 50 == 0:
             print(f"step {step} loss {loss.item()}")
+        yield
+
+
+def ask(loop: Iterator[None], steps: int) -> None:
+    for _ in range(steps):
+        next(loop)
+
+
+def train(trainer: Trainer, steps: int) -> None:
+    trainer.total_steps = trainer.progress.step + steps
+    trainer._train()
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -116,45 +137,45 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 class Bench:
-    """The same problem for all three loops."""
+    """The same problem for all three loops; each goes on, round after round, from where it was."""
 
-    def __init__(self, width: int, batch: int, steps: int):
-        self.batch, self.steps, inputs, samples = batch, steps, 64, 100 * batch
+    def __init__(self, width: int, batch: int):
+        self.batch, inputs, samples = batch, 64, 100 * batch
         self.folder = Path(tempfile.mkdtemp(prefix="overhead-"))
-        text = RECIPE.format(width=width, inputs=inputs, samples=samples, steps=steps, batch=batch)
+        text = RECIPE.format(width=width, inputs=inputs, samples=samples, batch=batch)
         (self.folder / "recipe.yaml").write_text(text)
-        self.recipe = read_recipe(self.folder / "recipe.yaml")
+        self.recipe = read_recipe(self.folder / "recipe.yaml", [f"out={self.folder}/run"])
         random = np.random.RandomState(0)
         self.data = Arrays(
             random.rand(samples, inputs).astype("float32"), random.randint(0, 10, samples).astype("int64")
         )
+        model = self.recipe.model.build
+        self.loops: dict[str, Callable[[int], None]] = {
+            **{
+                name: partial(ask, by_hand(model(), source(self.data, batch)))
+                for name, source in SOURCES.items()
+            },
+            "trainer": partial(train, self.trainer()),
+        }
+        self.order = list(self.loops)
 
-    def trainer(self, number: int) -> Trainer:
+    def trainer(self) -> Trainer:
         """A trainer as `paddle-dp train` makes it, over the arrays in memory."""
         from paddle_dp.data import Loader, Share
         from paddle_dp.mesh import join
         from paddle_dp.train.build import build
 
         mesh = join(seed=0)
-        recipe = self.recipe.model_copy(update={"out": str(self.folder / f"run-{number}")})
-        recipe.folder.mkdir(parents=True)
-        trainer = build(recipe, mesh)
+        self.recipe.folder.mkdir(parents=True)
+        trainer = build(self.recipe, mesh)
         trainer.loader = Loader(self.data, Share.of(len(self.data), self.batch, mesh))
+        trainer.tell("start")  # what happens once per run is not a cost per step
         return trainer
 
-    def round(self, number: int) -> dict[str, float]:
-        """Microseconds per step of each loop, one after the other."""
-        model, steps = self.recipe.model.build, self.steps
-        sources = {"slices": slices, "DataLoader": loaded}
-        times = {}
-        for name, source in sources.items():
-            work = partial(by_hand, model(), source(self.data, self.batch, steps))
-            times[name] = seconds(work) / steps * 1e6
-        trainer = self.trainer(number)
-        trainer.tell("start")  # what happens once per run is not a cost per step
-        trainer.total_steps = steps
-        times["trainer"] = seconds(trainer._train) / steps * 1e6
-        return times
+    def round(self, steps: int) -> dict[str, float]:
+        """Microseconds per step of each loop, one after the other, in an order that changes from round to round."""
+        self.order = [*self.order[1:], self.order[0]]
+        return {name: seconds(partial(self.loops[name], steps)) / steps * 1e6 for name in self.order}
 
 
 def main() -> None:
@@ -163,22 +184,23 @@ def main() -> None:
     )
     parser.add_argument("--width", type=int, default=64, help="of the two hidden layers (default 64)")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=100, help="per round and loop (default 100)")
+    parser.add_argument("--rounds", type=int, default=60)
     given = parser.parse_args()
-    bench = Bench(given.width, given.batch, given.steps)
-    bench.round(0)
-    rounds = [bench.round(number) for number in range(1, given.rounds + 1)]
-    middle = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
+    bench = Bench(given.width, given.batch)
+    for _ in range(3):
+        bench.round(given.steps)
+    rounds = [bench.round(given.steps) for _ in range(given.rounds)]
+    middle = {name: statistics.median(row[name] for row in rounds) for name in bench.loops}
     print(
-        f"{given.rounds} rounds of {given.steps} steps, batch {given.batch}, width {given.width}: median µs per step"
+        f"{given.rounds} rounds of {given.steps} steps, batch {given.batch}, width {given.width}: µs per step"
     )
     for name, value in middle.items():
         print(f"  {name:<12}{value:10.1f}")
-    for name in ("slices", "DataLoader"):
+    for name in SOURCES:
         extra = statistics.median(row["trainer"] - row[name] for row in rounds)
         ratio = statistics.median(row["trainer"] / row[name] for row in rounds)
-        print(f"trainer against {name}: {extra:+.1f} µs per step, ratio {ratio:.3f}")
+        print(f"trainer against the loop over {name}: {extra:+.1f} µs per step, ratio {ratio:.3f}")
 
 
 if __name__ == "__main__":
