@@ -42,9 +42,11 @@ class Block(nn.Layer):
 
     The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
     contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
+    Tokens meet in the methods that `attends` names, and nowhere else.
     """
 
     cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
+    attends: ClassVar[tuple[str, ...]] = ("_attend",)
 
     def __init__(self, config: Config):
         super().__init__()

@@ -66,12 +66,13 @@ class Block(nn.Layer):
     """[n, t, width] → the same: each token looks at those before it, then thinks by itself.
 
     `shared` heads of q look through one head of k and v. How many heads there are is read from the tensors;
-    `head` is how wide each is.
+    `head` is how wide each is. Tokens meet in the methods that `attends` names, and nowhere else.
     """
 
     cuts: ClassVar[dict[str, str]] = {
         "q": "heads", "k": "heads", "v": "heads", "out": "rows", "gate": "columns", "up": "columns", "down": "rows",
     }  # fmt: skip
+    attends: ClassVar[tuple[str, ...]] = ("_attend",)
 
     def __init__(self, config: Config):
         super().__init__()
@@ -85,13 +86,15 @@ class Block(nn.Layer):
         self.down = _linear(hidden, width, last)
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        x = x + self.out(self._attend(self.norm1(x), cache))
+        y = self.norm1(x)
+        x = x + self.out(self._attend(self.q(y), self.k(y), self.v(y), cache))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
-    def _attend(self, x: paddle.Tensor, cache: Cache | None) -> paddle.Tensor:
-        # -1: however many heads live here
-        q, k, v = (project(x).reshape([0, 0, -1, self.head]) for project in (self.q, self.k, self.v))
+    def _attend(
+        self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, cache: Cache | None
+    ) -> paddle.Tensor:
+        q, k, v = (x.reshape([0, 0, -1, self.head]) for x in (q, k, v))  # however many heads live here
         start = cache.start if cache else 0
         q, k = rotate(q, self.base, start), rotate(k, self.base, start)
         if cache:

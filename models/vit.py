@@ -45,9 +45,11 @@ class Block(nn.Layer):
 
     The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
     contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
+    Tokens meet in the methods that `attends` names, and nowhere else.
     """
 
     cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
+    attends: ClassVar[tuple[str, ...]] = ("_attend",)
 
     def __init__(self, config: Config):
         super().__init__()
@@ -59,9 +61,12 @@ class Block(nn.Layer):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        qkv = self.qkv(self.norm1(x)).reshape([0, 0, -1, 3 * self.head])  # however many heads live here
-        x = x + self.dropout(self.out(F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)))
+        x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)))))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def _attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
+        qkv = qkv.reshape([0, 0, -1, 3 * self.head])  # however many heads live here
+        return F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)
 
 
 class Head(nn.Layer):

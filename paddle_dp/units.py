@@ -1,4 +1,4 @@
-"""Quantities that carry their unit, in YAML and in signatures: «3 epochs», «50 steps», «25 MB», «120 s».
+"""Quantities that carry their unit, in YAML and in signatures: «3 epochs», «50 steps», «25 MB», «every 2 blocks».
 
 Each type is made from its text, prints as that text, and validates itself inside any pydantic model.
 """
@@ -149,3 +149,28 @@ class Duration(_Quantity):
 
     def __str__(self) -> str:
         return f"{_shortest(self.seconds)} s"
+
+
+@dataclass(frozen=True)
+class Recompute(_Quantity):
+    """What backward computes again, so that forward need not keep it: `none`, `full` (every block), `selective` (what
+    attention does with its inputs), or `every 2 blocks` (every second)."""
+
+    blocks: int = 0  # every so many; 0 is none
+    attention: bool = False
+    example: ClassVar[str] = "every 2 blocks"
+    _every: ClassVar[re.Pattern[str]] = re.compile(r"every\s+([1-9][0-9]*)\s+blocks?")
+
+    @classmethod
+    def parse(cls, text: Any) -> Recompute:
+        word = str(text).strip()
+        words = {"none": cls(), "full": cls(1), "selective": cls(attention=True)}
+        match = cls._every.fullmatch(word)
+        if word not in words and not match:
+            raise ValueError(f"'{text}' is not one of none, full, selective, '{cls.example}'")
+        return cls(int(match[1])) if match else words[word]
+
+    def __str__(self) -> str:
+        if self.attention:
+            return "selective"
+        return {0: "none", 1: "full"}.get(self.blocks, f"every {self.blocks} blocks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from paddle_dp.units import Bytes, Count, Duration, Every, Fraction, Length, Positive, Probability
+from paddle_dp.units import Bytes, Count, Duration, Every, Fraction, Length, Positive, Probability, Recompute
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,15 @@ def test_due() -> None:
 
 def test_megabytes() -> None:
     assert Bytes.parse("512 KB").megabytes == 0.5
+
+
+def test_recompute_is_a_word_or_every_so_many_blocks() -> None:
+    for text in ("none", "full", "selective", "every 2 blocks"):
+        assert str(Recompute.parse(text)) == text
+    assert Recompute.parse("every 1 block") == Recompute.parse("full") == Recompute(1)
+    for wrong in ("every 0 blocks", "every 2 steps", "some", 2):
+        with pytest.raises(ValueError, match="is not one of none, full, selective, 'every 2 blocks'"):
+            Recompute.parse(wrong)
 
 
 class Model(BaseModel):

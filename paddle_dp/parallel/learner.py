@@ -72,7 +72,8 @@ class Learner:
         for number, micro in enumerate(batch.micros, start=1):
             with self._ghost(micro), self._quiet(number < len(batch.micros)):
                 outputs, total = self._forward(micro)
-                (total * self._factor(micro, count)).backward()
+                with self.mixed.again():
+                    (total * self._factor(micro, count)).backward()
             if observe:
                 seen.append(self._numbers(outputs, total, micro))
         return seen

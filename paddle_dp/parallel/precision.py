@@ -68,6 +68,13 @@ class MixedPrecision:
             return self._rounding()
         return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
 
+    def again(self) -> AbstractContextManager[Any]:
+        """Around a backward, in which forwards may be computed again: rounded, as they were the first time.
+
+        fleet's recompute brings autocast back by itself.
+        """
+        return self._rounding() if self._rounder is not None else nullcontext()
+
     @contextmanager
     def _rounding(self) -> Iterator[None]:
         assert self._rounder is not None

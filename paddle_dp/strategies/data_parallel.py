@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paddle_dp.units import Bytes, Every
+from paddle_dp.units import Bytes, Every, Recompute
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -18,6 +18,7 @@ class Config:
     `find_unused`: look for parameters without a gradient in every step (slower).
     `sync_batch_norm`: BatchNorm over the samples of all ranks.
     `init`: equal initial weights by sending rank 0's (`broadcast`), or by drawing them from one seed (`seed`).
+    `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often the ranks compare the bits of their weights; null for at the start and the end only."""
 
     bucket: Bytes = Bytes.parse("25 MB")
@@ -25,6 +26,7 @@ class Config:
     find_unused: bool = False
     sync_batch_norm: bool = False
     init: Literal["broadcast", "seed"] = "broadcast"
+    recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
 
     def build(self, mesh: Mesh) -> DataParallel:
@@ -44,17 +46,21 @@ class DataParallel:
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
-        from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel import Learner, place_whole
         from paddle_dp.parallel.agreement import check_equal
         from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.recompute import MeetingLater, recomputed
 
+        recomputed(task.model, again := self.config.recompute)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         if self.config.sync_batch_norm:
             synchronize(task.model, self.mesh)
-        learner = place_whole(task, self.mesh, averaged=self.mesh.ranks, find_unused=self.config.find_unused)
+        kind = Learner if again == Recompute() else MeetingLater
+        how = {"averaged": self.mesh.ranks, "find_unused": self.config.find_unused}
+        learner = place_whole(task, self.mesh, kind, **how)
         learner.placed = self._wrap(learner)
         learner.check("after the weights were made equal")
         return learner

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.errors import UsageError
-from paddle_dp.units import Every, Positive
+from paddle_dp.units import Every, Positive, Recompute
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Degrees of the axes; `data: auto` takes the ranks that the others leave.
+    `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often ranks that hold the same weights compare their bits."""
 
     data: Positive | Literal["auto"] = "auto"
     tensor: Positive = 1
     pipeline: Positive = 1
+    recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
 
     def degrees(self, ranks: int) -> Degrees:
@@ -89,11 +91,12 @@ class Hybrid:
         from paddle_dp.parallel.cut_loss import CutLoss
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.pipeline import PipelineLearner, Till, staged
+        from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.tensor import Cutter
 
+        axes, loss, model = self.mesh.axes, task.loss, recomputed(task.model, self.config.recompute)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
-        axes, loss, model = self.mesh.axes, task.loss, task.model
         if axes.tensor > 1:
             group = self.seats.get_model_parallel_group()
             model, loss = Cutter(group).cut(model), CutLoss(loss, group)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
+from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """`recompute`: what backward computes again instead of keeping it."""
+
+    recompute: Recompute = Recompute.parse("none")
+
     def refuse(self, recipe: Recipe, ranks: int) -> None:
         """Raises UsageError for more ranks than one, before any of them starts."""
         if ranks > 1:
@@ -24,18 +29,21 @@ class Config:
             )
 
     def build(self, mesh: Mesh) -> Single:
-        return Single(mesh)
+        return Single(self, mesh)
 
 
 @dataclass(frozen=True)
 class Single:
     """Places a model on one rank. Raises UsageError on a mesh of several."""
 
+    config: Config
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
         from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel.recompute import recomputed
 
         if self.mesh.ranks > 1:  # started without paddle-dp, which refuses it before
             raise UsageError(f"strategy single runs on one rank, and this job has {self.mesh.ranks}.")
+        recomputed(task.model, self.config.recompute)
         return place_whole(task, self.mesh)

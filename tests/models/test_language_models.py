@@ -64,7 +64,8 @@ def test_half_of_the_heads_is_half_of_the_columns(model, tokens):
     """Attention cut in two by contiguous slices, as a strategy would, and added up: the same outputs."""
     whole = model(tokens(9))
     for block in model.blocks[1:-1]:
-        block.out = SumOfHalves(block, [name for name, how in block.cuts.items() if how == "heads"])
+        block.out = SumOfHalves(block)
+        assert block.attends == ("_attend",)
         block._attend = block.out.attend
     assert float((model(tokens(9)) - whole).abs().max()) < 1e-5
 
@@ -72,38 +73,19 @@ def test_half_of_the_heads_is_half_of_the_columns(model, tokens):
 class SumOfHalves(nn.Layer):
     """Two blocks' worth of attention, each with half of the heads, each read by its half of the rows of `out`."""
 
-    def __init__(self, block, names):
+    def __init__(self, block):
         super().__init__()
         self.whole, self.attend_whole = block.out, block._attend
-        self.block, self.names = (
-            [block],
-            names,
-        )  # in a list, so that it does not become a sublayer of its sublayer
 
-    def attend(self, x, cache):
-        block, halves = self.block[0], []
-        for part in range(2):
-            if self.names == ["qkv"]:
-                halves.append(self.attend_whole(x.chunk(2, -1)[part], cache))
-                continue
-            kept = {name: getattr(block, name) for name in self.names}
-            for name, layer in kept.items():
-                setattr(block, name, half(layer, part))
-            halves.append(self.attend_whole(x, cache))
-            for name, layer in kept.items():
-                setattr(block, name, layer)
-        return paddle.concat(halves, -1)
+    def attend(self, *given):
+        *inputs, cache = given
+        halves = [[x.chunk(2, -1)[part] for x in inputs] for part in range(2)]
+        return paddle.concat([self.attend_whole(*half, cache) for half in halves], -1)
 
     def forward(self, x):
         rows, inputs = self.whole.weight.chunk(2, 0), x.chunk(2, -1)
         total = sum(paddle.matmul(i, r) for i, r in zip(inputs, rows, strict=True))
         return total if self.whole.bias is None else total + self.whole.bias
-
-
-def half(layer, part):
-    made = nn.Linear(layer.weight.shape[0], layer.weight.shape[1] // 2, bias_attr=False)
-    made.weight.set_value(layer.weight.chunk(2, 1)[part])
-    return made
 
 
 def test_writing_on_is_what_reading_all_again_would_write(model, tokens):

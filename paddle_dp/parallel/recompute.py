@@ -1,0 +1,99 @@
+"""Activations that forward does not keep, because backward computes them again: less memory, one more forward.
+
+By fleet's `recompute` (reentrant), which gives the second forward the random state of the first, so dropout draws the
+same masks: the gradients are those of the plain run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.learner import Learner
+from paddle_dp.units import Recompute
+
+
+def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
+    """The model itself, whose blocks (or whose attention alone) keep their inputs and nothing else for backward.
+
+    `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): what lies between the
+    projections is large, [n, heads, t, t], and cheap to compute again. The last block is never computed again:
+    backward begins with it, and would find all of it back at the moment when most memory is in use.
+    Raises UsageError for a model that does not say where its blocks or its attention are.
+    """
+    if how.attention:
+        return _attention(model)
+    if not how.blocks:
+        return model
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks:
+        raise UsageError(
+            f"strategy.recompute: {type(model).__name__} has no ordered `blocks`, so nothing can be computed again. "
+            "Keep its layers in one (docs/add-a-part.md), or set strategy.recompute=none."
+        )
+    for block in blocks[how.blocks - 1 : -1 : how.blocks]:
+        _refuse_statistics(block)
+        block.forward = _again(block.forward)
+    return model
+
+
+class MeetingLater(Learner):
+    """A learner whose gradients meet once, after the last backward of a batch.
+
+    paddle.DataParallel exchanges them while backward runs, and takes the parameters of a backward inside a backward for
+    used twice: «parameter … has been ready before» (3.3.1).
+    """
+
+    def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        return self.placed.no_sync()
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        fused_allreduce_gradients(self.trainable, None)  # averages, as paddle.DataParallel does
+
+
+def _attention(model: nn.Layer) -> nn.Layer:
+    found = False
+    for layer in model.sublayers(include_self=True):
+        for name in getattr(layer, "attends", ()):
+            setattr(layer, name, _again(getattr(layer, name)))
+            found = True
+    if not found:
+        raise UsageError(
+            f"strategy.recompute: no layer of {type(model).__name__} names its attention in `attends` "
+            "(docs/add-a-part.md). Name it, or set strategy.recompute=full or none."
+        )
+    return model
+
+
+def _again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, computed again in backward; plainly where there will be none, or where it reads no gradient.
+
+    fleet's answer to inputs without a gradient (the tokens of an embedding) is one without a gradient: it would
+    silently stop learning.
+    """
+
+    @functools.wraps(function)
+    def forward(*inputs: Any, **named: Any) -> Any:
+        learns = paddle.is_grad_enabled() and any(
+            isinstance(x, paddle.Tensor) and not x.stop_gradient for x in (*inputs, *named.values())
+        )
+        return recompute(function, *inputs, **named) if learns else function(*inputs, **named)
+
+    return forward
+
+
+def _refuse_statistics(block: nn.Layer) -> None:
+    if any(hasattr(layer, "_mean") and hasattr(layer, "_variance") for layer in block.sublayers(True)):
+        raise UsageError(
+            "strategy.recompute would let BatchNorm count a batch twice in its running statistics. "
+            "Use a norm without them, or set strategy.recompute=none."
+        )
