@@ -100,7 +100,10 @@ class Block(nn.Layer):
         if cache:
             k, v = cache.extend(self, k, v)
         if self.shared > 1:
-            k, v = k.repeat_interleave(self.shared, axis=2), v.repeat_interleave(self.shared, axis=2)
+            # Each head as often as it is shared, side by side. Not repeat_interleave, which does the same bit for bit:
+            # paddle2onnx 2.1 makes a Tile of it that onnxruntime refuses.
+            k = paddle.concat([k] * self.shared, -1).reshape([0, 0, -1, self.head])
+            v = paddle.concat([v] * self.shared, -1).reshape([0, 0, -1, self.head])
         causal = cache is None or q.shape[1] > 1  # a single new token comes after all others
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
 

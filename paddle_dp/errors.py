@@ -64,6 +64,10 @@ class CheckpointError(PaddleDPError):
     """A checkpoint that cannot be written, found, trusted or fitted into this model."""
 
 
+class ExportError(PaddleDPError):
+    """A model that cannot be written as a program, or a program that does not give the model's own outputs."""
+
+
 class DivergenceError(PaddleDPError):
     """Ranks that should hold equal weights do not; the message names the parameter and the rank."""
 

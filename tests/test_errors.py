@@ -21,6 +21,7 @@ def test_every_error_is_a_paddle_dp_error() -> None:
         (RecipeError, 2),
         (errors.DataError, 1),
         (errors.CheckpointError, 1),
+        (errors.ExportError, 1),
     ],
 )
 def test_the_exit_status_says_who_can_mend_it(kind: type[PaddleDPError], status: int) -> None:

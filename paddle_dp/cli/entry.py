@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 import paddle_dp
-from paddle_dp.cli.learned import evaluate, generate, merge
+from paddle_dp.cli.learned import evaluate, export, generate, merge
 from paddle_dp.cli.looking import check, dashboard, parts, schema
 from paddle_dp.cli.training import train, verify
 from paddle_dp.errors import InstallError, PaddleDPError
 
-VERBS = (train, evaluate, verify, merge, generate, dashboard, parts, check, schema)  # in the order of --help
+# In the order of --help.
+VERBS = (train, evaluate, verify, merge, generate, export, dashboard, parts, check, schema)
 
 app = typer.Typer(
     name="paddle-dp",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paddle_dp.cli import job
-from paddle_dp.cli.options import Checkpoint, Devices, Overrides, Ranks, Run, numbers
+from paddle_dp.cli.options import Checkpoint, Devices, Overrides, Ranks, Run, numbers, require
 
 
 def evaluate(
@@ -54,3 +54,22 @@ def generate(
     how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     alone = {"recipe": resolved(run), "overrides": ("strategy.use=single",), "ranks": 1, "out": run}
     job.start(task="generate", **alone, quiet=True, extra={"prompt": prompt, "checkpoint": checkpoint, **how})
+
+
+def export(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to; by default RUN/export.")
+    ] = None,
+    checkpoint: Checkpoint = "newest",
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, through paddle2onnx.")] = False,
+) -> None:
+    """Write a run's model as a program that runs without this package, proven equal to the model."""
+    from paddle_dp.recipe import resolved
+
+    if onnx:
+        require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
+    plain = ("strategy.use=single", "train.precision=float32")
+    alone = {"recipe": resolved(run), "overrides": plain, "ranks": 1, "out": run}
+    options = {"to": None if out is None else str(out), "checkpoint": checkpoint, "onnx": onnx}
+    job.start(task="export", **alone, quiet=True, extra=options)

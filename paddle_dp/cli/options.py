@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import InstallError, UsageError
 
 RecipeFile = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A recipe, such as configs/digits_mlp.yaml.")
@@ -36,3 +37,13 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
     if not all(word.isdecimal() for word in words):
         raise UsageError(f"--devices {devices}: give GPU numbers separated by commas, such as --devices 0,1.")
     return tuple(map(int, words))
+
+
+def require(option: str, extra: str, *packages: str) -> None:
+    """Raises InstallError, with the command that mends it, when a package that an option needs is missing."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise InstallError(
+            f"{option} needs {' and '.join(missing)}: pip install 'paddle_dp[{extra}]', "
+            f"or pip install {' '.join(missing)}."
+        )

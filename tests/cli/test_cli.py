@@ -14,7 +14,7 @@ import pytest
 
 import paddle_dp
 from paddle_dp import cli
-from paddle_dp.cli import job
+from paddle_dp.cli import job, options
 from paddle_dp.errors import RunError
 from paddle_dp.launch.command import Job
 
@@ -99,6 +99,24 @@ def test_generate_asks_for_one_process_of_any_layout(jobs: list[Job], tmp_path: 
     assert (job.task, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
     wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
     assert job.extra == wanted and job.quiet and job.out == tmp_path
+
+
+def test_export_asks_for_one_process_in_full_precision(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
+    (job,) = jobs
+    assert (job.task, job.ranks, job.out) == ("export", 1, tmp_path)
+    assert job.overrides == ("strategy.use=single", "train.precision=float32")
+    assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
+
+
+def test_onnx_is_asked_for_before_anything_starts(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "paddle2onnx" else name)
+    assert leave("export", str(ROOT), "--onnx") == 2 and not jobs
+    said = capsys.readouterr().err
+    assert "--onnx needs paddle2onnx: pip install 'paddle_dp[onnx]'" in said and "onnxruntime" not in said
 
 
 def test_verify_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,172 @@
+"""What leaves the house is the model: every program gives its outputs, and one that does not is not left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.errors import ExportError, UsageError
+from paddle_dp.part import find
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train import export as exporting
+from paddle_dp.train import onnx, program
+
+GREY, TOKENS = ("float32", (1, 8, 8)), ("int64", (16,))
+SMALL = {"width": 16, "depth": 2, "heads": 4}
+# The settings of a small one, what a sample looks like, and the shape of the program's input.
+MODELS: dict[str, tuple[dict[str, Any], tuple[str, tuple[int, ...]], list[int | None]]] = {
+    "mlp": ({"dropout": 0.5}, ("float32", (64,)), [None, 64]),
+    "convnet": ({"norm": "batch"}, GREY, [None, 1, 8, 8]),
+    "resnet": (
+        {"depth": 18, "classes": 5, "small_images": True},
+        ("float32", (3, 16, 16)),
+        [None, 3, 16, 16],
+    ),
+    "vit": ({"image": 8, "patch": 4, "channels": 1, "pool": "class", **SMALL}, GREY, [None, 1, 8, 8]),
+    "gpt": ({"length": 16, "dropout": 0.1, "tied": True, **SMALL}, TOKENS, [None, None]),
+    "llama": ({"length": 16, "kv_heads": 2, **SMALL}, TOKENS, [None, None]),
+}
+RECIPE = """
+model: {use: convnet, widths: [8], classes: 10, norm: batch}
+dataset: {use: digits, as_image: true}
+loss: {use: cross_entropy}
+optimizer: {use: adamw}
+strategy: {use: single}
+train: {length: 4 steps, batch: 50}
+callbacks:
+  - {use: checkpoint, every: 4 steps}
+"""
+
+
+def made(name: str) -> tuple[paddle.nn.Layer, list[np.ndarray], list[list[np.ndarray]], list[int | None]]:
+    """A model whose BatchNorm has seen something, real-shaped batches, and its outputs for them."""
+    settings, (dtype, shape), wanted_shape = MODELS[name]
+    paddle.seed(3)
+    model = find("models", name)(**settings).build()
+    draw, sizes = np.random.default_rng(0), (4, *shape)
+    samples = (draw.normal(size=sizes) if dtype == "float32" else draw.integers(0, 256, sizes)).astype(dtype)
+    if dtype == "float32":
+        model(paddle.to_tensor(samples))
+    model.eval()
+    batches = program.batches(samples, lambda batch: program.outputs(model, batch))
+    return model, batches, [program.outputs(model, batch) for batch in batches], wanted_shape
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_a_program_for_any_number_of_samples(name: str, tmp_path: Path) -> None:
+    model, batches, wanted, shape = made(name)
+    assert program.write(model, batches, tmp_path) == shape
+    found = program.compare(program.load(tmp_path), batches, wanted, 1e-6)
+    assert found.holds and found.largest > 0 and found.samples == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_onnx(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("paddle2onnx")
+    pytest.importorskip("onnxruntime")
+    model, batches, wanted, _ = made(name)
+    program.write(model, batches, tmp_path)
+    onnx.write(tmp_path)
+    assert program.compare(onnx.load(tmp_path), batches, wanted, exporting.ONNX_TOLERANCE).holds
+
+
+def test_a_length_is_fixed_where_the_model_wants_it_so(tmp_path: Path) -> None:
+    model = paddle.nn.Sequential(paddle.nn.Embedding(9, 4), paddle.nn.Flatten(), paddle.nn.Linear(24, 2))
+    samples = np.arange(12).reshape(2, 6) % 9
+    batches = program.batches(samples, lambda batch: program.outputs(model, batch))
+    assert [batch.shape for batch in batches] == [(2, 6), (1, 6)]
+    assert program.write(model, batches, tmp_path) == [None, 6]
+
+
+def test_numbers_that_are_none_never_agree() -> None:
+    one = np.ones((2, 3), "float32")
+    for other in (one * 1.001, one * np.nan):
+        assert not program.compare(lambda _, o=other: [o], [one], [[one]], 1e-5).holds
+    with pytest.raises(ExportError, match="outputs of"):
+        program.compare(lambda _: [one[:1]], [one], [[one]], 1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, with its checkpoint."""
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.train.build import build
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    recipe = read_recipe(folder / "recipe.yaml", [f"out={folder}"])
+    build(recipe, Mesh.alone()).fit("4 steps")
+    return folder
+
+
+def recipe_of(run: Path, *words: str) -> Any:
+    return read_recipe(run / "recipe.yaml", [f"out={run}", *words])
+
+
+def test_a_checkpoint_becomes_a_folder_that_plain_paddle_loads(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):  # the second time in the first one's place
+        exporting.export(recipe_of(run), {"to": None})
+    said = capsys.readouterr().out
+    assert "input inputs: float32 [any, 1, 8, 8]" in said and "largest difference" in said
+    assert sorted(os.listdir(run / "export")) == ["export.json", "model.json", "model.pdiparams"]
+    about = json.loads((run / "export" / "export.json").read_text())
+    assert about["classes"] == [str(n) for n in range(10)] and about["parity"]["program"]["samples"] == 8
+    code = (
+        f"import paddle, numpy as np; p = paddle.jit.load({str(run / 'export' / 'model')!r}); p.eval()\n"
+        "assert p(paddle.zeros([3, 1, 8, 8])).shape == [3, 10]"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=100).returncode == 0
+
+
+class Forgetful(paddle.nn.Layer):
+    """Counts its calls in Python, where no program can look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.calls = paddle.nn.Linear(64, 10), 0
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        self.calls += 1
+        return self.head(images.flatten(1)) * self.calls
+
+
+def test_a_program_that_is_not_the_model_is_told_and_not_left(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = exporting._trained
+    monkeypatch.setattr(exporting, "_trained", lambda *a: (Forgetful(), real(*a)[1]))
+    with pytest.raises(ExportError, match="does not give the model's outputs, so nothing was written"):
+        exporting.export(recipe_of(run), {"to": str(tmp_path / "out")})
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_lies_in_the_way_stays(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="something else already"):
+        exporting.export(recipe_of(run), {"to": str(tmp_path)})
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt_tiny", "vit_digits"])
+def test_a_run_of_a_split_layout_is_exported_whole(name: str, tmp_path: Path) -> None:
+    from paddle_dp.mesh.degrees import Degrees
+
+    root = Path(__file__).resolve().parents[2]
+    layout = ["strategy.use=hybrid", "strategy.tensor=2", "strategy.pipeline=2"]
+    words = ["train", f"configs/{name}.yaml", "--ranks", str(Degrees(tensor=2, pipeline=2).ranks), *layout]
+    out = ["--out", str(tmp_path / "run")]
+    for asked in ([*words, *out, "train.length=4 steps"], ["export", str(tmp_path / "run")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "paddle_dp", *asked], cwd=root, capture_output=True, text=True, timeout=250
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "program: largest difference 0.0e+00" in done.stdout
