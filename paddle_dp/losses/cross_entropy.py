@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import full_precision, widened
+from paddle_dp.losses._classes import Classes, Whole, lead
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
     import paddle
+    from typing_extensions import Self
 
 Count = Union[int, "paddle.Tensor"]
 NEVER = -(2**31)  # no class is ignored; Paddle's own default, -100, would silently pass over targets of -100
@@ -24,35 +27,46 @@ class CrossEntropy:
     """
 
     def __init__(self, smoothing: float = 0.0, ignored: int = NEVER):
-        self.smoothing = smoothing
-        self.ignored = ignored
+        self.smoothing, self.ignored = smoothing, ignored
+        self.classes: Classes = Whole()
+
+    def over(self, classes: Classes) -> Self:
+        """The same loss of outputs that hold only some of the classes; `classes` answers for all of them."""
+        other = copy(self)
+        other.classes = classes
+        return other
 
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, how many it is over); the total is float32 also under autocast."""
-        total = self._total(widened(outputs), _class_numbers(targets, outputs))
-        return self._per_sample(total, targets), self._over(targets)
+        numbers = _class_numbers(targets, outputs)
+        losses = self._losses(self._logits(widened(outputs), numbers), numbers)
+        return self._per_sample(losses.sum(), targets), self._over(targets)
 
     @full_precision  # a sum in bfloat16 stops counting at 256
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """How many targets are the highest output (acc1), or one of the 5 highest of more than 5 (acc5)."""
         outputs, numbers = widened(outputs), _class_numbers(targets, outputs)
-        hits = {"acc1": outputs.argmax(-1) == numbers}
-        if outputs.shape[-1] > 5:
-            hits["acc5"] = outputs.topk(5, axis=-1)[1] == numbers.unsqueeze(-1)
+        hits = {"acc1": self.classes.highest(outputs) == numbers}
+        if self.many(outputs) > 5:
+            hits["acc5"] = self.classes.best(outputs, 5) == numbers.unsqueeze(-1)
         return {name: self._per_sample(self._hits(hit, numbers), targets) for name, hit in hits.items()}
 
-    def _total(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        return self._cross_entropy(outputs, targets, self.smoothing)
+    def many(self, outputs: paddle.Tensor) -> int:
+        """How many classes there are."""
+        return self.classes.held(outputs.shape[-1])[1]
 
-    def _cross_entropy(
-        self, outputs: paddle.Tensor, targets: paddle.Tensor, smoothing: float
-    ) -> paddle.Tensor:
-        from paddle.nn.functional import cross_entropy
+    def said(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        """The class of the highest output."""
+        return self.classes.highest(outputs)
 
-        return cross_entropy(
-            outputs, targets, ignore_index=self.ignored, reduction="sum", label_smoothing=smoothing
-        )
+    def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        return outputs
+
+    def _losses(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        losses = self.classes.losses(logits, numbers, self.ignored)
+        # Not Paddle's label_smoothing: it wants one-hot targets, as large as the outputs, and cannot leave a class out.
+        return losses + self.smoothing * lead(logits, numbers, self.classes) if self.smoothing else losses
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return hits.sum()
@@ -72,16 +86,8 @@ class CrossEntropyOfSome(CrossEntropy):
         """How many targets count, as a 0-d tensor: nobody waits for the device."""
         return (targets != self.ignored).sum()
 
-    def _total(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        own = self._cross_entropy(outputs, targets, 0.0)
-        if not self.smoothing:
-            return own
-        # Paddle's label_smoothing cannot leave a class out: it needs one-hot targets, and -1 has none.
-        # F.nll_loss over F.log_softmax would be one pass, but corrupts memory (Paddle 3.3.1 on a CPU).
-        from paddle.nn.functional import log_softmax
-
-        every = -log_softmax(outputs).mean(-1) * (targets != self.ignored).astype(outputs.dtype)
-        return (1 - self.smoothing) * own + self.smoothing * every.sum()
+    def _losses(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        return super()._losses(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         kept = numbers != self.ignored  # an ignored class can be guessed when it is one of the outputs

@@ -1,4 +1,4 @@
-"""Losses over scores whose classes are cut over the tensor axis: nobody gathers the scores to learn from them."""
+"""Losses over scores whose classes are cut over the tensor axis: nobody gathers the scores, to learn or to evaluate."""
 
 from __future__ import annotations
 
@@ -11,30 +11,60 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle_dp.errors import UsageError
 
 
-class CutLoss:
-    """A cross-entropy's totals, counts and scores, from scores [n, …, classes / seats].
+def over_cut_classes(loss: Any, group: Any) -> Any:
+    """The same loss of scores [n, …, classes / seats]. Raises UsageError for one that cannot be computed from parts."""
+    if not hasattr(loss, "over"):
+        raise UsageError(
+            f"strategy.tensor cuts the classes of this model's scores, and {type(loss).__name__} cannot be computed "
+            "from parts of them. Set loss to {use: cross_entropy} or {use: margin_softmax}, or strategy.tensor=1."
+        )
+    return loss.over(CutClasses(group))
 
-    Raises UsageError for a loss that cannot be computed from parts.
-    """
 
-    def __init__(self, loss: Any, group: Any):
-        if getattr(loss, "smoothing", None) != 0 or hasattr(loss, "count"):
-            raise UsageError(
-                "strategy.tensor cuts the classes of this model's scores, which cross_entropy without label_smoothing "
-                "and ignore_index can learn from. Set both to their defaults, or strategy.tensor=1."
-            )
-        self.loss, self.group = loss, group
-        self._parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=group)
+class CutClasses:
+    """What a loss asks of all classes, answered by the seats together: each question is collective over the axis."""
 
-    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, int]:
-        """(total over samples, how many): the targets of one sample are averaged, as in cross_entropy."""
-        losses = self._parallel(outputs.astype("float32"), targets.unsqueeze(-1))
-        each = losses.size // targets.shape[0]
-        return losses.sum() / each, targets.shape[0]
+    def __init__(self, group: Any):
+        self.group = group
 
-    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """The whole loss's scores; here, and only here, the parts are gathered. Collective over the axis."""
-        return self.loss.scores(self.gather(outputs), targets)
+    def held(self, width: int) -> tuple[int, int]:
+        """The number of the first class that lies here, and how many there are in all."""
+        return self.group.rank * width, self.group.nranks * width
 
-    def gather(self, outputs: paddle.Tensor) -> paddle.Tensor:
-        return mp_ops._c_concat(outputs, group=self.group)
+    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        """-log softmax(scores) at the class `numbers` [...], 0 where that is `ignored`; NaN for no class."""
+        parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=self.group, ignore_index=ignored)
+        losses = parallel(scores, numbers.unsqueeze(-1)).squeeze(-1)
+        # Fleet's takes the score of a class that nobody holds for 0; one process raises an error.
+        known = (numbers >= 0).logical_and(numbers < self.held(scores.shape[-1])[1])
+        known = known.logical_or(numbers == ignored)
+        return paddle.where(known, losses, paddle.full_like(losses, float("nan")))
+
+    def added(self, parts: paddle.Tensor) -> paddle.Tensor:
+        """The sum of the seats' parts; the gradient of each part is the sum's."""
+        return mp_ops._mp_allreduce(parts, group=self.group)
+
+    def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
+        """The number of the highest score [...], the first of equals."""
+        mine = scores.argmax(-1, keepdim=True)
+        found, numbers = self._candidates(scores, mine)
+        return self._pick(numbers, found.argmax(-1, keepdim=True)).squeeze(-1)
+
+    def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
+        """The numbers of the k highest scores [..., k]: of each seat's k highest, the k highest."""
+        mine = scores.topk(min(k, scores.shape[-1]), axis=-1)[1]
+        found, numbers = self._candidates(scores, mine)
+        return self._pick(numbers, found.topk(k, axis=-1)[1])
+
+    def _candidates(
+        self, scores: paddle.Tensor, columns: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Scores and class numbers of every seat's chosen columns [..., seats · columns], without gradient."""
+        with paddle.no_grad():
+            found = self._pick(scores, columns)
+            numbers = columns + self.held(scores.shape[-1])[0]
+            return mp_ops._c_concat(found, group=self.group), mp_ops._c_concat(numbers, group=self.group)
+
+    @staticmethod
+    def _pick(tensor: paddle.Tensor, columns: paddle.Tensor) -> paddle.Tensor:
+        return tensor.take_along_axis(columns, -1, broadcast=False)

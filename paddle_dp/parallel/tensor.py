@@ -19,6 +19,9 @@ from paddle.distributed.fleet.layers.mpu import (
 )
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.streams import draw_own
+
+DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
 
 @dataclass(frozen=True)
@@ -42,71 +45,6 @@ class Cut:
         return tuple(size * self.seat if dim == self.dim else 0 for dim, size in enumerate(part))
 
 
-class Cutter:
-    """Cuts layers for one seat of the tensor axis; a parameter that two layers share is cut once."""
-
-    def __init__(self, group: Any):
-        self.group = group
-        self._cut: dict[int, paddle.Tensor] = {}
-
-    def cut(self, model: nn.Layer) -> nn.Layer:
-        """Replaces, in place, every layer that a `cuts` table names. Raises UsageError where no table names any."""
-        found = False
-        for parent in model.sublayers(include_self=True):
-            for name, way in getattr(parent, "cuts", {}).items():
-                setattr(parent, name, WAYS[way](self, getattr(parent, name)))
-                found = True
-        if not found:
-            raise UsageError(
-                f"strategy.tensor: {type(model).__name__} has no `cuts` table, so it cannot be split over the tensor "
-                "axis. Give its layers one (docs/add-a-part.md), or set strategy.tensor=1."
-            )
-        return model
-
-    def columns(self, whole: nn.Linear) -> nn.Layer:
-        """Each rank holds some of the outputs."""
-        layer = ColumnParallelLinear(
-            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
-            mp_group=self.group,
-        )  # fmt: skip
-        self._take(layer, "weight", whole.weight, 1)
-        if whole.bias is not None:
-            self._take(layer, "bias", whole.bias, 0)
-        return layer
-
-    def rows(self, whole: nn.Linear) -> nn.Layer:
-        """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
-        layer = RowParallelLinear(
-            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, input_is_parallel=True,
-            mp_group=self.group,
-        )  # fmt: skip
-        self._take(layer, "weight", whole.weight, 0)
-        if whole.bias is not None:
-            layer.bias = whole.bias
-        return layer
-
-    def vocabulary(self, whole: nn.Layer) -> nn.Layer:
-        """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
-        if isinstance(whole, nn.Embedding):
-            layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
-            self._take(layer, "weight", whole.weight, 0)
-            return layer
-        if isinstance(whole, nn.Linear):
-            return self.columns(whole)
-        whole.weight = self._cut.get(id(whole.weight), whole.weight)
-        return Entered(whole, self.group)
-
-    def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
-        """Gives `layer` its slice of a whole parameter, under the whole one's name."""
-        part, cut = getattr(layer, name), Cut(dim, self.group.rank, self.group.nranks)
-        with paddle.no_grad():
-            part.set_value(cut.of(whole))
-        part.name, part.cut, part.is_distributed = whole.name, cut, True
-        part.stop_gradient = whole.stop_gradient
-        part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
-        self._cut[id(whole)] = part
-
-
 class Entered(nn.Layer):
     """A layer whose outputs are cut: its input is the same on all ranks, so the input's gradients add up."""
 
@@ -123,9 +61,102 @@ class Entered(nn.Layer):
         return self._layer[0](mp_ops._c_identity(x, group=self.group))
 
 
+class Cutter:
+    """Cuts layers for one seat of the tensor axis; a parameter that two layers share is cut once.
+
+    `cuts_classes` says, after the cut, whether the model's scores hold some of the classes only.
+    """
+
+    kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, Entered)
+
+    def __init__(self, group: Any):
+        self.group, self.cuts_classes = group, False
+        self._cut: dict[int, paddle.Tensor] = {}
+
+    def cut(self, model: nn.Layer) -> nn.Layer:
+        """Replaces, in place, every layer that a `cuts` table names. Raises UsageError where no table names any."""
+        if not self.replace(model):
+            raise UsageError(
+                f"strategy.tensor: {type(model).__name__} has no `cuts` table, so it cannot be split over the tensor "
+                "axis. Give its layers one (docs/add-a-part.md), or set strategy.tensor=1."
+            )
+        return model
+
+    def replace(self, layers: nn.Layer) -> bool:
+        """Replaces what tables of `layers` name; whether there was any. Attention that is cut by heads drops its own."""
+        found = False
+        for parent in layers.sublayers(include_self=True):
+            table = getattr(parent, "cuts", {})
+            for name, way in table.items():
+                setattr(parent, name, WAYS[way](self, getattr(parent, name)))
+                found = True
+            if "heads" in table.values():
+                draw_own(parent, *getattr(parent, "attends", ()))
+        return found
+
+    def columns(self, whole: nn.Linear) -> nn.Layer:
+        """Each rank holds some of the outputs; a dropout that follows on them draws masks of its own."""
+        if isinstance(whole, DROPOUTS):
+            draw_own(whole, "forward")
+            return whole
+        layer = self.kinds[0](
+            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
+            mp_group=self.group,
+        )  # fmt: skip
+        self._take(layer, "weight", whole.weight, 1)
+        if whole.bias is not None:
+            self._take(layer, "bias", whole.bias, 0)
+        return layer
+
+    def rows(self, whole: nn.Linear) -> nn.Layer:
+        """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
+        layer = self.kinds[1](
+            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, input_is_parallel=True,
+            mp_group=self.group,
+        )  # fmt: skip
+        self._take(layer, "weight", whole.weight, 0)
+        if whole.bias is not None:
+            layer.bias = whole.bias
+        return layer
+
+    def vocabulary(self, whole: nn.Layer) -> nn.Layer:
+        """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
+        if isinstance(whole, nn.Embedding):
+            layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
+            self._take(layer, "weight", whole.weight, 0)
+            return layer
+        if isinstance(whole, nn.Linear):
+            return self.classes(whole)
+        whole.weight = self._cut.get(id(whole.weight), whole.weight)
+        self.cuts_classes = True
+        return self.kinds[2](whole, self.group)
+
+    def classes(self, whole: nn.Layer) -> nn.Layer:
+        """Each rank holds some classes: the last dim of every parameter of the layer that gives the scores."""
+        self.cuts_classes = True
+        if isinstance(whole, nn.Linear):
+            return self.columns(whole)
+        for name, parameter in list(whole.named_parameters(include_sublayers=False)):
+            shape = [*parameter.shape[:-1], parameter.shape[-1] // self.group.nranks]
+            setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))
+            self._take(whole, name, parameter, parameter.ndim - 1)
+        return self.kinds[2](whole, self.group)
+
+    def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
+        """Gives `layer` its slice of a whole parameter, under the whole one's name."""
+        part, cut = getattr(layer, name), Cut(dim, self.group.rank, self.group.nranks)
+        with paddle.no_grad():
+            part.set_value(cut.of(whole))
+        part.name, part.cut, part.is_distributed = whole.name, cut, True
+        part.stop_gradient = whole.stop_gradient
+        part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
+        self._cut[id(whole)] = part
+
+
 WAYS: dict[str, Callable[[Cutter, Any], nn.Layer]] = {
     "columns": Cutter.columns,
     "heads": Cutter.columns,  # whole heads lie beside each other: their columns are a slice
     "rows": Cutter.rows,
+    "classes": Cutter.classes,
     "vocabulary": Cutter.vocabulary,
 }

@@ -21,6 +21,7 @@ class Shape:
     kv_heads: int = 0
     hidden: int = 0
     vocab: int = 0
+    classes: int = 0
     length: int = 0
     blocks: int = 0
     batch: int = 1
@@ -35,6 +36,8 @@ class Shape:
         """
         names = ("heads", "kv_heads", "hidden", "vocab", "length")
         found = {name: size for name in names if isinstance(size := getattr(model, name, 0), int)}
+        if getattr(model, "cuts_classes", False):
+            found["classes"] = model.classes
         depth = getattr(model, "depth", 0) if found.get("heads") else 0
         return cls(**found, blocks=depth + 2 if depth else 0, batch=batch, micros=micros)
 
@@ -46,7 +49,7 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
         product = " × ".join(str(degrees[axis]) for axis in AXES if degrees[axis] > 1) or "1"
         found.append(f"the degrees make {product} = {degrees.ranks} ranks, and there are {ranks}")
     for axis, things in (
-        ("tensor", ("heads", "kv_heads", "hidden", "vocab")),
+        ("tensor", ("heads", "kv_heads", "hidden", "vocab", "classes")),
         ("sequence", ("heads", "length")),
     ):
         for thing in things:

@@ -88,7 +88,7 @@ class Hybrid:
         from paddle.distributed import fleet
 
         from paddle_dp.parallel import place_whole
-        from paddle_dp.parallel.cut_loss import CutLoss
+        from paddle_dp.parallel.cut_loss import over_cut_classes
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.pipeline import PipelineLearner, Till, staged
         from paddle_dp.parallel.recompute import recomputed
@@ -99,7 +99,9 @@ class Hybrid:
             return place_whole(task, self.mesh)
         if axes.tensor > 1:
             group = self.seats.get_model_parallel_group()
-            model, loss = Cutter(group).cut(model), CutLoss(loss, group)
+            cutter = Cutter(group)
+            model = cutter.cut(model)
+            loss = over_cut_classes(loss, group) if cutter.cuts_classes else loss
         how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
         if axes.pipeline > 1:
             till = Till(loss, hasattr(loss, "count"))

@@ -14,6 +14,8 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.counting import total_and_count
 from paddle_dp.train.evaluation import Evaluation
 
+CONFUSABLE = 2000  # classes: a confusion matrix of more has too many numbers to count, to send and to look at
+
 
 @dataclass
 class _Tally:
@@ -26,30 +28,39 @@ class _Tally:
 
     def add(self, learner: Learner, micro: Any) -> None:
         outputs = learner.predict(micro.inputs)
-        if outputs is None:  # they are on another stage
+        if outputs is None or not micro.samples:  # they are on another stage; they are a ghost's
             return
         loss, counts = learner.loss, hasattr(learner.loss, "count")
         total, count = total_and_count(loss(outputs, micro.targets), micro.samples, counts)
         scores = getattr(loss, "scores", None)
         sums = {"loss": total, **(scores(outputs, micro.targets) if scores else {})}
-        outputs = loss.gather(outputs) if hasattr(loss, "gather") else outputs
+        said, classes = _answers(loss, outputs, micro.targets)
         if not learner.mesh.speaks:  # another rank of this reader has the same sums
             return
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
         self.count, self.samples = self.count + float(count), self.samples + micro.samples
-        if _classifies(outputs, micro.targets):
-            self._confuse(outputs.argmax(-1).numpy(), micro.targets.numpy().reshape(-1), outputs.shape[-1])
+        if said is not None:
+            self._confuse(said.numpy(), micro.targets.numpy().reshape(-1), classes)
 
     def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
         pairs = np.bincount(true * classes + said, minlength=classes * classes).reshape(classes, classes)
         self.confusion = pairs if self.confusion is None else self.confusion + pairs
 
 
-def _classifies(outputs: Any, targets: Any) -> bool:
-    """Whether outputs [n, classes] answer whole-number targets [n]."""
+def _answers(loss: Any, outputs: Any, targets: Any) -> tuple[Any, int]:
+    """The classes [n] that outputs [n, classes] name for whole-number targets [n], and how many classes there are.
+
+    None, where outputs are nothing of the kind, or of more classes than a matrix of them is for. A loss that knows its
+    classes is asked, because its outputs may hold some of them only; all ranks of a reader ask together.
+    """
     shape: list[int] = list(getattr(outputs, "shape", ()))
-    return len(shape) == 2 and shape[1] > 1 and not targets.is_floating_point() and targets.size == shape[0]
+    if len(shape) != 2 or targets.is_floating_point() or targets.size != shape[0]:
+        return None, 0
+    classes = loss.many(outputs) if hasattr(loss, "many") else shape[1]
+    if not 1 < classes <= CONFUSABLE:
+        return None, classes
+    return loss.said(outputs) if hasattr(loss, "said") else outputs.argmax(-1), classes
 
 
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
@@ -66,7 +77,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         with paddle.no_grad():
             for batch in loader.read(0):
                 for micro in batch.micros:
-                    if micro.samples:
+                    if micro.samples or learner.together:
                         tally.add(learner, micro)
     finally:
         learner.model.train()

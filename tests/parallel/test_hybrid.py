@@ -118,7 +118,7 @@ def shared(strategy):
     model = read_part(
         "models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4, "tied": True}
     )
-    loss = read_part("losses", {"use": "cross_entropy", **strategy.pop("loss", {})}).build()
+    loss = read_part("losses", {"use": "cross_entropy"}).build()
     task = Task(
         model=model.build(),
         loss=loss,
@@ -133,5 +133,3 @@ def shared(strategy):
 def test_what_cannot_be_split_is_said():
     for said in run_ranks(f"{HERE}:shared", 2, {"pipeline": 2}):
         assert "share the weight [8, 8]" in said
-    for said in run_ranks(f"{HERE}:shared", 2, {"tensor": 2, "loss": {"label_smoothing": 0.1}}):
-        assert "without label_smoothing" in said

@@ -1,0 +1,94 @@
+"""A classifier with very many classes: an embedding of each sample, and one column of weights for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Normal
+from paddle.vision import models as vision
+
+
+class Cosines(nn.Layer):
+    """[n, width] → [n, classes]: the cosine of the angle between each embedding and each class's weights.
+
+    Products are divided by both lengths, so that no second copy of the weights is made.
+    """
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.weight = self.create_parameter([width, classes], default_initializer=Normal(0.0, width**-0.5))
+
+    def forward(self, embeddings: paddle.Tensor) -> paddle.Tensor:
+        lengths = paddle.linalg.norm(self.weight, axis=0).clip(min=1e-12)
+        return paddle.matmul(F.normalize(embeddings, axis=-1), self.weight) / lengths
+
+
+class Perceptron(nn.Layer):
+    """[n, …] of `inputs` numbers each → [n, the last of `widths`]."""
+
+    def __init__(self, inputs: int, widths: Sequence[int]):
+        super().__init__()
+        layers: list[nn.Layer] = []
+        for narrow, wide in zip([inputs, *widths], widths, strict=False):
+            layers += [nn.Linear(narrow, wide), nn.GELU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        return self.layers(samples.flatten(1) if samples.ndim > 2 else samples)
+
+
+class LargeClassifier(nn.Layer):
+    """Scores [n, classes] for samples [n, …]."""
+
+    cuts: ClassVar[dict[str, str]] = {"head": "classes"}
+
+    def __init__(self, config: Config):
+        super().__init__()
+        if config.backbone == "mlp":
+            self.backbone: nn.Layer = Perceptron(config.inputs, config.hidden)
+            features = [config.inputs, *config.hidden][-1]
+        else:
+            self.backbone = getattr(vision, config.backbone)(num_classes=0)
+            features = 2048 if config.backbone == "resnet50" else 512
+        self.embed = nn.Linear(features, config.width)
+        kind = Cosines if config.cosines else nn.Linear
+        self.head = kind(config.width, config.classes)
+
+    def embedding(self, samples: paddle.Tensor) -> paddle.Tensor:
+        """[n, width]: what two samples of one class have in common, whether or not the head knows the class."""
+        return self.embed(self.backbone(samples).flatten(1))
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.embedding(samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`backbone: mlp` takes any samples of `inputs` numbers through layers of `hidden` widths, a ResNet takes images.
+
+    `cosines` gives cosines, which margin_softmax needs; false, plain products and a bias.
+    """
+
+    cuts_classes: ClassVar[bool] = True
+
+    inputs: int = 64
+    hidden: tuple[int, ...] = (256,)
+    backbone: Literal["mlp", "resnet18", "resnet34", "resnet50"] = "mlp"
+    width: int = 64
+    classes: int = 1000
+    cosines: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "width", "classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden: widths are 1 or more, not {list(self.hidden)}")
+
+    def build(self) -> nn.Layer:
+        return LargeClassifier(self)

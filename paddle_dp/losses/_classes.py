@@ -1,0 +1,87 @@
+"""What a loss asks of scores over classes: answered here for whole scores, elsewhere for scores cut by classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import paddle
+
+
+class Classes(Protocol):
+    """Answers about scores [..., classes held here], the same on every seat that holds some of them."""
+
+    def held(self, width: int) -> tuple[int, int]:
+        """The number of the first of `width` classes that lie here, and how many there are in all."""
+        ...
+
+    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        """-log softmax(scores) at the class `numbers` [...], 0 where that is `ignored`."""
+        ...
+
+    def added(self, parts: paddle.Tensor) -> paddle.Tensor:
+        """Sums that were taken over the classes held here, as sums over all classes."""
+        ...
+
+    def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
+        """The number of the highest score [...], the first of equals."""
+        ...
+
+    def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
+        """The numbers of the k highest scores [..., k], the highest first."""
+        ...
+
+
+class Whole:
+    """All classes lie here."""
+
+    def held(self, width: int) -> tuple[int, int]:
+        return 0, width
+
+    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        from paddle.nn.functional import cross_entropy
+
+        return cross_entropy(scores, numbers, ignore_index=ignored, reduction="none")
+
+    def added(self, parts: paddle.Tensor) -> paddle.Tensor:
+        return parts
+
+    def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
+        return scores.argmax(-1)
+
+    def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
+        return scores.topk(k, axis=-1)[1]
+
+
+class Exact(Whole):
+    """All classes lie here, and losses are exact also above 64, where Paddle's own are cut off on CPUs (3.3.1)."""
+
+    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        import paddle
+
+        mine, _, here = own(scores, numbers, 0)
+        losses = paddle.where(here, scores.logsumexp(-1) - mine, paddle.full_like(mine, float("nan")))
+        return paddle.where(numbers == ignored, paddle.zeros_like(losses), losses)
+
+
+def own(
+    scores: paddle.Tensor, numbers: paddle.Tensor, first: int
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """The score of each target [...] among the columns from class `first` on; its column [..., 1]; whether it is here.
+
+    Where the target is not among the columns, score and column are another's.
+    """
+    local = numbers - first
+    here = (local >= 0).logical_and(local < scores.shape[-1])
+    column = local.clip(0, scores.shape[-1] - 1).unsqueeze(-1)
+    return scores.take_along_axis(column, -1, broadcast=False).squeeze(-1), column, here
+
+
+def lead(scores: paddle.Tensor, numbers: paddle.Tensor, classes: Classes) -> paddle.Tensor:
+    """By how much each target's score [...] is above the mean of all classes' scores.
+
+    (1 - e)·CE(target) + e·mean over classes of CE(class) = CE(target) + e·lead: the softmax's sum is in both alike.
+    """
+    first, count = classes.held(scores.shape[-1])
+    mine, _, here = own(scores, numbers, first)
+    return classes.added(mine * here.astype(scores.dtype) - scores.sum(-1) / count)

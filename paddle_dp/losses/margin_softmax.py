@@ -1,0 +1,79 @@
+"""Softmax cross-entropy of cosines with a margin by which the target must beat the others (ArcFace, CosFace)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import cos, pi, sin
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from paddle_dp.errors import LossError
+from paddle_dp.losses._classes import Exact, own
+from paddle_dp.losses.cross_entropy import NEVER, CrossEntropy, CrossEntropyOfSome
+from paddle_dp.units import Probability
+
+if TYPE_CHECKING:
+    import paddle
+
+FLAT = 1e-6  # sin² below which the angle's gradient is 0: at an angle of 0 it has none
+
+
+class Margin(CrossEntropy):
+    """Total over samples of -log softmax(scale · c'), where c' is cos(a + angle) - cosine for the target's angle a,
+    and the cosine itself for every other class; outputs are the cosines.
+
+    `angle` alone is ArcFace (Deng et al., arXiv:1801.07698, eq. 3), `cosine` alone CosFace (Wang et al.,
+    arXiv:1801.09414, eq. 4), both together eq. 4 of the former. Paddle's margin_cross_entropy gives the same total, on
+    GPUs only, and without smoothing or an ignored class; this is one formula for every device and every cut.
+    The loss of a target that is no class is NaN.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            config.label_smoothing, NEVER if config.ignore_index is None else config.ignore_index
+        )
+        self.angle, self.cosine, self.scale = config.angle, config.cosine, config.scale
+        self.classes = Exact()  # a scale of 64 makes losses above 64
+        self._known = False
+
+    def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        import paddle
+
+        self._check(outputs)
+        cosines, column, here = own(outputs, numbers, self.classes.held(outputs.shape[-1])[0])
+        sines = (1 - cosines * cosines).clip(min=FLAT).sqrt()
+        behind = cosines * cos(self.angle) - sines * sin(self.angle) - self.cosine
+        moved = paddle.where(here, behind, cosines).unsqueeze(-1)
+        return outputs.put_along_axis(column, moved, -1, broadcast=False) * self.scale
+
+    def _check(self, outputs: paddle.Tensor) -> None:
+        """Looks at the first outputs only: looking at all would wait for the device in every step."""
+        if self._known or not outputs.size:
+            return
+        reach = float(outputs.abs().max())
+        if reach > 1.01:
+            raise LossError(
+                f"margin_softmax takes cosines as outputs, from -1 to 1, and these reach {reach:.3g}: let the model "
+                "normalise (model large_classifier does with cosines: true), or use cross_entropy"
+            )
+        self._known = True
+
+
+class MarginOfSome(Margin, CrossEntropyOfSome):
+    """The same over every target but those of one class number, which do not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`angle` (ArcFace's, in radians) is added to the target's angle, `cosine` (CosFace's) taken from its cosine;
+    `scale` multiplies all cosines. `label_smoothing` and `ignore_index` are as in cross_entropy."""
+
+    angle: Annotated[float, Ge(0), Le(pi / 2)] = 0.5
+    cosine: Annotated[float, Ge(0), Le(1)] = 0.0
+    scale: Annotated[float, Gt(0)] = 64.0
+    label_smoothing: Probability = 0.0
+    ignore_index: int | None = None
+
+    def build(self) -> Margin:
+        return Margin(self) if self.ignore_index is None else MarginOfSome(self)
