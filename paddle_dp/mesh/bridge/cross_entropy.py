@@ -24,13 +24,11 @@ def cross_entropy(
     return loss, softmax
 
 
-def _hot(label: paddle.Tensor, seats: Any, classes: int) -> paddle.Tensor:
-    """[..., classes]: 1 where this seat holds the label's column; all 0 where another seat does."""
-    import paddle
-
-    # 0 and classes + 1 stand for the seats before and behind this one, and are cut off.
-    local = (label.astype("int64") - seats.rank() * classes).clip(-1, classes).squeeze(-1) + 1
-    return paddle.nn.functional.one_hot(local, classes + 2)[..., 1 : classes + 1].astype("float32")
+def _place(label: paddle.Tensor, seats: Any, classes: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """The label's column on this seat [..., 1], and 1 where this seat holds it; another and 0 where it does not."""
+    local = label.astype("int64") - seats.rank() * classes
+    here = (local >= 0).logical_and(local < classes).astype("float32")
+    return local.clip(0, classes - 1), here
 
 
 @cache
@@ -39,22 +37,28 @@ def _layer() -> Any:
     from paddle.base import core
 
     class CrossEntropy(PyLayer):
+        """At most three tensors as large as the logits are alive at once: with many classes, they are the memory."""
+
         @staticmethod
         def forward(ctx: Any, logits: paddle.Tensor, label: paddle.Tensor, seats: Any, ignore: int) -> Any:
             z, classes = logits.astype("float32"), logits.shape[-1]
             z = z - reduced(seats, z.max(-1, keepdim=True), core.ReduceOp.MAX)
-            e = z.exp()
-            total = reduced(seats, e.sum(-1, keepdim=True))
+            column, here = _place(label, seats, classes)
+            score = reduced(seats, z.take_along_axis(column, -1, broadcast=False) * here)
+            softmax = z.exp_()
+            total = reduced(seats, softmax.sum(-1, keepdim=True))
+            softmax.multiply_(1 / total)
             counts = (label != ignore).astype("float32")
-            score = reduced(seats, (z * _hot(label, seats, classes)).sum(-1, keepdim=True))
-            ctx.softmax, ctx.label, ctx.counts = e / total, label, counts
-            ctx.seats, ctx.dtype = seats, logits.dtype
+            ctx.softmax, ctx.column, ctx.here, ctx.counts = softmax, column, here, counts
+            ctx.dtype = logits.dtype
             loss = (total.log() - score) * counts
-            return loss.astype(logits.dtype), ctx.softmax.astype(logits.dtype)
+            return loss.astype(logits.dtype), softmax.astype(logits.dtype)
 
         @staticmethod
         def backward(ctx: Any, of_loss: paddle.Tensor, *_: Any) -> paddle.Tensor:
-            hot = _hot(ctx.label, ctx.seats, ctx.softmax.shape[-1])
-            return ((ctx.softmax - hot) * ctx.counts * of_loss.astype("float32")).astype(ctx.dtype)
+            each = ctx.counts * of_loss.astype("float32")
+            gradient = ctx.softmax * each
+            gradient.put_along_axis_(ctx.column, -each * ctx.here, -1, reduce="add", broadcast=False)
+            return gradient.astype(ctx.dtype)
 
     return CrossEntropy
