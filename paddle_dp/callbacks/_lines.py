@@ -16,6 +16,7 @@ _PLACED = {
     "memory",
     "samples_per_second",
     "seconds_per_step",
+    "tokens_per_second",
     "waiting",
 }
 _WAITING = 0.1  # of the time: from here on it is worth a word
@@ -41,15 +42,21 @@ def step(progress: Progress, found: Mapping[str, float]) -> str:
 
 
 def speed(found: Mapping[str, float]) -> list[str]:
-    """["lr 3.0e-03", "1234 samples/s"], and the share of time spent waiting for data where there is one to mention."""
+    """["lr 3.0e-03", "1234 samples/s"], tokens/s for texts, and the share of time spent waiting for data if it matters."""
     parts = [f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f} samples/s"]
+    parts += [f"{found['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in found else []
     waiting = found.get("waiting", 0.0)
     return [*parts, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else parts
 
 
 def short(found: Mapping[str, float]) -> str:
-    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: what fits beside a bar on 80 columns, so one score only."""
-    return "  ".join([*numbers(found)[:2], f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f}/s"])
+    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: what fits beside a bar on 80 columns, so one score only.
+
+    Of texts, the tokens are counted: 5678 tok/s.
+    """
+    tokens = found.get("tokens_per_second")
+    pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{found['samples_per_second']:.0f}/s"
+    return "  ".join([*numbers(found)[:2], f"lr {found['lr']:.1e}", pace])
 
 
 def evaluated(progress: Progress, found: Evaluation) -> str:
@@ -73,6 +80,8 @@ def summary(
     if found is not None:
         yield "held-out: " + "  ".join(numbers(found.numbers))
         yield f"  {found.samples} of {found.samples} held-out samples, each counted once"
+    if run.mesh.ranks > 1 and steps:  # the training has just compared them, and would have failed
+        yield "  as on one process: the same global batches and gradients; weights that ranks share are equal bit by bit"
     yield f"{steps} steps in {duration(seconds)}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
