@@ -9,11 +9,15 @@ import numpy as np
 
 
 def rng_state() -> dict[str, Any]:
-    """The generators of Paddle (the CPU's, and those of the current device), numpy and Python, as plain values."""
+    """The generators of Paddle, numpy and Python, as plain values.
+
+    Of Paddle: the CPU's, those of the current device, and those that fleet's tracker keeps for what is cut.
+    """
     import paddle
 
     return {
         "paddle": {kind: [_words(one) for one in paddle.get_rng_state(kind)] for kind in _kinds()},
+        "tracked": {name: [_words(one) for one in states] for name, states in _tracked().items()},
         "numpy": _numpy_state(),
         "python": _python_state(),
     }
@@ -30,12 +34,34 @@ def load_rng_state(state: dict[str, Any]) -> bool:
             paddle.set_rng_state([_generator(words, here[0]) for words in saved], kind)
         else:
             exact = False
+    exact = _load_tracked(state.get("tracked", {})) and exact
     words = state["numpy"]
     keys = np.frombuffer(bytes.fromhex(words["keys"]), "<u4")
     np.random.set_state(("MT19937", keys, words["position"], words["has_gauss"], words["gauss"]))
     version, keys_hex, gauss = state["python"]
     random.setstate((version, tuple(np.frombuffer(bytes.fromhex(keys_hex), "<u4").tolist()), gauss))
     return exact
+
+
+def _tracker() -> Any:
+    from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
+
+    return get_rng_state_tracker()
+
+
+def _tracked() -> dict[str, list[Any]]:
+    """The states of the tracker's generators by name; empty where nothing is cut."""
+    states: dict[str, list[Any]] = _tracker().get_states_tracker()
+    return states
+
+
+def _load_tracked(saved: dict[str, list[Any]]) -> bool:
+    here = _tracked()
+    if any(len(saved.get(name, [])) != len(here.get(name, [])) for name in saved.keys() | here.keys()):
+        return False
+    states = {n: [_generator(one, here[n][0]) for one in words] for n, words in saved.items()}
+    _tracker().set_states_tracker(states)
+    return True
 
 
 def _kinds() -> list[str]:

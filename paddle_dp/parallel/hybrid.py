@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import paddle
-from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+from paddle.distributed.fleet.utils.hybrid_parallel_util import (
+    fused_allreduce_gradients,
+    fused_allreduce_gradients_with_group,
+)
+from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
@@ -30,7 +34,10 @@ class HybridLearner(Learner):
 
     def _exchange(self) -> None:
         super()._exchange()
-        if self.mesh.axes.data > 1:
+        marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
+        if marked:
+            fused_allreduce_gradients_with_group(marked, self.seats.get_model_parallel_group(), scale=1.0)
+        if self.mesh.axes.data > 1 or self.mesh.axes.sequence > 1:
             fused_allreduce_gradients(self.trainable, self.seats)
 
     def _step(self) -> None:
@@ -42,8 +49,9 @@ class HybridLearner(Learner):
 
     def gradient_norm(self) -> paddle.Tensor:
         """Over the whole model: slices add up over the tensor axis, stages over the pipeline, copies count once."""
-        first = self.mesh.seats["tensor"] == 0
-        mine = [p for p in self.trainable if first or hasattr(p, "cut")]
+        seats = self.mesh.seats
+        first = seats["tensor"] == 0
+        mine = [p for p in self.trainable if (first or hasattr(p, "cut")) and not seats["sequence"]]
         squares = gradients.global_norm(mine).square().reshape([1])
         return (self.mesh.sum_tensor(squares) / self.mesh.readers).sqrt()[0]
 

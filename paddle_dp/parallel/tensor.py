@@ -83,7 +83,7 @@ class Cutter:
         return model
 
     def replace(self, layers: nn.Layer) -> bool:
-        """Replaces what tables of `layers` name; whether there was any. Attention that is cut by heads drops its own."""
+        """Replaces what tables of `layers` name; whether there was any. Attention cut by heads draws its own masks."""
         found = False
         for parent in layers.sublayers(include_self=True):
             table = getattr(parent, "cuts", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_dp.mesh.degrees import AXES, Degrees
@@ -15,6 +15,7 @@ class Shape:
     """What a layout must divide: a model's numbers (0 where it has no such thing), the global batch and its micros.
 
     `blocks` counts the ordered layers that a pipeline hands out; `stages_each`, how many virtual stages a rank holds.
+    `cut_lengths`: the tensor axis cuts sequences, too.
     """
 
     heads: int = 0
@@ -23,6 +24,7 @@ class Shape:
     vocab: int = 0
     classes: int = 0
     length: int = 0
+    cut_lengths: bool = False
     blocks: int = 0
     batch: int = 1
     micros: int = 1
@@ -41,6 +43,10 @@ class Shape:
         depth = getattr(model, "depth", 0) if found.get("heads") else 0
         return cls(**found, blocks=depth + 2 if depth else 0, batch=batch, micros=micros)
 
+    def along(self, dataset: Any, cut_lengths: bool) -> Shape:
+        """This shape for the sequences that a data set's Config names, when it does."""
+        return replace(self, length=getattr(dataset, "length", 0) or self.length, cut_lengths=cut_lengths)
+
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     """Every reason why the layout cannot run, one sentence each; empty when it can."""
@@ -50,12 +56,14 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
         found.append(f"the degrees make {product} = {degrees.ranks} ranks, and there are {ranks}")
     for axis, things in (
         ("tensor", ("heads", "kv_heads", "hidden", "vocab", "classes")),
-        ("sequence", ("heads", "length")),
+        ("sequence", ("heads", "kv_heads", "length")),
     ):
         for thing in things:
             size = getattr(shape, thing)
             if size and size % degrees[axis]:
-                found.append(f"{axis} {degrees[axis]} does not divide the model's {thing} ({size})")
+                whose = "the" if thing == "length" else "the model's"
+                found.append(f"{axis} {degrees[axis]} does not divide {whose} {thing} ({size})")
+    found += _uneven(degrees, shape)
     stages = degrees.pipeline * shape.stages_each
     if stages > 1 and not shape.blocks:
         found.append(f"pipeline {degrees.pipeline} needs a model with ordered `blocks`")
@@ -66,6 +74,20 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
             f"interleaved stages need micros ({shape.micros}) to be a multiple of pipeline {degrees.pipeline}"
         )
     return found
+
+
+def _uneven(degrees: Degrees, shape: Shape) -> Iterator[str]:
+    """What tensor and sequence cannot divide together, though each of them can; and models without a sequence."""
+    sequence, tensor = degrees.sequence, degrees.tensor
+    product = f"sequence {sequence} × tensor {tensor}" if sequence > 1 else f"tensor {tensor}"
+    if sequence > 1 and not shape.length:
+        yield f"sequence {sequence} needs a model or a data set with a `length`"
+    for thing in ("heads", "kv_heads"):
+        size = getattr(shape, thing)
+        if size % (sequence * tensor) and not (size % sequence or size % tensor):
+            yield f"{product} does not divide the model's {thing} ({size})"
+    if shape.cut_lengths and shape.length % (sequence * tensor) and not shape.length % sequence:
+        yield f"{product} does not divide the length ({shape.length}), which sequence_parallel cuts"
 
 
 def layouts(ranks: int, axes: tuple[str, ...] = AXES) -> Iterator[Degrees]:

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Degrees of the axes; `data: auto` takes the ranks that the others leave.
+    `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the tokens.
     `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often ranks that hold the same weights compare their bits."""
 
     data: Positive | Literal["auto"] = "auto"
     tensor: Positive = 1
     pipeline: Positive = 1
+    sequence: Positive = 1
+    sequence_parallel: bool = False
     recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
 
@@ -31,8 +34,9 @@ class Config:
         """The degrees on `ranks` ranks; `data: auto` is what the others leave, 1 at least."""
         from paddle_dp.mesh.degrees import Degrees
 
-        data = max(ranks // (self.tensor * self.pipeline), 1) if self.data == "auto" else self.data
-        return Degrees(data=data, pipeline=self.pipeline, tensor=self.tensor)
+        others = self.tensor * self.pipeline * self.sequence
+        data = max(ranks // others, 1) if self.data == "auto" else self.data
+        return Degrees(data=data, pipeline=self.pipeline, sequence=self.sequence, tensor=self.tensor)
 
     def refuse(self, recipe: Recipe, ranks: int) -> None:
         """Raises UsageError, with the nearest legal layouts, unless model, batch and ranks divide by the degrees.
@@ -42,7 +46,8 @@ class Config:
         from paddle_dp.plan import Shape, refusal
 
         shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
-        said = refusal(self.degrees(ranks), shape, ranks, ("data", "pipeline", "tensor"))
+        shape = shape.along(recipe.dataset.config, self.sequence_parallel)
+        said = refusal(self.degrees(ranks), shape, ranks, ("data", "pipeline", "sequence", "tensor"))
         if said:
             raise UsageError(said)
 
@@ -63,6 +68,7 @@ class Config:
         strategy = fleet.DistributedStrategy()
         strategy.hybrid_configs = {
             "dp_degree": degrees.data, "pp_degree": degrees.pipeline, "mp_degree": degrees.tensor,
+            "sep_degree": degrees.sequence,
             "mp_configs": {"need_broadcast_data": False},
             "pp_configs": {"enable_dynamic_shape": True},
         }  # fmt: skip
@@ -73,7 +79,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Places a model by cutting it over the tensor axis, then staging it over the pipeline."""
+    """Places a model by cutting its layers and sequences over their axes, then staging it over the pipeline."""
 
     config: Config
     mesh: Mesh
@@ -88,20 +94,12 @@ class Hybrid:
         from paddle.distributed import fleet
 
         from paddle_dp.parallel import place_whole
-        from paddle_dp.parallel.cut_loss import over_cut_classes
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.pipeline import PipelineLearner, Till, staged
-        from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.tensor import Cutter
 
-        axes, loss, model = self.mesh.axes, task.loss, recomputed(task.model, self.config.recompute)
+        axes, (model, loss) = self.mesh.axes, self._cut(task.model, task.loss)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
-        if axes.tensor > 1:
-            group = self.seats.get_model_parallel_group()
-            cutter = Cutter(group)
-            model = cutter.cut(model)
-            loss = over_cut_classes(loss, group) if cutter.cuts_classes else loss
         how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
         if axes.pipeline > 1:
             till = Till(loss, hasattr(loss, "count"))
@@ -113,3 +111,23 @@ class Hybrid:
             learner.placed = fleet.distributed_model(model)
         learner.check("after the weights were placed")
         return learner
+
+    def _cut(self, model: Any, loss: Any) -> tuple[Any, Any]:
+        """The model and the loss of this rank's seats on the tensor and the sequence axis."""
+        from paddle_dp.parallel.cut_loss import over_cut_classes
+        from paddle_dp.parallel.recompute import recomputed
+        from paddle_dp.parallel.sequence import along_sequence
+        from paddle_dp.parallel.stretches import SequenceCutter
+        from paddle_dp.parallel.tensor import Cutter
+
+        axes = self.mesh.axes
+        if axes.tensor > 1:
+            group = self.seats.get_model_parallel_group()
+            cutter = SequenceCutter(group) if self.config.sequence_parallel else Cutter(group)
+            model = cutter.cut(model)
+            loss = over_cut_classes(loss, group) if cutter.cuts_classes else loss
+        # What is computed again draws its masks again, and does not trade stretches for heads again.
+        model = recomputed(model, self.config.recompute)
+        if axes.sequence > 1:
+            model, loss = along_sequence(model, loss, self.seats.get_sep_parallel_group())
+        return model, loss

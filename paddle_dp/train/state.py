@@ -10,6 +10,7 @@ from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, piece
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import part_ways
 from paddle_dp.parallel import Learner
 from paddle_dp.train.progress import Progress
@@ -39,7 +40,7 @@ def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
 
 def _owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:
     """Pieces of the (tensor, its parameter) pairs that are this rank's to save: the first reader's, copies once."""
-    if learner.mesh.reader:
+    if learner.mesh.reader or learner.mesh.seats["sequence"]:
         return {}
     first = learner.mesh.seats["tensor"] == 0
     owned = {}
@@ -70,6 +71,7 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
         "loss_scale": learner.mixed.scale.state() if learner.mixed.scale else None,
         "data": {"samples": loader.share.samples, "batch": loader.share.batch, "seed": loader.share.seed},
         "ranks": learner.mesh.ranks,
+        "axes": learner.mesh.axes.as_dict(),
         "recipe": run.recipe.model_dump(mode="json") if run.recipe else None,
     }
 
@@ -77,8 +79,8 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
 def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     """Puts a checkpoint into a learner and returns where it was.
 
-    On the number of ranks that saved it, every rank gets its own random stream back and the run goes on bitwise; on
-    another number, ranks get fresh streams (dropout differs, the batches do not).
+    In the layout that saved it, every rank gets its own random streams back and the run goes on bitwise; in another,
+    ranks get fresh ones (dropout differs, the batches do not): what seats have in common is the layout's.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     load_model(checkpoint, learner)
@@ -89,7 +91,8 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
     progress = Progress(**state["progress"])
-    own = checkpoint.own(learner.mesh.rank) if checkpoint.ranks == learner.mesh.ranks else None
+    axes = state.get("axes", {"data": checkpoint.ranks})
+    own = checkpoint.own(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
     if own is not None:
         load_rng_state(own["rng"])
     else:

@@ -59,3 +59,24 @@ def test_several_generators_of_one_device(monkeypatch):
     assert put_back["gpu"][1].current_seed() == 99
     state["paddle"]["gpu"].pop()
     assert load_rng_state(state) is False
+
+
+def test_what_is_drawn_for_cut_activations_goes_on_too():
+    from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
+
+    tracker = get_rng_state_tracker()
+
+    def draw() -> list:
+        with tracker.rng_state("cut"):
+            return paddle.rand([3]).tolist()
+
+    tracker.add("cut", 5)
+    try:
+        state, common = plain.decode(plain.encode(rng_state())), paddle.rand([3]).tolist()
+        first = draw()
+        assert draw() != first
+        assert load_rng_state(state) is True
+        assert (draw(), paddle.rand([3]).tolist()) == (first, common)
+    finally:
+        tracker.reset()
+    assert load_rng_state(state) is False  # nothing is cut any more
