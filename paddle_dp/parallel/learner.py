@@ -48,6 +48,7 @@ class Learner:
         self._own_statistics = [t for t in self._statistics.values() if id(t) not in synchronized]
         self._count: Callable[[Any], Any] | None = getattr(self.loss, "count", None)
         self._exchange_checked = self.mesh.ranks == 1
+        self._weights: dict[Any, paddle.Tensor] = {}
 
     def train_batch(self, batch: Batch, observe: bool = False) -> None:
         """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
@@ -70,10 +71,10 @@ class Learner:
         """Forward and backward of every micro; with `observe`, the sums of each."""
         seen: list[dict[str, float]] = []
         for number, micro in enumerate(batch.micros, start=1):
-            with self._ghost(micro), self._quiet(number < len(batch.micros)):
+            with nullcontext() if micro.samples else self._ghost(), self._quiet(number < len(batch.micros)):
                 outputs, total = self._forward(micro)
                 with self.mixed.again():
-                    (total * self._factor(micro, count)).backward()
+                    total.backward(self._weight(total, self._factor(micro, count)))
             if observe:
                 seen.append(self._numbers(outputs, total, micro))
         return seen
@@ -147,6 +148,17 @@ class Learner:
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
         return scale * self.averaged / count
 
+    def _weight(self, total: paddle.Tensor, factor: Any) -> paddle.Tensor:
+        """`factor` as the gradient that the backward of `total` begins with: what multiplying it would do, for less."""
+        if isinstance(factor, paddle.Tensor):
+            return factor.astype(total.dtype).reshape(total.shape)
+        key = factor, total.dtype
+        if key not in self._weights:
+            if len(self._weights) > 16:  # a loss scale moves on, and short batches are few
+                self._weights.clear()
+            self._weights[key] = paddle.full(total.shape, factor, total.dtype)
+        return self._weights[key]
+
     def _unscale(self) -> bool:
         """Takes float16's loss scale out of the gradients; False when they overflowed and must not be used."""
         if self.mixed.scale is None:
@@ -174,11 +186,8 @@ class Learner:
         return self.placed.no_sync() if more_to_come and self.averaged > 1 else nullcontext()
 
     @contextmanager
-    def _ghost(self, micro: Micro) -> Iterator[None]:
+    def _ghost(self) -> Iterator[None]:
         """Around a micro without samples of this rank: it takes part in every exchange and leaves no trace."""
-        if micro.samples:
-            yield
-            return
         kept = [(statistic, statistic.clone()) for statistic in self._own_statistics]
         for norm in self._norms:
             norm.present = False
