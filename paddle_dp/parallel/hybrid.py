@@ -52,6 +52,7 @@ class HybridLearner(Learner):
         seats = self.mesh.seats
         first = seats["tensor"] == 0
         mine = [p for p in self.trainable if (first or hasattr(p, "cut")) and not seats["sequence"]]
+        mine = [p for p in mine if getattr(p, "is_firstly_shared", True)]  # tied: one stage counts
         squares = gradients.global_norm(mine).square().reshape([1])
         return (self.mesh.sum_tensor(squares) / self.mesh.readers).sqrt()[0]
 

@@ -1,104 +1,117 @@
-"""A model in stages, one rank after another, over micros: fleet's PipelineLayer and its schedules."""
+"""A model in stages, one rank after another: how a batch learns on one of fleet's engines, and what is seen of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
-from paddle import nn
-from paddle.distributed.fleet.meta_parallel import PipelineLayer
+import paddle.distributed as dist
 
-from paddle_dp.batch import Batch
-from paddle_dp.errors import UsageError
+from paddle_dp.batch import Batch, Micro
+from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.counting import Loss, total_and_count
+from paddle_dp.parallel.engines import Engine
 from paddle_dp.parallel.hybrid import HybridLearner
+from paddle_dp.parallel.stages import Held
+from paddle_dp.parallel.timeline import Recorder
+from paddle_dp.plan.schedule import Work
+
+Sums = dict[str, paddle.Tensor]
 
 
 class Till:
     """The loss that fleet's last stage calls once a micro: weighs each total, and keeps the sums for the log."""
 
-    def __init__(self, loss: Loss, counts: bool):
-        self.loss, self.counts = loss, counts
-        self.factors: Iterator[Any] = iter(())
-        self.totals: list[paddle.Tensor] = []
+    def __init__(self, loss: Loss):
+        self.loss, self.counts = loss, hasattr(loss, "count")
+        self.coming: Iterator[tuple[Micro, Any]] = iter(())
+        self.observe = False
+        self.sums: list[Sums] = []
 
-    def open(self, factors: list[Any]) -> None:
-        """Before a batch: what each micro's total is multiplied with, in the order of the micros."""
-        self.factors, self.totals = iter(factors), []
+    def open(self, micros: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
+        """Before a batch: its micros, what each one's total is multiplied with, and whether scores are wanted."""
+        self.coming, self.observe, self.sums = iter(zip(micros, factors, strict=True)), observe, []
 
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
+        micro, factor = next(self.coming)
         total, _ = total_and_count(self.loss(outputs, targets), len(targets), self.counts)
-        self.totals.append(total.detach())
-        return total * next(self.factors)
-
-
-def staged(model: nn.Layer, till: Till, seats: Any, stages_each: int = 1) -> PipelineLayer:
-    """The model's ordered `blocks` as fleet's PipelineLayer: this rank keeps its stage's.
-
-    Raises UsageError for a model without blocks, or whose stages would share a weight.
-    """
-    blocks = list(getattr(model, "blocks", ()))
-    if not blocks:
-        raise UsageError(
-            f"strategy.pipeline: {type(model).__name__} has no ordered `blocks`, so it cannot be handed out in stages. "
-            "Keep its layers in one (docs/add-a-part.md), or set strategy.pipeline=1."
-        )
-    owners: dict[int, int] = {}
-    for number, block in enumerate(blocks):
-        for parameter in block.parameters():
-            if owners.setdefault(id(parameter), number) != number:
-                raise UsageError(
-                    f"strategy.pipeline: blocks {owners[id(parameter)]} and {number} share the weight "
-                    f"{list(parameter.shape)}, which stages cannot. Set model.tied=false, or strategy.pipeline=1."
-                )
-    virtual = {"num_virtual_pipeline_stages": stages_each} if stages_each > 1 else {}
-    return PipelineLayer(
-        layers=blocks, loss_fn=till, topology=seats.topology(), seg_method="uniform", **virtual
-    )
+        scores = getattr(self.loss, "scores", None) if self.observe else None
+        with paddle.no_grad():
+            sums = {"loss": total.detach(), **(scores(outputs, targets) if scores else {})}
+            self.sums.append(sums if micro.samples else {name: paddle.zeros([]) for name in sums})
+        return total * factor
 
 
 @dataclass(kw_only=True)
 class PipelineLearner(HybridLearner):
-    """Keeps the learner's promise by fleet's own schedule: forwards and backwards of the micros interleave."""
+    """Keeps the learner's promise by fleet's own schedules: forwards and backwards of the micros interleave."""
 
     till: Till
+    held: Held
+    names: list[str] = field(default_factory=list)  # of the numbers that the last stage knows
+    micros: tuple[Micro, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recorder = Recorder(self.mesh)
 
     def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
-        micros = batch.micros
+        micros = self.micros = batch.micros
         # Fleet divides each micro's loss by their number; the factor has that, and the global count, already in it.
-        self.till.open([self._factor(micro, count) * len(micros) for micro in micros])
-        placed: Any = self.placed
-        placed.set_virtual_pipeline_rank(0)
-        placed.loss_fn_idx = 0
-        if placed.accumulate_steps != len(micros):
-            placed.accumulate_steps = len(micros)
-            placed._init_user_hooks()  # counts on the number of micros that it was made with
-        placed._layers.train()
+        self.till.open(micros, [self._factor(micro, count) * len(micros) for micro in micros], observe)
+        self.recorder.begin()
+        engine: Engine = self.placed
+        engine.around = self._around
         with self.mixed.context():
-            placed.forward_backward_pipeline([[m.inputs for m in micros], [m.targets for m in micros]])
-        if not observe:
-            return []
-        if not self.mesh.speaks:
-            return [{"loss": 0.0}]
-        pairs = zip(self.till.totals, micros, strict=True)
-        return [{"loss": float(total) if micro.samples else 0.0} for total, micro in pairs]
+            engine.learn([m.inputs for m in micros], [m.targets for m in micros])
+        return self._seen() if observe else []
+
+    @contextmanager
+    def _around(self, work: Work) -> Iterator[None]:
+        """Around each forward and backward: its time, and no trace of a ghost in running statistics."""
+        with self.recorder.span(work), nullcontext() if self.micros[work.micro].samples else self._ghost():
+            yield
+
+    def _seen(self) -> list[dict[str, float]]:
+        """Each micro's sums where they count, and nothing, under the same names, everywhere else. Collective once."""
+        sums = self.till.sums if self.mesh.speaks else []
+        if not self.names:
+            told = self.mesh.gather(list(sums[0]) if sums else [])
+            self.names = max(told, key=len)
+        return [{name: float(row[name]) for name in self.names} for row in sums] or [
+            dict.fromkeys(self.names, 0.0)
+        ]
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        for tied in self.held.tied:  # after the data axis: what meets there is then equal in all bits here
+            tied.add_up()
+
+    def meet(self) -> None:
+        """Gives the ranks that hold the same stage the average of their running statistics. Collective."""
+        if self.mesh.axes.data == 1:
+            return
+        group = self.seats.get_data_parallel_group()
+        with paddle.no_grad():
+            for statistic in self._own_statistics:
+                total = statistic.astype("float32").clone()
+                dist.all_reduce(total, group=group)
+                statistic.set_value((total / self.mesh.axes.data).astype(statistic.dtype))
 
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
-        placed: Any = self.placed
-        steps, placed.accumulate_steps = placed.accumulate_steps, 1
-        try:
-            with paddle.no_grad(), self.mixed.context():
-                found = placed.eval_batch([[inputs], [inputs]], compute_loss=False)
-        finally:
-            placed.accumulate_steps = steps
-        return found[0] if self.mesh.seats["pipeline"] == self.mesh.axes.pipeline - 1 else None
+        engine: Engine = self.placed
+        with paddle.no_grad(), self.mixed.context():
+            return engine.predict(inputs)
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
-        """This stage's parameters under their whole-model names."""
-        return [(f"blocks.{name}", p) for name, p in super().named_parameters(trainable)]
+        """The parameters of this rank's stages under their whole-model names."""
+        running = {id(t) for t in statistics(self.model).values()}
+        named = [(name, p) for name, p in self.held.named_parameters() if id(p) not in running]
+        return [(name, p) for name, p in named if not (trainable and p.stop_gradient)]
 
     def state(self) -> dict[str, paddle.Tensor]:
-        return {f"blocks.{name}": tensor for name, tensor in super().state().items()}
+        return self.held.state()

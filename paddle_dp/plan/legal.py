@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.plan.deal import Split, amiss
+from paddle_dp.plan.schedule import unfit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What a layout must divide: a model's numbers (0 where it has no such thing), the global batch and its micros.
 
-    `blocks` counts the ordered layers that a pipeline hands out; `stages_each`, how many virtual stages a rank holds.
-    `cut_lengths`: the tensor axis cuts sequences, too.
+    `blocks` counts the ordered layers that a pipeline deals to stages by `split`; a rank holds `stages_each` of them,
+    and takes its micros in the order of `schedule`. `cut_lengths`: the tensor axis cuts sequences, too.
     """
 
     heads: int = 0
@@ -29,6 +31,8 @@ class Shape:
     batch: int = 1
     micros: int = 1
     stages_each: int = 1
+    schedule: str = "1f1b"
+    split: Split = "uniform"
 
     @classmethod
     def of(cls, model: Any, batch: int, micros: int) -> Shape:
@@ -37,7 +41,9 @@ class Shape:
         A model with a `depth` keeps that many blocks, an embedding before and a head after them.
         """
         names = ("heads", "kv_heads", "hidden", "vocab", "length")
-        found = {name: size for name in names if isinstance(size := getattr(model, name, 0), int)}
+        found: dict[str, Any] = {
+            name: size for name in names if isinstance(size := getattr(model, name, 0), int)
+        }
         if getattr(model, "cuts_classes", False):
             found["classes"] = model.classes
         depth = getattr(model, "depth", 0) if found.get("heads") else 0
@@ -64,15 +70,11 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
                 whose = "the" if thing == "length" else "the model's"
                 found.append(f"{axis} {degrees[axis]} does not divide {whose} {thing} ({size})")
     found += _uneven(degrees, shape)
-    stages = degrees.pipeline * shape.stages_each
-    if stages > 1 and not shape.blocks:
+    if degrees.pipeline > 1 and not shape.blocks:
         found.append(f"pipeline {degrees.pipeline} needs a model with ordered `blocks`")
-    elif stages > max(shape.blocks, 1):
-        found.append(f"{stages} pipeline stages need as many blocks, and the model has {shape.blocks}")
-    if shape.stages_each > 1 and degrees.pipeline > 1 and shape.micros % degrees.pipeline:
-        found.append(
-            f"interleaved stages need micros ({shape.micros}) to be a multiple of pipeline {degrees.pipeline}"
-        )
+    elif degrees.pipeline > 1:
+        found += unfit(shape.schedule, degrees.pipeline, shape.micros, shape.stages_each)
+        found += amiss(shape.split, shape.blocks, degrees.pipeline * shape.stages_each)
     return found
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Every, Positive, Recompute
 
+Counts = tuple[Positive, ...]
+
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.mesh.degrees import Degrees
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Degrees of the axes; `data: auto` takes the ranks that the others leave.
+    `schedule`: in which order a pipeline's micros take their turns; `stages_each`: how many stages a rank holds (auto: 2
+    under interleaved, else 1). `split`: how blocks are dealt to stages: equal numbers of them (`uniform`), of their
+    `parameters`, or as many as a list says.
     `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the tokens.
     `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often ranks that hold the same weights compare their bits."""
@@ -25,6 +30,9 @@ class Config:
     data: Positive | Literal["auto"] = "auto"
     tensor: Positive = 1
     pipeline: Positive = 1
+    schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
+    stages_each: Positive | Literal["auto"] = "auto"
+    split: Literal["uniform", "parameters"] | Counts = "uniform"
     sequence: Positive = 1
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.parse("none")
@@ -38,6 +46,12 @@ class Config:
         data = max(ranks // others, 1) if self.data == "auto" else self.data
         return Degrees(data=data, pipeline=self.pipeline, sequence=self.sequence, tensor=self.tensor)
 
+    @property
+    def each(self) -> int:
+        """How many stages a rank holds."""
+        auto = 2 if self.schedule == "interleaved" else 1
+        return auto if self.stages_each == "auto" or self.pipeline == 1 else self.stages_each
+
     def refuse(self, recipe: Recipe, ranks: int) -> None:
         """Raises UsageError, with the nearest legal layouts, unless model, batch and ranks divide by the degrees.
 
@@ -46,6 +60,7 @@ class Config:
         from paddle_dp.plan import Shape, refusal
 
         shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
+        shape = replace(shape, stages_each=self.each, schedule=self.schedule, split=self.split)
         shape = shape.along(recipe.dataset.config, self.sequence_parallel)
         said = refusal(self.degrees(ranks), shape, ranks, ("data", "pipeline", "sequence", "tensor"))
         if said:
@@ -91,26 +106,39 @@ class Hybrid:
 
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
-        from paddle.distributed import fleet
-
         from paddle_dp.parallel import place_whole
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
-        from paddle_dp.parallel.pipeline import PipelineLearner, Till, staged
 
         axes, (model, loss) = self.mesh.axes, self._cut(task.model, task.loss)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
         if axes.pipeline > 1:
-            till = Till(loss, hasattr(loss, "count"))
-            model = staged(model, till, self.seats)
-            how |= {"till": till, "kind": PipelineLearner}
+            model, more = self._stage(model, loss)
+            how |= more
         learner = place_whole(replace(task, model=model, loss=loss), self.mesh, **how)
         learner.clip = take_clip(learner.optimizer)
         if axes.pipeline > 1:
-            learner.placed = fleet.distributed_model(model)
+            learner.placed = self._engine(model)
         learner.check("after the weights were placed")
         return learner
+
+    def _stage(self, model: Any, loss: Any) -> tuple[Any, dict[str, Any]]:
+        """This rank's stages of the model, and what a learner of them has to know."""
+        from paddle_dp.parallel.pipeline import PipelineLearner, Till
+        from paddle_dp.parallel.stages import stage
+
+        till = Till(loss)
+        stages, held = stage(model, till, self.seats, self.config.split, self.config.each)
+        return stages, {"till": till, "held": held, "kind": PipelineLearner}
+
+    def _engine(self, stages: Any) -> Any:
+        from paddle.distributed import fleet
+
+        from paddle_dp.parallel.engines import ENGINES
+
+        engine = ENGINES[self.config.schedule, self.config.each > 1]
+        return engine(stages, self.seats, fleet.fleet._user_defined_strategy)
 
     def _cut(self, model: Any, loss: Any) -> tuple[Any, Any]:
         """The model and the loss of this rank's seats on the tensor and the sequence axis."""

@@ -46,6 +46,8 @@ def _owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, P
     owned = {}
     for name, (tensor, parameter) in tensors.items():
         cut, shape = _cut(tensor, parameter), tuple(tensor.shape)
+        if tensor is not parameter and not getattr(parameter, "is_firstly_shared", True):
+            continue  # the optimizer's state of a tied weight has one name; its other stages hold a copy
         if cut is not None:
             owned[name] = piece(name, tensor, cut.whole(shape), cut.offset(shape))
         elif first:

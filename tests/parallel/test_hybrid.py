@@ -104,32 +104,3 @@ def test_llama_in_the_same_layouts(tmp_path, ranks, strategy):
     ]
     many = run_ranks(f"{HERE}:train", ranks, str(tmp_path / "many"), strategy, "6 steps", False, "llama")
     np.testing.assert_allclose(many[0]["rows"], alone["rows"], rtol=1e-5)
-
-
-def shared(strategy):
-    import paddle
-
-    from paddle_dp.errors import UsageError
-    from paddle_dp.mesh import join
-    from paddle_dp.part import read_part
-    from paddle_dp.train.build import Task
-
-    mesh = join(seed=0)
-    model = read_part(
-        "models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4, "tied": True}
-    )
-    loss = read_part("losses", {"use": "cross_entropy"}).build()
-    task = Task(
-        model=model.build(),
-        loss=loss,
-        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named]),
-    )
-    try:
-        read_part("strategies", {"use": "hybrid", **strategy}).build(mesh).place(task)
-    except UsageError as error:
-        return str(error)
-
-
-def test_what_cannot_be_split_is_said():
-    for said in run_ranks(f"{HERE}:shared", 2, {"pipeline": 2}):
-        assert "share the weight [8, 8]" in said

@@ -1,0 +1,166 @@
+"""Deals a finished model's ordered blocks to the stages of a pipeline, and keeps weights that two stages share one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
+
+from paddle_dp.errors import UsageError
+from paddle_dp.plan import Split, deal
+
+Named = list[tuple[str, paddle.Tensor]]
+
+
+class Stages(PipelineLayer):
+    """Fleet's PipelineLayer with stages that begin where `bounds` say, whatever the number of stages on a rank.
+
+    Fleet takes given bounds for one stage on each rank only; for several it counts layers of one class.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Layer], bounds: Sequence[int], seats: Any, loss: Any, each: int):
+        super().__init__(
+            layers=blocks, loss_fn=loss, topology=seats.topology(), num_virtual_pipeline_stages=each,
+            seg_method="layer:" + ",".join(map(str, bounds)),  # fleet insists on a word of this form
+        )  # fmt: skip
+        self._layers_desc: list[nn.Layer] = []  # the other ranks' blocks: what nobody holds on to, is freed
+
+    def _segment_network(self, seg_method: str) -> None:
+        super()._segment_network(_bounds(seg_method))
+
+    def _segment_network_for_interleave(self, seg_method: str) -> None:
+        self.segment_parts = bounds = _bounds(seg_method)
+        for stage in range(self._stage_id, self._total_stages_with_virtual_stages, self._num_stages):
+            self._start_poss.append(bounds[stage])
+            self._end_poss.append(bounds[stage + 1])
+
+
+def _bounds(seg_method: str) -> list[int]:
+    return [int(bound) for bound in seg_method.removeprefix("layer:").split(",")]
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A weight that several stages use: each holds a copy, and the copies' gradients are added up over `group`."""
+
+    parameter: paddle.Tensor
+    group: Any
+
+    def add_up(self) -> None:
+        """The gradient of all uses, equal in every bit on the stages that hold a copy. Collective over them."""
+        if self.parameter.grad is None:
+            self.parameter.grad = paddle.zeros_like(self.parameter)
+        with paddle.no_grad():
+            dist.all_reduce(self.parameter.grad, group=self.group)
+
+
+@dataclass
+class Held:
+    """What this rank holds of a staged model: blocks by their number, and each parameter's whole-model name.
+
+    A weight that several blocks share has one name, the first, on all stages; in a state it has all its names, as in
+    one process.
+    """
+
+    blocks: dict[int, nn.Layer]
+    names: dict[int, str]
+    tied: list[Tied] = field(default_factory=list)
+
+    def named_parameters(self) -> Named:
+        found = {id(p): p for block in self.blocks.values() for p in block.parameters()}
+        return [(self.names[key], parameter) for key, parameter in found.items()]
+
+    def state(self) -> dict[str, paddle.Tensor]:
+        return {
+            f"blocks.{number}.{name}": tensor
+            for number, block in self.blocks.items()
+            for name, tensor in block.state_dict().items()
+        }
+
+
+def stage(
+    model: nn.Layer, loss: Any, seats: Any, split: Split = "uniform", each: int = 1
+) -> tuple[Stages, Held]:
+    """The model's blocks as fleet's PipelineLayer, of which this rank keeps its stages (`each` of them). Collective.
+
+    Raises UsageError for a model that is more, or less, than a list of blocks.
+    """
+    blocks = _blocks(model)
+    bounds = deal([sum(p.size for p in block.parameters()) for block in blocks], _stages(seats) * each, split)
+    holders = {
+        number: place % _stages(seats)
+        for place in range(len(bounds) - 1)
+        for number in range(bounds[place], bounds[place + 1])
+    }
+    names: dict[int, str] = {}
+    for name, parameter in nn.LayerList(blocks).named_parameters():
+        names.setdefault(id(parameter), f"blocks.{name}")
+    tied = _tie(blocks, holders, seats)
+    mine = {n: block for n, block in enumerate(blocks) if holders[n] == seats.get_stage_id()}
+    here = {id(p) for block in mine.values() for p in block.parameters()}
+    held = Held(mine, {key: name for key, name in names.items() if key in here}, tied)
+    return Stages(blocks, bounds, seats, loss, each), held
+
+
+def _stages(seats: Any) -> int:
+    return int(seats.get_pipe_parallel_world_size())
+
+
+def _blocks(model: nn.Layer) -> list[nn.Layer]:
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks:
+        raise UsageError(
+            f"strategy.pipeline: {type(model).__name__} has no ordered `blocks`, so it cannot be handed out in stages. "
+            "Keep its layers in one (docs/add-a-part.md), or set strategy.pipeline=1."
+        )
+    outside = sorted(name for name in model.state_dict() if not name.startswith("blocks."))
+    if outside:
+        raise UsageError(
+            f"strategy.pipeline: {type(model).__name__} has '{outside[0]}' outside its `blocks`, where no stage is. "
+            "Move it into the block that uses it, or set strategy.pipeline=1."
+        )
+    return blocks
+
+
+def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], seats: Any) -> list[Tied]:
+    """The weights that several stages use, on this rank; the first of their stages counts them. Collective.
+
+    Not fleet's SharedLayerDesc: it shares whole layers that it builds itself, under names of its own, and what is tied
+    in a finished model is a weight somewhere inside a block.
+    """
+    users: dict[int, tuple[paddle.Tensor, set[int]]] = {}
+    for number, block in enumerate(blocks):
+        for parameter in block.parameters():
+            users.setdefault(id(parameter), (parameter, set()))[1].add(holders[number])
+    tied, groups = [], {}
+    for parameter, on in users.values():
+        if len(on) == 1:
+            continue
+        if seats.get_sharding_parallel_world_size() > 1:
+            raise UsageError(
+                f"strategy.sharding: the weight {list(parameter.shape)} that stages {sorted(on)} share would have "
+                "another owner on each of them. Set model.tied=false, strategy.sharding=1 or strategy.pipeline=1."
+            )
+        stages = tuple(sorted(on))
+        if stages not in groups:
+            groups[stages] = _group(stages, seats)
+        if seats.get_stage_id() in on:
+            parameter.is_firstly_shared = (
+                seats.get_stage_id() == stages[0]
+            )  # fleet's word, which norms ask for
+            tied.append(Tied(parameter, groups[stages]))
+    return tied
+
+
+def _group(stages: tuple[int, ...], seats: Any) -> Any:
+    """The ranks of this rank's pipeline that sit on `stages`. Collective: every rank makes every pipeline's group."""
+    mine = None
+    for pipeline in seats.topology().get_comm_list("pipe"):
+        group = dist.new_group([pipeline[stage] for stage in stages])
+        mine = group if dist.get_rank() in pipeline else mine
+    return mine

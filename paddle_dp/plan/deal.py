@@ -1,0 +1,54 @@
+"""How a pipeline's ordered blocks are dealt to its stages: each stage gets a run of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal
+
+Split = Literal["uniform", "parameters"] | tuple[int, ...]
+
+
+def deal(weights: Sequence[int], stages: int, split: Split = "uniform") -> list[int]:
+    """Where each stage begins, and where the last one ends: stage s holds blocks [bounds[s], bounds[s + 1]).
+
+    `weights` are the blocks' parameters. uniform: equal numbers of blocks, what is left over to the last stages, as
+    fleet deals. parameters: the largest stage is as small as it can be. A tuple says how many blocks each stage gets.
+    """
+    if split == "parameters":
+        return _balanced(list(accumulate(weights, initial=0)), stages)
+    if split == "uniform":
+        each, more = divmod(len(weights), stages)
+        return list(accumulate([each] * (stages - more) + [each + 1] * more, initial=0))
+    return list(accumulate(split, initial=0))
+
+
+def amiss(split: Split, blocks: int, stages: int) -> list[str]:
+    """Why so many blocks cannot be dealt to so many stages like this, one sentence each; empty when they can."""
+    if stages > blocks:
+        return [f"{stages} pipeline stages need as many blocks, and the model has {blocks}"]
+    if isinstance(split, str):
+        return []
+    if len(split) != stages:
+        return [f"split names {len(split)} stages, and there are {stages}"]
+    if sum(split) != blocks:
+        return [f"split deals {sum(split)} blocks, and the model has {blocks}"]
+    return []
+
+
+def _balanced(before: list[int], stages: int) -> list[int]:
+    """The bounds with the smallest largest sum; among those, with sums as equal as can be.
+
+    `before[i]` is the sum of the first i weights. best[i] is the best way to deal the first i blocks so far.
+    """
+    blocks = len(before) - 1
+    best = {i: (before[i], before[i] ** 2, [0, i]) for i in range(1, blocks + 1)}
+    for stage in range(2, stages + 1):
+        best = {
+            i: min(
+                (max(best[j][0], before[i] - before[j]), best[j][1] + (before[i] - before[j]) ** 2, [*best[j][2], i])
+                for j in range(stage - 1, i)
+            )
+            for i in range(stage, blocks + 1)
+        }  # fmt: skip
+    return best[blocks][2]

@@ -1,0 +1,139 @@
+"""A pipeline's schedules as arithmetic: what each stage computes in which order, when, and how long it stands idle.
+
+A forward is one unit of time and a backward two, unless said otherwise; a stage that is given another time, or time to
+send, is idle for longer than the formula says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One micro's forward or backward through one of a rank's stages: its `chunk`-th, counted from 0."""
+
+    kind: Kind
+    micro: int
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a stage did a piece of work, in seconds (or units) from the beginning of the batch."""
+
+    stage: int
+    work: Work
+    start: float
+    stop: float
+
+
+def bubble(stages: int, micros: int, stages_each: int = 1) -> float:
+    """The share of time that each stage stands idle when all have equal work and sending takes none.
+
+    (p − 1) / (m + p − 1) (Huang et al. 2019, arXiv:1811.06965); with v stages on each rank (p − 1) / (v·m + p − 1)
+    (Narayanan et al. 2021, arXiv:2104.04473, whose (p − 1) / (v·m) is over the time of the work alone).
+    """
+    return (stages - 1) / (stages_each * micros + stages - 1)
+
+
+def unfit(schedule: str, stages: int, micros: int, stages_each: int = 1) -> list[str]:
+    """Why a schedule cannot run so, one sentence each; empty when it can."""
+    found = []
+    if schedule == "1f1b" and stages_each > 1:
+        found.append(
+            f"schedule 1f1b has one stage on each rank, and stages_each is {stages_each}: take interleaved"
+        )
+    if schedule == "interleaved" and stages_each == 1:
+        found.append("schedule interleaved needs stages_each of 2 or more")
+    if stages_each > 1 and micros % stages:
+        found.append(f"several stages on a rank need micros ({micros}) to be a multiple of pipeline {stages}")
+    return found
+
+
+def orders(schedule: str, stages: int, micros: int, stages_each: int = 1) -> list[list[Work]]:
+    """For each of `stages` ranks, its work in the order in which fleet does it.
+
+    interleaved needs micros in whole rounds of `stages`, and f_then_b too where ranks have several stages.
+    """
+    forwards, backwards = _directions(schedule, stages, micros, stages_each)
+    ahead = [_ahead(schedule, stages, micros, stages_each, stage) for stage in range(stages)]
+    return [list(_in_turn(forwards, backwards, first)) for first in ahead]
+
+
+def _directions(schedule: str, stages: int, micros: int, stages_each: int) -> tuple[list[Work], list[Work]]:
+    """All forwards and all backwards of any one rank, each in order: in rounds of micros, chunk by chunk."""
+    turn = stages if schedule == "interleaved" else micros
+    rounds = [range(first, min(first + turn, micros)) for first in range(0, micros, turn)]
+    chunks = range(stages_each)
+    forwards = [Work("forward", micro, chunk) for some in rounds for chunk in chunks for micro in some]
+    backwards = [
+        Work("backward", micro, chunk) for some in rounds for chunk in reversed(chunks) for micro in some
+    ]
+    return forwards, backwards
+
+
+def _ahead(schedule: str, stages: int, micros: int, stages_each: int, stage: int) -> int:
+    """How many forwards a stage has done before its first backward, the one that comes right before it not counted."""
+    after = stages - stage - 1
+    if schedule == "f_then_b":
+        return micros * stages_each
+    if schedule == "1f1b":
+        return min(after, micros)
+    return min(2 * after + (stages_each - 1) * stages, micros * stages_each)
+
+
+def _in_turn(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterable[Work]:
+    """`ahead` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    yield from forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        yield from (forward, backward)
+    yield from backwards[len(forwards) - ahead :]
+
+
+def timeline(
+    ordered: Sequence[Sequence[Work]], seconds: Callable[[int, Work], float] | None = None
+) -> list[Span]:
+    """When each piece of work is done if every stage begins it as soon as it can.
+
+    `seconds(stage, work)` is how long it takes. Raises ValueError for orders in which stages wait for each other.
+    """
+    last = len(ordered) * (1 + max(work.chunk for order in ordered for work in order)) - 1
+    takes = seconds or (lambda _, work: 1.0 if work.kind == "forward" else 2.0)
+    done: dict[tuple[Kind, int, int], float] = {}
+    spans: list[Span] = []
+    free, at = [0.0] * len(ordered), [0] * len(ordered)
+    while any(position < len(order) for position, order in zip(at, ordered, strict=True)):
+        before = len(spans)
+        for stage, order in enumerate(ordered):
+            while at[stage] < len(order):
+                work = order[at[stage]]
+                place = work.chunk * len(ordered) + stage
+                needs = _needs(work, place, last)
+                if needs is not None and needs not in done:
+                    break
+                start = max(free[stage], done[needs] if needs else 0.0)
+                free[stage] = done[work.kind, work.micro, place] = start + takes(stage, work)
+                spans.append(Span(stage, work, start, free[stage]))
+                at[stage] += 1
+        if len(spans) == before:
+            raise ValueError("in these orders the stages wait for each other for ever")
+    return spans
+
+
+def _needs(work: Work, place: int, last: int) -> tuple[Kind, int, int] | None:
+    """What must be done before: the same micro's forward one place earlier, or its backward one place later."""
+    if work.kind == "forward":
+        return ("forward", work.micro, place - 1) if place else None
+    return ("backward", work.micro, place + 1) if place < last else ("forward", work.micro, place)
+
+
+def idle(spans: Sequence[Span], stages: int) -> list[float]:
+    """The share of a batch's time, first start to last stop, in which each stage computed nothing."""
+    length = max(span.stop for span in spans) - min(span.start for span in spans)
+    busy = [sum(span.stop - span.start for span in spans if span.stage == stage) for stage in range(stages)]
+    return [1 - each / length for each in busy]

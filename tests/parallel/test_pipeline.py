@@ -1,0 +1,167 @@
+"""Every schedule, split and tied weight of a pipeline against one process: losses, scores, gradient norms, weights."""
+
+import numpy as np
+import pytest
+from paddle import nn
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.stages import stage
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_pipeline.py"
+SAMPLES, BATCH, STEPS = 30, 8, 10  # three batches of 8 and one of 6 an epoch
+GPT = {"use": "gpt", "vocab": 32, "width": 32, "depth": 4, "heads": 4, "length": 12}
+
+
+def learn(strategy, cases):
+    """Trains as each case says, one after another in the same ranks; what this rank saw and holds after each."""
+    from dataclasses import replace
+
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+
+    mesh = join(seed=3)
+    placer = read_part("strategies", strategy).build(mesh)
+    found = []
+    for case in cases:
+        words = {**{k: v for k, v in strategy.items() if k != "use"}, **case.get("strategy", {})}
+        config = read_part("strategies", {"use": strategy["use"], **words}).config
+        found.append(_train(replace(placer, config=config), case))
+    return found
+
+
+def _train(placer, case):
+    import paddle
+
+    from paddle_dp.data import Loader, Share
+    from paddle_dp.parallel import Task
+    from paddle_dp.part import read_part
+    from paddle_dp.train.evaluate import evaluate
+    from paddle_dp.train.state import optimizer_pieces, pieces
+
+    paddle.seed(7)
+    clip = paddle.nn.ClipGradByGlobalNorm(0.4)
+    task = Task(
+        model=read_part("models", {**GPT, **case.get("model", {})}).build(),
+        loss=read_part("losses", {"use": "cross_entropy"}).build(),
+        optimizer=lambda rate, named: paddle.optimizer.AdamW(
+            3e-3, parameters=[p for _, p in named], grad_clip=clip, weight_decay=0.1
+        ),
+    )
+    learner, mesh = placer.place(task), placer.mesh
+    words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
+    tokens = read_part("datasets", words).build("train")
+    loader = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, micros=case.get("micros", 4), seed=1))
+    held_out = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, shuffle=False))
+    rows, epoch = [], 0
+    while len(rows) < STEPS:
+        for batch in loader.read(epoch):
+            learner.train_batch(batch, observe=True)
+            norm = learner.observed.pop("gradient_norm")
+            rows.append([*mesh.sum(list(learner.observed.values())), norm])
+        epoch += 1
+        if epoch == 1:  # between batches of the same shape: it must not leave a trace
+            evaluate(learner, held_out, mesh)
+    learner.check("at the end")
+    return {
+        "names": list(learner.observed),
+        "rows": rows[:STEPS],
+        "held_out": dict(evaluate(learner, held_out, mesh).numbers),
+        "pieces": {
+            n: [p.offset, p.array] for n, p in {**pieces(learner), **optimizer_pieces(learner)}.items()
+        },
+    }
+
+
+DEEP = {"depth": 6}  # eight blocks
+TIED = {"tied": True}
+FEW = [
+    {"strategy": {"schedule": "1f1b"}, "model": TIED},
+    {"strategy": {"schedule": "f_then_b", "split": "parameters"}},
+    {"strategy": {"schedule": "interleaved"}},
+    {"strategy": {"split": [5, 1]}, "micros": 1},
+]
+MORE = [
+    {"strategy": {"schedule": "interleaved", "stages_each": 3}},
+    {"strategy": {"schedule": "interleaved"}, "model": TIED},
+    {"strategy": {"schedule": "interleaved"}, "micros": 2},
+    {"strategy": {"schedule": "f_then_b", "stages_each": 2, "split": [1, 2, 1, 2]}},
+]
+FOUR = [
+    {"model": {**DEEP, **TIED}},
+    {"strategy": {"schedule": "f_then_b"}, "model": DEEP},
+    {"strategy": {"schedule": "interleaved"}, "model": {**DEEP, **TIED}},
+    {"strategy": {"schedule": "f_then_b", "stages_each": 2}, "model": DEEP},
+    {"strategy": {"split": [1, 3, 2, 2]}, "model": DEEP, "micros": 1},
+]
+
+
+def truth(cases):
+    """One process for each case, equal ones once."""
+    kinds = {_kind(case): case for case in cases}
+    asked = [{k: v for k, v in case.items() if k != "strategy"} for case in kinds.values()]
+    found = run_ranks(f"{HERE}:learn", 1, {"use": "single"}, asked, timeout=300)[0]
+    return dict(zip(kinds, found, strict=True))
+
+
+def _kind(case):
+    return (*case.get("model", {}).items(), case.get("micros", 4))
+
+
+@pytest.fixture(scope="module")
+def one():
+    return truth(FEW)
+
+
+def check(ranks, strategy, cases, one):
+    many = run_ranks(f"{HERE}:learn", ranks, {"use": "hybrid", **strategy}, cases, timeout=400)
+    for number, case in enumerate(cases):
+        expected, saved = one[_kind(case)], {}
+        for found in (rank[number] for rank in many):
+            assert found["names"] == expected["names"], case
+            np.testing.assert_allclose(found["rows"], expected["rows"], rtol=2e-5, err_msg=str(case))
+            assert found["held_out"] == pytest.approx(expected["held_out"], rel=1e-5), case
+            for name, (offset, array) in found["pieces"].items():
+                whole = np.asarray(expected["pieces"][name][1])
+                part = whole[tuple(slice(o, o + n) for o, n in zip(offset, np.shape(array), strict=True))]
+                np.testing.assert_allclose(array, part, atol=3e-5, err_msg=f"{case} {name}")
+                saved[name] = saved.get(name, 0) + np.size(array)
+        assert saved == {name: np.size(array) for name, (_, array) in expected["pieces"].items()}, case
+
+
+def test_on_two_ranks(one):
+    """Every schedule, split and a tied weight: 30 samples in batches of 8, a last one of 6, micros of 2 and 1."""
+    check(2, {"pipeline": 2}, FEW, one)
+
+
+def test_with_other_axes(one):
+    check(4, {"pipeline": 2, "tensor": 2}, FEW[:1], one)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [{}, {"tensor": 2}, {"data": 2}], ids=str)
+def test_more(axes):
+    cases = [*FEW, *MORE]
+    check(4 if axes else 2, {"pipeline": 2, **axes}, cases, truth(cases))
+
+
+@pytest.mark.long
+def test_on_four_ranks():
+    check(4, {"pipeline": 4}, FOUR, truth(FOUR))
+
+
+class Outside(nn.Layer):
+    """A list of blocks, and a layer beside it."""
+
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.LayerList([nn.Linear(2, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [([], "no ordered `blocks`"), (["blocks", "last"], "'last.0.bias' outside")]
+)
+def test_a_model_is_its_blocks_or_cannot_be_staged(names, said):
+    with pytest.raises(UsageError, match=said):
+        stage(Outside(*names), None, None)
