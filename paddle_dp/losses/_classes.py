@@ -15,8 +15,8 @@ class Classes(Protocol):
         """The number of the first of `width` classes that lie here, and how many there are in all."""
         ...
 
-    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """-log softmax(scores) at the class `numbers` [...], 0 where that is `ignored`."""
+    def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        """The sum of -log softmax(scores) at the class `numbers` [...], without those that are `ignored`."""
         ...
 
     def added(self, parts: paddle.Tensor) -> paddle.Tensor:
@@ -38,10 +38,10 @@ class Whole:
     def held(self, width: int) -> tuple[int, int]:
         return 0, width
 
-    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+    def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
         from paddle.nn.functional import cross_entropy
 
-        return cross_entropy(scores, numbers, ignore_index=ignored, reduction="none")
+        return cross_entropy(scores, numbers, ignore_index=ignored, reduction="sum")
 
     def added(self, parts: paddle.Tensor) -> paddle.Tensor:
         return parts
@@ -56,12 +56,12 @@ class Whole:
 class Exact(Whole):
     """All classes lie here, and losses are exact also above 64, where Paddle's own are cut off on CPUs (3.3.1)."""
 
-    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+    def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
         import paddle
 
         mine, _, here = own(scores, numbers, 0)
         losses = paddle.where(here, scores.logsumexp(-1) - mine, paddle.full_like(mine, float("nan")))
-        return paddle.where(numbers == ignored, paddle.zeros_like(losses), losses)
+        return paddle.where(numbers == ignored, paddle.zeros_like(losses), losses).sum()
 
 
 def own(

@@ -40,8 +40,8 @@ class CrossEntropy:
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, how many it is over); the total is float32 also under autocast."""
         numbers = _class_numbers(targets, outputs)
-        losses = self._losses(self._logits(widened(outputs), numbers), numbers)
-        return self._per_sample(losses.sum(), targets), self._over(targets)
+        total = self._total(self._logits(widened(outputs), numbers), numbers)
+        return self._per_sample(total, targets), self._over(targets)
 
     @full_precision  # a sum in bfloat16 stops counting at 256
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
@@ -63,10 +63,13 @@ class CrossEntropy:
     def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return outputs
 
-    def _losses(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        losses = self.classes.losses(logits, numbers, self.ignored)
+    def _total(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        total = self.classes.total(logits, numbers, self.ignored)
         # Not Paddle's label_smoothing: it wants one-hot targets, as large as the outputs, and cannot leave a class out.
-        return losses + self.smoothing * lead(logits, numbers, self.classes) if self.smoothing else losses
+        return total + self.smoothing * self._lead(logits, numbers).sum() if self.smoothing else total
+
+    def _lead(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        return lead(logits, numbers, self.classes)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return hits.sum()
@@ -86,8 +89,8 @@ class CrossEntropyOfSome(CrossEntropy):
         """How many targets count, as a 0-d tensor: nobody waits for the device."""
         return (targets != self.ignored).sum()
 
-    def _losses(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        return super()._losses(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
+    def _lead(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        return super()._lead(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         kept = numbers != self.ignored  # an ignored class can be guessed when it is one of the outputs

@@ -31,14 +31,14 @@ class CutClasses:
         """The number of the first class that lies here, and how many there are in all."""
         return self.group.rank * width, self.group.nranks * width
 
-    def losses(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """-log softmax(scores) at the class `numbers` [...], 0 where that is `ignored`; NaN for no class."""
+    def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
+        """The sum of -log softmax(scores) at the class `numbers` [...] but the `ignored`; NaN for no class."""
         parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=self.group, ignore_index=ignored)
         losses = parallel(scores, numbers.unsqueeze(-1)).squeeze(-1)
         # Fleet's takes the score of a class that nobody holds for 0; one process raises an error.
         known = (numbers >= 0).logical_and(numbers < self.held(scores.shape[-1])[1])
         known = known.logical_or(numbers == ignored)
-        return paddle.where(known, losses, paddle.full_like(losses, float("nan")))
+        return paddle.where(known, losses, paddle.full_like(losses, float("nan"))).sum()
 
     def added(self, parts: paddle.Tensor) -> paddle.Tensor:
         """The sum of the seats' parts; the gradient of each part is the sum's."""
