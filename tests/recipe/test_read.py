@@ -97,7 +97,7 @@ callbacks: [{use: metrics, every: 5}]
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["optimizer.lrr=0.1"], "override 'optimizer.lrr=0.1': optimizer sgd has no setting 'lrr'. It takes clip, "),
+        (["optimizer.lrr=0.1"], "override 'optimizer.lrr=0.1': optimizer sgd has no setting 'lrr'. In a recipe that is schedule.peak. It takes clip, "),
         (["train.batch=abc"], "override 'train.batch=abc': train.batch: 'abc' is not a whole number"),
         (["train.batch='64'"], "train.batch: '64' is not a whole number: leave the quotes out"),
         (["train.batch=true"], "train.batch: true is not a whole number"),
@@ -108,7 +108,7 @@ callbacks: [{use: metrics, every: 5}]
         (["model=resnet"], "model: a part is a group of settings: write model: {use: resnet}"),
         (["callbacks=metrics"], "callbacks: 'metrics' is not a list"),
         (["callbacks.0.use=metric"], "there is no callback 'metric'. Did you mean 'metrics'?"),
-        (["strategy.bucket=1 MB", "strategy.use=single"], "strategy single has no setting 'bucket'. It takes nothing."),
+        (["strategy.bucket=1 MB", "strategy.use=single"], "strategy single has no setting 'bucket'. It takes recompute."),
         (["name=a/b"], "name: 'a/b' cannot be the name of a folder"),
         (["name=3"], "name: 3 is not a text: write '3', in quotes"),
         (["train.precision={dtype: float16, scale: 0}"], "train.precision.scale: 0 is not more than 0"),
