@@ -36,6 +36,7 @@ def train(folder, strategy, until, resume, model="gpt"):
             self.rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
 
     mesh = join(seed=3)
+    Path(folder).mkdir(exist_ok=True)
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, model=model))
     trainer = build(read_recipe(path, [f"out={folder}"]), mesh, "newest" if resume else None)

@@ -1,6 +1,7 @@
 """Illegal layouts get one sentence with legal neighbours, before any process starts."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,8 @@ GPT = Shape(heads=4, hidden=512, vocab=256, length=128, blocks=6, batch=32, micr
     [
         ({"tensor": 2}, 4, "the degrees make 2 = 2 ranks, and there are 4"),
         ({"tensor": 3, "data": 2}, 6, r"tensor 3 does not divide the model's heads \(4\)"),
-        ({"sequence": 3}, 3, r"sequence 3 does not divide the model's heads \(4\)"),
+        ({"sequence": 3}, 3, r"sequence 3 does not divide the model's heads \(4\); .* the length \(128\)"),
+        ({"sequence": 4, "tensor": 4}, 16, r"sequence 4 × tensor 4 does not divide the model's heads \(4\)"),
         ({"pipeline": 8}, 8, "8 pipeline stages need as many blocks, and the model has 6"),
     ],
 )
@@ -48,3 +50,33 @@ def test_interleaved_stages_want_whole_rounds_of_micros():
 
 def test_when_nothing_fits_it_says_so():
     assert refusal(Degrees(pipeline=7), Shape(batch=0, blocks=1), 0) is not None
+
+
+def test_sequences_are_those_of_the_data_set_when_it_names_a_length():
+    class Texts:
+        length = 30
+
+    said = " ".join(problems(Degrees(sequence=4), GPT.along(Texts, False), 4))
+    assert said == "sequence 4 does not divide the length (30)"
+    assert not problems(Degrees(sequence=4), GPT.along(object(), False), 4)
+
+
+def test_a_tensor_axis_may_cut_lengths_too():
+    class Texts:
+        length = 6
+
+    assert not problems(Degrees(tensor=4), GPT.along(Texts, False), 4)
+    (said,) = problems(Degrees(tensor=4), GPT.along(Texts, True), 4)
+    assert said == "tensor 4 does not divide the length (6), which sequence_parallel cuts"
+
+
+def test_heads_of_keys_are_traded_too():
+    shape = replace(GPT, kv_heads=2)
+    (said,) = problems(Degrees(sequence=2, tensor=2), shape, 4)
+    assert said == "sequence 2 × tensor 2 does not divide the model's kv_heads (2)"
+
+
+def test_no_length_no_sequence():
+    assert "needs a model or a data set with a `length`" in " ".join(
+        problems(Degrees(sequence=2), Shape(), 2)
+    )

@@ -1,0 +1,199 @@
+"""Sequences in stretches, between cut layers or on an axis of their own: one process's losses, norms and weights."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from models import gpt, vit
+from paddle_dp.errors import UsageError
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
+from paddle_dp.parallel.sequence import along_sequence, stretch
+from paddle_dp.parallel.stretches import SequenceCutter
+from tests.ranks import run_ranks
+
+HERE, TRAIN = "tests/parallel/test_sequence.py", "tests/parallel/test_hybrid.py:train"
+LENGTH = 16
+SMALL = {"vocab": 32, "width": 32, "depth": 2, "heads": 4, "length": LENGTH}
+
+
+def weights(path):
+    from paddle_dp.checkpoint import load
+
+    saved = load(path)
+    return {name: saved.read(name) for name in saved.names}
+
+
+def check(folder, model, ranks, layout):
+    """Ten steps of AdamW with clip, two micros, and short last batches, on both sides."""
+    strategy = f"{{use: hybrid, {layout}}}"
+    one = run_ranks(TRAIN, 1, str(folder / "one"), "{use: single}", "10 steps", False, model, timeout=300)[0]
+    many = run_ranks(TRAIN, ranks, str(folder / "many"), strategy, "10 steps", False, model, timeout=600)
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
+        assert found["samples"] == one["samples"]
+        assert found["held_out"] == pytest.approx(one["held_out"], rel=1e-5)
+    ours, truth = weights(many[0]["saved"]), weights(one["saved"])
+    assert set(ours) == set(truth)
+    for name, value in truth.items():
+        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+
+
+FOUR = "llama, kv_heads: 4"
+DEFAULT = [(FOUR, 4, "sequence: 2, tensor: 2, sequence_parallel: true, recompute: selective")]
+LONG = [
+    ("gpt", 4, "pipeline: 2, tensor: 2, sequence_parallel: true, recompute: full"),
+    *((model, 2, "tensor: 2, sequence_parallel: true") for model in ("gpt", "llama")),
+    *((model, 4, "tensor: 2, data: 2, sequence_parallel: true") for model in ("gpt", "llama")),
+    *((model, 2, "sequence: 2") for model in ("gpt", "llama")),
+    *((model, 4, "sequence: 2, data: 2") for model in ("gpt", "llama")),
+    *((model, 4, "sequence: 2, tensor: 2") for model in ("gpt", FOUR)),
+    ("gpt", 4, "tensor: 4, sequence_parallel: true"),
+    ("gpt", 4, "sequence: 4"),
+    ("gpt", 4, "sequence: 2, pipeline: 2, recompute: every 2 blocks"),
+    ("gpt", 4, "sequence: 2, sharding: 2, stage: 2"),
+    ("gpt", 4, "tensor: 2, sharding: 2, stage: 3, sequence_parallel: true"),
+    ("llama", 4, "pipeline: 2, tensor: 2, sequence_parallel: true"),
+    ("gpt", 8, "sequence: 2, tensor: 2, pipeline: 2, sequence_parallel: true"),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks", "layout"), DEFAULT)
+def test_stretches_are_one_process(tmp_path, model, ranks, layout):
+    check(tmp_path, model, ranks, layout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "ranks", "layout"), LONG)
+def test_every_layout_with_stretches_is_one_process(tmp_path, model, ranks, layout):
+    check(tmp_path, model, ranks, layout)
+
+
+def learned(strategy, mesh, model, loss, length=LENGTH):
+    """[loss, gradient norm, scores] of a few updates, batches of 6 and a last of 4, in two micros, over the ranks."""
+    from paddle_dp.data import Loader, Share
+    from paddle_dp.parallel import Task
+
+    class Samples:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, i):
+            random = np.random.RandomState(i)
+            if hasattr(model, "length"):
+                text = random.randint(
+                    0, 8, length + 1
+                )  # the class 0, which a loss may ignore, is in every text
+                return text[:-1], text[1:]
+            return random.randn(1, 8, 8).astype("float32"), random.randint(0, 5)
+
+    task = Task(
+        model=model,
+        loss=loss,
+        optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named]),
+    )
+    learner = strategy.place(task)
+    loader = Loader(Samples(), Share.of(10, 6, mesh, seed=0, shuffle=True, last="keep", micros=2))
+    rows = []
+    for batch in [*loader.read(0), *loader.read(1)]:
+        learner.train_batch(batch, observe=True)
+        norm = learner.observed.pop("gradient_norm")
+        rows.append([*mesh.sum(list(learner.observed.values())), norm])
+    learner.check("at the end")
+    return rows
+
+
+def cases(settings):
+    """Rows for gpt with a smoothed loss, and with a loss that counts; with sequence_parallel, for vit too."""
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+
+    strategy = read_part("strategies", {"use": "hybrid", **settings}).build(join(seed=3))
+    losses = [CrossEntropy(label_smoothing=0.1), CrossEntropy(ignore_index=0)]
+    made = [(lambda: gpt.Config(**SMALL, tied=True).build(), loss) for loss in losses]
+    if "sequence" not in settings:
+        image = {"image": 8, "patch": 2, "channels": 1, "classes": 5, "width": 32, "depth": 2, "heads": 4}
+        made.append((lambda: vit.Config(**image).build(), CrossEntropy()))
+    rows = []
+    for make, loss in made:
+        paddle.seed(3)
+        rows.append(learned(strategy, strategy.mesh, make(), loss.build()))
+    return {"rows": rows, "masks": masks(strategy) if "tensor" in settings else None}
+
+
+@pytest.fixture(scope="module")
+def one():
+    return run_ranks(f"{HERE}:cases", 1, {}, timeout=300)[0]["rows"]
+
+
+@pytest.fixture(scope="module")
+def cut():
+    return run_ranks(f"{HERE}:cases", 2, {"tensor": 2, "sequence_parallel": True}, timeout=300)
+
+
+def test_losses_that_smooth_or_count(one):
+    for found in run_ranks(f"{HERE}:cases", 2, {"sequence": 2}, timeout=300):
+        for ours, truth in zip(found["rows"], one, strict=False):
+            np.testing.assert_allclose(ours, truth, rtol=2e-5)
+
+
+def test_models_that_tie_and_models_that_gather(one, cut):
+    """vit's last block has no `cuts` and looks at all tokens: what lies in stretches is gathered before it."""
+    for found in cut:
+        for ours, truth in zip(found["rows"], one, strict=True):
+            np.testing.assert_allclose(ours, truth, rtol=2e-5)
+
+
+def masks(strategy):
+    """For both words of sequence_parallel: where the first block's dropout dropped, in updates that ended equal."""
+    from dataclasses import replace
+
+    from paddle_dp.mesh.seed import part_ways
+
+    found = []
+    for along in (False, True):
+        paddle.seed(3)
+        model, dropped = gpt.Config(**SMALL, dropout=0.3).build(), []
+        model.blocks[1].dropout.register_forward_post_hook(
+            lambda layer, given, output, into=dropped: into.append((output == 0).numpy())
+        )
+        part_ways(3, strategy.mesh)
+        config = replace(strategy.config, sequence_parallel=along)
+        learned(replace(strategy, config=config), strategy.mesh, model, CrossEntropy().build())
+        found.append([dropped[1].mean(), dropped[1].astype("int32").tolist()])
+    return found
+
+
+def test_what_is_whole_is_dropped_alike_and_what_is_in_stretches_is_not(cut):
+    first, second = (found["masks"] for found in cut)
+    for share, _ in (*first, *second):
+        assert 0.2 < share < 0.4
+    (_, whole), (_, part) = first
+    assert np.shape(whole)[1] == LENGTH and np.shape(part)[1] == LENGTH // 2
+    assert whole == second[0][1]
+    assert part != second[1][1]
+
+
+PAIR = SimpleNamespace(nranks=2, rank=1)
+
+
+def test_uneven_stretches_are_said():
+    assert stretch(paddle.arange(8).reshape([1, 8]), PAIR).tolist() == [[4, 5, 6, 7]]
+    with pytest.raises(UsageError, match="7 tokens is not 2 equal stretches"):
+        stretch(paddle.zeros([1, 7]), PAIR)
+
+
+def test_what_cannot_be_cut_in_stretches_is_said():
+    with pytest.raises(UsageError, match="`attends`"):
+        along_sequence(nn.Linear(2, 2), CrossEntropy().build(), PAIR)
+    with pytest.raises(UsageError, match="MeanSquaredError cannot be computed from stretches"):
+        along_sequence(gpt.Config(**SMALL).build(), MeanSquaredError().build(), PAIR)
+    with pytest.raises(UsageError, match="no ordered `blocks`"):
+        SequenceCutter(PAIR).cut(nn.Linear(2, 2))
+    plain = nn.Layer()
+    plain.blocks = nn.LayerList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    with pytest.raises(UsageError, match="no `cuts` table"):
+        SequenceCutter(PAIR).cut(plain)
