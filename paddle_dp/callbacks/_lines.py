@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Progress, Run
 
 # Numbers of a step that have a place of their own in the line, or none: they are in metrics.jsonl and the dashboard.
@@ -25,10 +26,15 @@ _WAITING = 0.1  # of the time: from here on it is worth a word
 def start(run: Run, progress: Progress, total_steps: int) -> str:
     """What is about to happen."""
     mesh, share = run.mesh, run.train_loader.share
-    ranks = "1 process" if mesh.ranks == 1 else f"{mesh.ranks} ranks"
     epochs = total_steps / max(run.steps_per_epoch, 1)
-    text = f"{run.name}: {total_steps} steps of {share.batch} samples ({epochs:.3g} epochs) on {ranks}, {mesh.device}"
+    length = f"{total_steps} steps of {share.batch} samples ({epochs:.3g} epochs)"
+    text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
     return text + (f", going on from step {progress.step}" if progress.step else "")
+
+
+def ranks(mesh: Mesh) -> str:
+    """«1 process» or «4 ranks»."""
+    return "1 process" if mesh.ranks == 1 else f"{mesh.ranks} ranks"
 
 
 def numbers(found: Mapping[str, float]) -> list[str]:
@@ -42,7 +48,7 @@ def step(progress: Progress, found: Mapping[str, float]) -> str:
 
 
 def speed(found: Mapping[str, float]) -> list[str]:
-    """["lr 3.0e-03", "1234 samples/s"], tokens/s for texts, and the share of time spent waiting for data if it matters."""
+    """["lr 3.0e-03", "1234 samples/s"], for texts tokens/s, and the share of time waiting for data if it matters."""
     parts = [f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f} samples/s"]
     parts += [f"{found['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in found else []
     waiting = found.get("waiting", 0.0)
@@ -81,11 +87,12 @@ def summary(
         yield "held-out: " + "  ".join(numbers(found.numbers))
         yield f"  {found.samples} of {found.samples} held-out samples, each counted once"
     if run.mesh.ranks > 1 and steps:  # the training has just compared them, and would have failed
-        yield "  as on one process: the same global batches and gradients; weights that ranks share are equal bit by bit"
+        same = "the same global batches and gradients; weights that ranks share are equal bit by bit"
+        yield f"  as on one process: {same}"
     yield f"{steps} steps in {duration(seconds)}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    paddle-dp dashboard {run.folder.parent}"
     if run.recipe is not None:
-        ranks = max(run.mesh.ranks, 2)
-        yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {ranks}"
+        many = max(run.mesh.ranks, 2)
+        yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {many}"

@@ -1,4 +1,4 @@
-"""How fast it goes: samples per second, the share of time spent waiting for data, memory."""
+"""How fast it goes: samples and tokens per second, the share of time spent waiting for data, memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from paddle_dp.mesh import Mesh
+
+if TYPE_CHECKING:
+    from paddle_dp.data import Batch
 
 
 class Meter:
@@ -33,8 +37,8 @@ class Meter:
         finally:
             self.began += time.perf_counter() - start
 
-    def read(self) -> dict[str, float]:
-        """The speed since the last reading, and begins anew."""
+    def read(self, batch: Batch | None = None) -> dict[str, float]:
+        """The speed since the last reading, and begins anew; in tokens, too, where samples are like `batch`'s texts."""
         seconds = max(time.perf_counter() - self.began, 1e-9)
         numbers = {
             "samples_per_second": self.samples / seconds,
@@ -42,8 +46,16 @@ class Meter:
             "waiting": min(self.waited / seconds, 1.0),
             "memory": float(memory(self.mesh.device)),
         }
+        if batch is not None and (length := tokens(batch)):
+            numbers["tokens_per_second"] = numbers["samples_per_second"] * length
         self._reset()
         return numbers
+
+
+def tokens(batch: Batch) -> int:
+    """How many tokens each sample is, padding included; 0 where samples are not rows of whole numbers."""
+    inputs = batch.micros[0].inputs
+    return inputs.shape[1] if len(inputs.shape) == 2 and "int" in str(inputs.dtype) else 0
 
 
 def memory(device: str) -> int:

@@ -126,13 +126,13 @@ class Trainer:
         if self.check_every is not None and self.check_every.due_at_step(step):
             self.learner.check(f"after step {step}")
         if due:
-            numbers = self._numbers(rate) if observe else {}
+            numbers = self._numbers(rate, batch) if observe else {}
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
             for callback in due:
                 with nullcontext() if callback.reads else self.meter.paused():
                     callback.step(moment)
 
-    def _numbers(self, rate: float) -> dict[str, float]:
+    def _numbers(self, rate: float, batch: Batch) -> dict[str, float]:
         """The update just done, in global numbers. Collective. Raises LossError when the loss is not finite."""
         seen = dict(self.learner.observed)
         norm = seen.pop("gradient_norm")
@@ -144,7 +144,7 @@ class Trainer:
                 "schedule.peak, a longer schedule.warmup or optimizer.clip usually helps; --resume goes back to the "
                 "newest checkpoint."
             )
-        numbers |= {"lr": rate, "gradient_norm": norm, **self.meter.read()}
+        numbers |= {"lr": rate, "gradient_norm": norm, **self.meter.read(batch)}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 
     def _tell_epoch(self) -> None:

@@ -38,6 +38,12 @@ def test_waiting_for_data_is_mentioned_when_it_matters() -> None:
     assert line.endswith("1234 samples/s  42% waiting for data")
 
 
+def test_of_texts_the_tokens_are_counted_too() -> None:
+    found = NUMBERS | SPEED | {"tokens_per_second": 157987.2}
+    assert _lines.step(Progress(step=5), found).endswith("lr 3.0e-03  1234 samples/s  157987 tokens/s")
+    assert _lines.short(found) == "loss 1.2346  acc1 0.5312  lr 3.0e-03  157987 tok/s"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0, "0.0 s"), (99.94, "99.9 s"), (100.0, "1:40"), (3599.0, "59:59"), (3723.4, "1:02:03")],

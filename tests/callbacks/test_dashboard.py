@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.callbacks.dashboard import Config, settings
+from paddle_dp.callbacks._settings import settings
+from paddle_dp.callbacks.dashboard import Config
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 
 
@@ -79,7 +80,7 @@ def test_a_server_that_was_looking_goes_on_reading(run: Run, at: Callable[..., M
     started(run, at("start", 0)).step(at("step", 1, loss=1.0))
     (path,) = (run.folder / "visualdl").iterdir()
     server = RecordReader(str(path))
-    assert len(server.get_remain()) == 2
+    assert len(server.get_remain()) == 3  # the log's name, the mesh, the loss
     started(run, at("start", 0)).step(at("step", 1, loss=2.0))
     (fresh,) = server.get_remain()
     assert b"train/loss" in fresh
@@ -146,6 +147,7 @@ def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: Callable
     assert np.random.rand() == expected
     tags = reader(run).get_tags()["image"]
     assert sorted(tags) == [
+        "mesh",
         "samples/0 dark",
         "samples/1 dark",
         "samples/2 dark",

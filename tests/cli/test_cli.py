@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,11 @@ import pytest
 
 import paddle_dp
 from paddle_dp import cli
-from paddle_dp.cli import job, options
+from paddle_dp.cli import job
 from paddle_dp.errors import RunError
-from paddle_dp.launch.command import Job
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Job]]:
-    """The jobs that would have been run; each ends with status 7."""
-    from paddle_dp.launch import supervise
-
-    asked: list[Job] = []
-    monkeypatch.setattr(supervise, "run", lambda job: asked.append(job) or 7)
-    return asked
-
-
-def leave(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words)
-    return int(caught.value.code or 0)
+Leave = Callable[..., int]
 
 
 def command(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -43,89 +27,6 @@ def command(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "paddle_dp", *words],
         env=environment, cwd=more.pop("cwd", ROOT), capture_output=True, text=True, timeout=60, **more,
     )  # fmt: skip
-
-
-def test_train_asks_for_a_job(jobs: list[Job]) -> None:
-    words = ["train", "a.yaml", "train.batch=64", "--ranks", "2", "out=x", "--out", "runs/b"]
-    assert leave(*words) == 7
-    assert jobs == [
-        Job(recipe=Path("a.yaml"), overrides=("train.batch=64", "out=x"), ranks=2, out=Path("runs/b"))
-    ]
-
-
-def test_train_on_several_nodes(jobs: list[Job]) -> None:
-    leave(
-        *["train", "a.yaml", "--devices", "0,3", "--nodes", "2", "--master", "host:9701", "--node-rank", "1"]
-    )
-    assert jobs == [Job(recipe=Path("a.yaml"), devices=(0, 3), nodes=2, master="host:9701", node_rank=1)]
-
-
-@pytest.mark.parametrize(
-    ("words", "resume"),
-    [
-        (["a.yaml"], None),
-        (["a.yaml", "--resume"], "newest"),
-        (["a.yaml", "--resume", "--ranks", "2"], "newest"),
-        (["a.yaml", "--resume", "train.batch=64"], "newest"),
-        (["--resume", "a.yaml"], "newest"),
-        (["a.yaml", "--resume", "runs/x/checkpoints/step-00000012"], "runs/x/checkpoints/step-00000012"),
-        (["a.yaml", "--resume", "runs/lr=1/checkpoints"], "runs/lr=1/checkpoints"),
-        (["a.yaml", "--resume=best"], "best"),
-    ],
-)
-def test_the_value_of_resume_may_be_left_out(jobs: list[Job], words: list[str], resume: str | None) -> None:
-    leave("train", *words)
-    assert jobs[0].resume == resume and jobs[0].recipe == Path("a.yaml")
-
-
-def test_evaluate_takes_the_recipe_of_the_run(jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("evaluate", str(tmp_path), "--ranks", "3", "--checkpoint", "best")
-    assert jobs == [
-        Job(
-            task="evaluate",
-            recipe=tmp_path / "recipe.yaml",
-            ranks=3,
-            out=tmp_path,
-            extra={"checkpoint": "best"},
-        )
-    ]
-
-
-def test_generate_asks_for_one_process_of_any_layout(jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("generate", str(tmp_path), "--prompt", "a", "--tokens", "3", "--top-k", "2")
-    (job,) = jobs
-    assert (job.task, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
-    wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
-    assert job.extra == wanted and job.quiet and job.out == tmp_path
-
-
-def test_export_asks_for_one_process_in_full_precision(jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
-    (job,) = jobs
-    assert (job.task, job.ranks, job.out) == ("export", 1, tmp_path)
-    assert job.overrides == ("strategy.use=single", "train.precision=float32")
-    assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
-
-
-def test_onnx_is_asked_for_before_anything_starts(
-    jobs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "paddle2onnx" else name)
-    assert leave("export", str(ROOT), "--onnx") == 2 and not jobs
-    said = capsys.readouterr().err
-    assert "--onnx needs paddle2onnx: pip install 'paddle_dp[onnx]'" in said and "onnxruntime" not in said
-
-
-def test_verify_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paddle_dp import proof
-
-    asked: list[Any] = []
-    monkeypatch.setattr(proof, "verify", lambda *words: asked.append(words) or 1)
-    assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50") == 1
-    assert asked == [(Path("a.yaml"), ("train.batch=50",), 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +44,7 @@ def test_verify_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_mistake_is_one_message_and_status_2(
+    leave: Leave,
     words: list[str],
     said: str,
     capfd: pytest.CaptureFixture[str],
@@ -157,13 +59,13 @@ def test_a_mistake_is_one_message_and_status_2(
 
 
 @pytest.mark.parametrize("words", ["trian", "train", "train a.yaml --rank 2", "dashboard x --port y"])
-def test_a_wrong_word_is_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert leave(*words.split()) == 2
     assert "Error" in capsys.readouterr().err
 
 
 def test_an_error_on_purpose_is_its_message_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    leave: Leave, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(job, "start", lambda **_: (_ for _ in ()).throw(RunError("rank 1 is gone")))
     assert leave("train", "a.yaml") == 1
@@ -178,7 +80,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("missing", ["paddle", "something_else"])
 def test_a_missing_paddle_is_told_with_the_command(
-    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    leave: Leave, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(**_: Any) -> None:
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)

@@ -1,0 +1,119 @@
+"""The mesh as a picture: each rank in the frames of its seats, one frame and one colour for each axis that is split."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+from paddle_dp.mesh.degrees import AXES, Degrees
+
+COLORS = {
+    "data": "#3b78c2",
+    "pipeline": "#d9822b",
+    "sharding": "#8457a8",
+    "sequence": "#2e9c6e",
+    "tensor": "#c23b4e",
+}
+SPLITS = {
+    "data": "read different samples",
+    "pipeline": "hold different layers, one after another",
+    "sharding": "read different samples, and each keeps a part of the optimizer's state",
+    "sequence": "hold different tokens of the same texts",
+    "tensor": "hold slices of the same layers",
+}
+# In units of a rank's box: frames' margins, the line of a frame's name, how many frames stand in a row.
+BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
+
+
+@dataclass
+class Frame:
+    """A frame, or a rank's box where nothing is in it: what stands on it, how large it is, where its content stands."""
+
+    text: str
+    axis: str = ""
+    width: float = BOX[0]
+    height: float = BOX[1]
+    content: list[tuple[float, float, Frame]] = field(default_factory=list)
+
+
+def draw(degrees: Degrees, title: str) -> bytes:
+    """A PNG of all ranks of `degrees`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    split = [axis for axis in AXES if degrees[axis] > 1]
+    whole = frame(degrees, split, {})
+    legend = [f"{axis} {degrees[axis]}: ranks {SPLITS[axis]}" for axis in split] or [
+        "one process: nothing is split"
+    ]
+    width, height = max(whole.width + 2 * MARGIN, 6.0), whole.height + 0.6 + 0.3 * len(legend)
+    scale = min(1.0, 16 / width, 14 / height)
+    figure = Figure(figsize=(width * scale, height * scale), dpi=110)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    size = 11 * scale if scale > 0.6 else 12 * scale
+    axes.text(MARGIN, 0.25, title, fontsize=1.1 * size, va="center", weight="bold")
+    _paint(axes, whole, ((width - whole.width) / 2, 0.45), size)
+    for line, text in enumerate(legend):
+        color = COLORS[split[line]] if split else "black"
+        axes.text(
+            MARGIN,
+            0.68 + whole.height + 0.3 * line,
+            f"■ {text}",
+            fontsize=0.9 * size,
+            va="center",
+            color=color,
+        )
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
+
+
+def frame(degrees: Degrees, split: list[str], seats: dict[str, int]) -> Frame:
+    """The frames of the axes of `split`, within the frames of `seats`; stages stand below each other, the rest side
+    by side."""
+    if not split:
+        return Frame(f"rank {degrees.rank(seats)}")
+    axis, inner = split[0], split[1:]
+    parts = []
+    for seat in range(degrees[axis]):
+        part = frame(degrees, inner, {**seats, axis: seat})
+        parts.append(_framed(f"{axis} {seat}", axis, part))
+    columns = 1 if axis == "pipeline" else min(degrees[axis], ROW)
+    wide, high = parts[0].width + MARGIN, parts[0].height + MARGIN
+    content = [(number % columns * wide, number // columns * high, part) for number, part in enumerate(parts)]
+    rows = -(-len(parts) // columns)
+    return Frame("", "", columns * wide - MARGIN, rows * high - MARGIN, content)
+
+
+def _framed(name: str, axis: str, part: Frame) -> Frame:
+    inside = [(MARGIN, NAME, part)]
+    return Frame(name, axis, part.width + 2 * MARGIN, part.height + NAME + MARGIN, inside)
+
+
+def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    x, y = corner
+    if this.text:
+        color = COLORS.get(this.axis, "#444444")
+        shape = FancyBboxPatch(
+            (x, y), this.width, this.height, boxstyle="round,pad=0,rounding_size=0.06", linewidth=1.2,
+            edgecolor=color, facecolor=_tint(color) if this.axis else "white",
+        )  # fmt: skip
+        axes.add_patch(shape)
+        where = (x + MARGIN, y + NAME / 2) if this.axis else (x + this.width / 2, y + this.height / 2)
+        axes.text(
+            *where, this.text, fontsize=size * (0.8 if this.axis else 0.9), va="center", color=color,
+            ha="left" if this.axis else "center",
+        )  # fmt: skip
+    for right, down, part in this.content:
+        _paint(axes, part, (x + right, y + down), size)
+
+
+def _tint(color: str) -> tuple[float, ...]:
+    """A light shade of "#rrggbb", opaque: frames within frames keep their own colour."""
+    return tuple(1 - 0.14 * (1 - int(color[i : i + 2], 16) / 255) for i in (1, 3, 5))

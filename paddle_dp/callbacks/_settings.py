@@ -1,0 +1,28 @@
+"""What a recipe sets, flattened for VisualDL's table of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def settings(recipe: dict[str, Any]) -> dict[str, int | float | str]:
+    """What a recipe sets, flat and in the only types that VisualDL's table takes: `model: mlp`, `model/width: 64`.
+
+    A column whose name has a dot in it stays empty there.
+    """
+    flat: dict[str, int | float | str] = {}
+    for name, value in recipe.items():
+        if name in ("callbacks", "name", "out", "loader"):
+            continue
+        for key, leaf in _leaves(name, value):
+            if isinstance(leaf, bool):
+                leaf = "yes" if leaf else "no"
+            flat[key] = leaf if isinstance(leaf, int | float | str) else "none" if leaf is None else str(leaf)
+    return flat
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return [(name, [*value] if isinstance(value, tuple) else value)]
+    pairs = [(name if key == "use" else f"{name}/{key}", leaf) for key, leaf in value.items()]
+    return [row for key, leaf in pairs for row in _leaves(key, leaf)]

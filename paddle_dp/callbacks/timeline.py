@@ -1,0 +1,108 @@
+"""Records when each stage of a pipeline computed what: a picture of one batch, and how idle the stages were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.callbacks._timeline_picture import draw
+from paddle_dp.errors import UsageError
+from paddle_dp.plan.schedule import Span, bubble, idle
+from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.units import Count, Positive
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Records `steps` steps after the first `start` (which are slower)."""
+
+    start: Count = 10
+    steps: Positive = 10
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        """Raises UsageError where there are no stages. Asked before any process starts."""
+        if getattr(recipe.strategy.config, "pipeline", 1) == 1:
+            raise UsageError(
+                "callback timeline shows the stages of a pipeline, and there are none: set strategy to {use: hybrid, "
+                "pipeline: 2}, or leave the callback out."
+            )
+
+    def build(self, run: Run) -> Callback:
+        return Timeline(run, self)
+
+
+class Timeline(Callback):
+    """Writes <run>/timeline.json and timeline.png when the window is over, or the training with it."""
+
+    reads = False
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config = run, config
+        self._first = 0
+        self.batches: list[dict[str, Any]] = []
+
+    def start(self, moment: Moment) -> None:
+        self._first = moment.progress.step + self.config.start
+        self._arm(moment)
+
+    def step(self, moment: Moment) -> None:
+        recorder = _recorder(moment)
+        if recorder.armed:
+            first, *_ = recorder.recordings()
+            shares = idle(first.spans, self.run.mesh.axes.pipeline)
+            self.batches.append(
+                {"step": moment.progress.step, "calm": first.calm, "idle": shares, "spans": first.spans}
+            )
+        self._arm(moment)
+
+    def end(self, moment: Moment) -> None:
+        if self.batches and self.run.mesh.is_first:
+            self._finish(moment)
+        elif self.run.mesh.is_first:
+            print(
+                f"timeline: nothing was recorded, the training ended before its step {self._first + 1}.",
+                flush=True,
+            )
+
+    def _arm(self, moment: Moment) -> None:
+        """What is to be done when so many updates are done."""
+        _recorder(moment).armed = 0 <= moment.progress.step - self._first < self.config.steps
+
+    def _finish(self, moment: Moment) -> None:
+        strategy = getattr(self.run.recipe, "strategy", None)
+        schedule, each = strategy.config.schedule, strategy.config.each  # type: ignore[union-attr]
+        stages, micros = self.run.mesh.axes.pipeline, 1 + max(s.work.micro for s in self.batches[0]["spans"])
+        middle = sorted(self.batches, key=lambda batch: sum(batch["idle"]))[len(self.batches) // 2]
+        said = {
+            "schedule": schedule, "stages": stages, "stages_each": each, "micros": micros,
+            "predicted": bubble(stages, micros, each),
+            "idle": [median(shares) for shares in zip(*(b["idle"] for b in self.batches), strict=True)],
+        }  # fmt: skip
+        batches = [{**batch, "spans": [_row(span) for span in batch["spans"]]} for batch in self.batches]
+        (self.run.folder / "timeline.json").write_text(json.dumps({**said, "batches": batches}))
+        picture = draw(middle["spans"], f"{self.run.name}, step {middle['step']}", schedule, each)
+        (self.run.folder / "timeline.png").write_bytes(picture)
+        shares = ", ".join(f"{share:.1%}" for share in said["idle"])
+        print(
+            f"timeline: stages idle {shares} of the time (medians of {len(batches)} steps); equal stages would be "
+            f"{said['predicted']:.1%}. Picture: {self.run.folder / 'timeline.png'}",
+            flush=True,
+        )
+
+
+def _recorder(moment: Moment) -> Any:
+    return moment.trainer.learner.recorder  # type: ignore[attr-defined]
+
+
+def _row(span: Span) -> dict[str, Any]:
+    return {
+        "stage": span.stage,
+        **asdict(span.work),
+        "start": round(span.start, 6),
+        "stop": round(span.stop, 6),
+    }

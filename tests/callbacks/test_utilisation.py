@@ -1,0 +1,88 @@
+"""How much of what the devices could do is done for the model; and what each rank says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paddle_dp.callbacks import _utilisation
+from paddle_dp.callbacks._peaks import peak_of
+from paddle_dp.callbacks._ranks import FEW, memories
+from paddle_dp.callbacks._utilisation import Utilisation
+from paddle_dp.callbacks.dashboard import Config
+from paddle_dp.part import find
+from paddle_dp.train import Moment, Run
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("Tesla V100-PCIE-16GB", 112e12),
+        ("Tesla V100-SXM2-32GB", 125e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("Some GPU", None),
+    ],
+)
+def test_the_peak_of_a_device_is_known_by_its_whole_words(name: str, peak: float | None) -> None:
+    assert peak_of(name) == peak
+
+
+def test_it_is_what_is_done_over_what_could_be() -> None:
+    found = Utilisation(flops=6 * 10**9, peak=1e12)
+    done = found.of({"samples_per_second": 200.0}, ranks=4)
+    assert done == {"speed/model_flops_utilisation": pytest.approx(0.3)}
+    assert found.of({}, ranks=4) == {}
+
+
+def of(run: Run, model: Any) -> Run:
+    return dataclasses.replace(run, recipe=SimpleNamespace(model=model, model_dump=lambda mode: {}))
+
+
+def test_a_cpu_is_measured_only_against_a_given_peak(
+    run: Run, at: Callable[..., Moment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from visualdl import LogReader
+
+    run = of(run, find("models", "mlp")(inputs=16, hidden=(8,), classes=2))
+    assert not _utilisation.wanted(run, None) and _utilisation.wanted(run, 1e9)
+    dashboard = Config(peak_flops=3 * 2 * (16 * 8 + 8 * 2) * 100.0).build(run)
+    dashboard.start(at("start", 0))
+    dashboard.step(at("step", 1, samples_per_second=50.0))
+    (path,) = (run.folder / "visualdl").iterdir()
+    (point,) = LogReader(file_path=str(path)).get_data("scalar", "speed/model_flops_utilisation")
+    assert point.value == pytest.approx(0.5)
+    assert (run.folder / "mesh.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_that_resists_is_trained_all_the_same(run: Run, at: Callable[..., Moment]) -> None:
+    class Resisting:
+        def build(self) -> Any:
+            raise RuntimeError("not here")
+
+    run = of(run, Resisting())
+    assert _utilisation.count(run, 1e9) == "the model's FLOPs were not counted: RuntimeError: not here"
+    dashboard = Config(peak_flops=1e9).build(run)
+    dashboard.start(at("start", 0))
+    dashboard.step(at("step", 1, samples_per_second=50.0))
+
+
+def test_a_few_ranks_have_a_curve_each_and_many_have_two() -> None:
+    assert memories([3.0, 4.0]) == {"memory_megabytes/rank 0": 3.0, "memory_megabytes/rank 1": 4.0}
+    many = memories([float(n) for n in range(FEW + 1)])
+    assert many == {"memory_megabytes/largest": FEW, "memory_megabytes/smallest": 0}
+
+
+def test_no_operations_at_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="peak_flops"):
+        Config(peak_flops=0.0)

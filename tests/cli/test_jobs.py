@@ -1,0 +1,100 @@
+"""What each verb asks the launcher for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.cli import options
+from paddle_dp.launch.command import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+Leave = Callable[..., int]
+
+
+def test_train_asks_for_a_job(leave: Leave, jobs: list[Job]) -> None:
+    words = ["train", "a.yaml", "train.batch=64", "--ranks", "2", "out=x", "--out", "runs/b"]
+    assert leave(*words) == 7
+    assert jobs == [
+        Job(recipe=Path("a.yaml"), overrides=("train.batch=64", "out=x"), ranks=2, out=Path("runs/b"))
+    ]
+
+
+def test_train_on_several_nodes(leave: Leave, jobs: list[Job]) -> None:
+    leave(
+        *["train", "a.yaml", "--devices", "0,3", "--nodes", "2", "--master", "host:9701", "--node-rank", "1"]
+    )
+    assert jobs == [Job(recipe=Path("a.yaml"), devices=(0, 3), nodes=2, master="host:9701", node_rank=1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [
+        (["a.yaml"], None),
+        (["a.yaml", "--resume"], "newest"),
+        (["a.yaml", "--resume", "--ranks", "2"], "newest"),
+        (["a.yaml", "--resume", "train.batch=64"], "newest"),
+        (["--resume", "a.yaml"], "newest"),
+        (["a.yaml", "--resume", "runs/x/checkpoints/step-00000012"], "runs/x/checkpoints/step-00000012"),
+        (["a.yaml", "--resume", "runs/lr=1/checkpoints"], "runs/lr=1/checkpoints"),
+        (["a.yaml", "--resume=best"], "best"),
+    ],
+)
+def test_the_value_of_resume_may_be_left_out(
+    leave: Leave, jobs: list[Job], words: list[str], resume: str | None
+) -> None:
+    leave("train", *words)
+    assert jobs[0].resume == resume and jobs[0].recipe == Path("a.yaml")
+
+
+def test_evaluate_takes_the_recipe_of_the_run(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("evaluate", str(tmp_path), "--ranks", "3", "--checkpoint", "best")
+    assert jobs == [
+        Job(
+            task="evaluate",
+            recipe=tmp_path / "recipe.yaml",
+            ranks=3,
+            out=tmp_path,
+            extra={"checkpoint": "best"},
+        )
+    ]
+
+
+def test_generate_asks_for_one_process_of_any_layout(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("generate", str(tmp_path), "--prompt", "a", "--tokens", "3", "--top-k", "2")
+    (job,) = jobs
+    assert (job.task, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
+    wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
+    assert job.extra == wanted and job.quiet and job.out == tmp_path
+
+
+def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
+    (job,) = jobs
+    assert (job.task, job.ranks, job.out) == ("export", 1, tmp_path)
+    assert job.overrides == ("strategy.use=single", "train.precision=float32")
+    assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
+
+
+def test_onnx_is_asked_for_before_anything_starts(
+    leave: Leave, jobs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "paddle2onnx" else name)
+    assert leave("export", str(ROOT), "--onnx") == 2 and not jobs
+    said = capsys.readouterr().err
+    assert "--onnx needs paddle2onnx: pip install 'paddle_dp[onnx]'" in said and "onnxruntime" not in said
+
+
+def test_verify_hands_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle_dp import proof
+
+    asked: list[Any] = []
+    monkeypatch.setattr(proof, "verify", lambda *words: asked.append(words) or 1)
+    assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50") == 1
+    assert asked == [(Path("a.yaml"), ("train.batch=50",), 3, 4)]

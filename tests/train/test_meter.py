@@ -1,0 +1,43 @@
+"""Speed in samples, and in tokens where samples are texts; what is not training is left out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import paddle
+import pytest
+
+from paddle_dp.data import Batch, Micro
+from paddle_dp.mesh import Mesh
+from paddle_dp.train.meter import Meter, tokens
+
+
+def batch(inputs: Any) -> Batch:
+    return Batch(micros=(Micro(inputs, inputs, len(inputs)),), samples=8, index=0, epoch=0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "length"),
+    [
+        (paddle.zeros([2, 128], "int64"), 128),
+        (paddle.zeros([2, 128], "int32"), 128),
+        (paddle.zeros([2, 128]), 0),  # rows of numbers
+        (paddle.zeros([2], "int64"), 0),
+        (paddle.zeros([2, 3, 4, 4], "uint8"), 0),  # pictures
+    ],
+)
+def test_rows_of_whole_numbers_are_texts(inputs: Any, length: int) -> None:
+    assert tokens(batch(inputs)) == length
+
+
+def test_tokens_are_the_samples_times_their_length_and_pauses_do_not_count() -> None:
+    meter = Meter(Mesh.alone())
+    with meter.paused():
+        time.sleep(0.2)
+    meter.add(8, 0.0)
+    meter.add(8, 0.0)
+    read = meter.read(batch(paddle.zeros([2, 100], "int64")))
+    assert read["tokens_per_second"] == pytest.approx(100 * read["samples_per_second"])
+    assert read["samples_per_second"] > 16 / 0.2
+    assert "tokens_per_second" not in meter.read()
