@@ -20,28 +20,35 @@ from paddle_dp.proof.compare import Side, compare
 from paddle_dp.proof.sides import Comparison
 from paddle_dp.recipe import read_recipe
 
-AXES = ("data", "pipeline", "tensor")
-HEAD = "| layout | ranks | loss | gradient norm | weights | seconds | peak memory of a rank | verdict |"
+AXES = ("data", "pipeline", "sharding", "tensor")
+HELD = ("parameters", "most gradients", "optimizer")  # at rest, in backward, at rest
+HEAD = "| layout | ranks | loss | gradient norm | weights | seconds | held by a rank | verdict |"
 
 
-def words(layout: Degrees) -> list[str]:
-    """The layout as overrides."""
-    return ["strategy.use=hybrid", *(f"strategy.{axis}={layout[axis]}" for axis in AXES)]
+def variants(layout: Degrees) -> list[tuple[str, list[str]]]:
+    """The layout's name and its overrides; with sharding, one for each stage."""
+    words = ["strategy.use=hybrid", *(f"strategy.{axis}={layout[axis]}" for axis in AXES)]
+    if layout.sharding == 1:
+        return [(str(layout), words)]
+    return [(f"{layout}, stage {stage}", [*words, f"strategy.stage={stage}"]) for stage in (1, 2, 3)]
 
 
-def row(layout: Degrees, comparison: Comparison, one: Side, dtype: str) -> tuple[str, bool]:
-    """The layout's line of the table, and whether it is the same as one process."""
+def row(
+    named: tuple[str, list[str]], ranks: int, comparison: Comparison, one: Side, dtype: str
+) -> tuple[str, bool]:
+    """A variant's line of the table, and whether it is the same as one process."""
+    layout, words = named
     start = time.perf_counter()
     try:
-        many = comparison.many(layout.ranks, words(layout), str(layout).replace(" ", ""))
+        many = comparison.many(ranks, words, layout.replace(" ", ""))
     except PaddleDPError as error:
-        return f"| {layout} | {layout.ranks} | | | | | | {error} |", False
+        return f"| {layout} | {ranks} | | | | | | {error} |", False
     verdict, seconds = compare(one, many, dtype), time.perf_counter() - start
     found = (verdict.loss, verdict.gradient_norm, verdict.weights)
     numbers = " | ".join(f"{value:.1e}" for value in found)
     said = "same" if verdict.same else "**different**"
-    memory = f"{many.memory / 2**20:.0f} MB"
-    return f"| {layout} | {layout.ranks} | {numbers} | {seconds:.1f} | {memory} | {said} |", verdict.same
+    held = f"{max(sum(rank[what] for what in HELD) for rank in many.held) / 2**10:.0f} kB"
+    return f"| {layout} | {ranks} | {numbers} | {seconds:.1f} | {held} | {said} |", verdict.same
 
 
 def main() -> int:
@@ -64,8 +71,8 @@ def main() -> int:
         comparison = Comparison(given.recipe, tuple(given.overrides), given.steps, given.ranks, Path(scratch))
         one = comparison.one()
         print("\n".join(table), flush=True)
-        for layout in layouts:
-            line, same = row(layout, comparison, one, recipe.train.precision.dtype)
+        for named, ranks in [(named, layout.ranks) for layout in layouts for named in variants(layout)]:
+            line, same = row(named, ranks, comparison, one, recipe.train.precision.dtype)
             print(line, flush=True)
             table, all_same = [*table, line], all_same and same
     if given.markdown:

@@ -53,7 +53,7 @@ def _run(job: Job) -> int:
     recipe = read_recipe(job.recipe, job.all_overrides)
     plan = plan_of(job, machine, recipe.train.device)
     if refuse := getattr(recipe.strategy.config, "refuse", None):
-        refuse(recipe, plan.ranks * plan.nodes)
+        refuse(recipe, plan.ranks * plan.nodes, "gpu" if plan.gpus else "cpu")
     _check_resume(job)
     folder, path = _claimed(job, recipe.folder)
     attempt = logs.fresh(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import paddle
 
@@ -11,6 +11,10 @@ from paddle_dp.mesh import Mesh
 
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 Named = Iterable[tuple[str, paddle.Tensor]]
+
+
+def has_gradient(parameter: paddle.Tensor) -> bool:
+    return parameter.grad is not None
 
 
 def digest(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -56,16 +60,18 @@ def check_equal(named: Named, mesh: Mesh, when: str) -> None:
         )
 
 
-def check_gradients(named: Named, mesh: Mesh, find_unused: bool) -> None:
+def check_gradients(
+    named: Named, mesh: Mesh, find_unused: bool, had: Callable[[paddle.Tensor], bool] = has_gradient
+) -> None:
     """Raises DivergenceError when a parameter's gradient would not be exchanged. Collective; call after a backward.
 
     paddle.DataParallel without find_unused_parameters says nothing when a parameter has no gradient: the bucket that
-    holds it is then never exchanged, and the ranks drift apart (seen with 3.3.1).
+    holds it is then never exchanged, and the ranks drift apart (seen with 3.3.1). `had`: whether a parameter got one.
     """
     if mesh.ranks == 1:
         return
     named = list(named)
-    absent = mesh.gather([name for name, parameter in named if parameter.grad is None])
+    absent = mesh.gather([name for name, parameter in named if not had(parameter)])
     lacking = {
         name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)
     }

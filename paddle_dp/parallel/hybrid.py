@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
+from paddle_dp.parallel.agreement import check_equal
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.sharding import Shards
 
 
 @dataclass(kw_only=True)
@@ -28,16 +31,24 @@ class HybridLearner(Learner):
 
     seats: Any  # fleet's HybridCommunicateGroup
     clip: float | None = None
+    shards: Shards | None = None
 
     def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def _exchange(self) -> None:
-        super()._exchange()
+        if self.shards is None:
+            super()._exchange()
+        else:
+            if not self._exchange_checked:
+                self.shards.check(self.named_parameters(trainable=True), self.mesh)
+                self._exchange_checked = True
+            self.shards.exchange()
         marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
         if marked:
             fused_allreduce_gradients_with_group(marked, self.seats.get_model_parallel_group(), scale=1.0)
-        if self.mesh.axes.data > 1 or self.mesh.axes.sequence > 1:
+        axes = self.mesh.axes
+        if axes.data > 1 or axes.sequence > 1:  # with shards: of the gradients that this rank owns
             fused_allreduce_gradients(self.trainable, self.seats)
 
     def _step(self) -> None:
@@ -45,16 +56,46 @@ class HybridLearner(Learner):
             norm = self.gradient_norm()
             factor = self.clip / paddle.maximum(norm, paddle.full_like(norm, self.clip))
             gradients.scale(self.trainable, factor)
-        self.optimizer.step()
+        with self.states_at_hand():
+            self.optimizer.step()
+        if self.shards is not None:
+            self.shards.share()
 
     def gradient_norm(self) -> paddle.Tensor:
-        """Over the whole model: slices add up over the tensor axis, stages over the pipeline, copies count once."""
+        """Over the whole model: slices add up over the tensor axis, stages over the pipeline, owners over the
+        sharding axis; copies count once."""
         seats = self.mesh.seats
         first = seats["tensor"] == 0
         mine = [p for p in self.trainable if (first or hasattr(p, "cut")) and not seats["sequence"]]
         mine = [p for p in mine if getattr(p, "is_firstly_shared", True)]  # tied: one stage counts
         squares = gradients.global_norm(mine).square().reshape([1])
-        return (self.mesh.sum_tensor(squares) / self.mesh.readers).sqrt()[0]
+        return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
+
+    @property
+    def together(self) -> bool:
+        return self.shards is not None and self.shards.lending is not None
+
+    @contextmanager
+    def states_at_hand(self) -> Iterator[None]:
+        waiting = self.shards.waiting if self.shards is not None else None
+        if waiting is None:
+            yield
+            return
+        waiting.back()
+        try:
+            yield
+        finally:
+            waiting.leave()
+
+    def state(self) -> dict[str, paddle.Tensor]:
+        """What of the model lies on this rank between updates, under whole-model names."""
+        return {name: tensor for name, tensor in super().state().items() if self._holds(tensor)}
+
+    def check(self, when: str) -> None:
+        check_equal([(name, p) for name, p in self.named_parameters() if self._holds(p)], self.mesh, when)
+
+    def _holds(self, tensor: paddle.Tensor) -> bool:
+        return self.shards is None or self.shards.holds(tensor)
 
 
 def take_clip(optimizer: paddle.optimizer.Optimizer) -> float | None:

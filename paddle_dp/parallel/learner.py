@@ -108,6 +108,15 @@ class Learner:
         with paddle.no_grad(), self.mixed.context():
             return self.model(inputs)
 
+    def states_at_hand(self) -> AbstractContextManager[Any]:
+        """Around whatever reads or writes the optimizer's states, which may wait elsewhere."""
+        return nullcontext()
+
+    @property
+    def together(self) -> bool:
+        """Whether every `predict` must be called by all readers: weights come from other ranks to it."""
+        return False
+
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
         """The model's parameters under their whole-model names, without running statistics."""
         named = [(n, p) for n, p in self.model.named_parameters() if n not in self._statistics]

@@ -114,4 +114,4 @@ class PipelineLearner(HybridLearner):
         return [(name, p) for name, p in named if not (trainable and p.stop_gradient)]
 
     def state(self) -> dict[str, paddle.Tensor]:
-        return self.held.state()
+        return {name: tensor for name, tensor in self.held.state().items() if self._holds(tensor)}

@@ -31,6 +31,7 @@ class Side:
     dropouts: int = 0
     local_norms: tuple[str, ...] = ()
     memory: int = 0  # peak bytes of the largest rank
+    held: tuple[Mapping[str, int], ...] = ()  # by rank: bytes of parameters, gradients, optimizer states
 
     @classmethod
     def read(cls, folder: Path, ranks: int) -> Side:
@@ -44,6 +45,7 @@ class Side:
             dropouts=record["dropouts"],
             local_norms=tuple(record["local_norms"]),
             memory=record["memory"],
+            held=tuple(record["held"]),
         )
 
 

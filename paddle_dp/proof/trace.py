@@ -15,6 +15,7 @@ from paddle_dp.data import Loader, Share
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.batch_norm import local_norms
+from paddle_dp.parallel.holdings import Holdings
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.build import task
 from paddle_dp.train.meter import memory
@@ -78,14 +79,16 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     given = task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
     drops = silence_dropout(given.model)
     learner = strategy.place(given)
+    holdings = Holdings(learner)
     rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
     learner.check("after the last step of the comparison")
     folder = Path(options["trace"])
     snapshot = Snapshot(tensors=pieces(learner), state={"progress": {"step": len(rows)}})
     save(snapshot, folder, mesh)
-    peak = max(mesh.gather(memory(mesh.device)))
+    peak, held = max(mesh.gather(memory(mesh.device))), mesh.gather(holdings.read())
     if mesh.is_first:
-        record = {"rows": rows, "memory": peak, "dropouts": drops, "local_norms": local_norms(learner.model)}
+        record = {"rows": rows, "memory": peak, "held": held, "dropouts": drops}
+        record["local_norms"] = local_norms(learner.model)
         (folder / "trace.json").write_text(json.dumps(record))
 
 

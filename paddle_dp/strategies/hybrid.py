@@ -1,4 +1,4 @@
-"""The model itself is split: tensor (inside layers), pipeline (between layers), and data over what ranks remain."""
+"""The model itself is split: tensor (inside layers), pipeline (between them), sharding (updates), and data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Degrees of the axes; `data: auto` takes the ranks that the others leave.
-    `schedule`: in which order a pipeline's micros take their turns; `stages_each`: how many stages a rank holds (auto: 2
-    under interleaved, else 1). `split`: how blocks are dealt to stages: equal numbers of them (`uniform`), of their
+    `schedule`: in which order a pipeline's micros take their turns; `stages_each`: how many stages a rank holds (auto:
+    2 under interleaved, else 1). `split`: how blocks are dealt to stages: equal numbers of them (`uniform`), of their
     `parameters`, or as many as a list says.
+    `stage`: what has one owner along the sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too;
+    `offload`: between updates optimizer states wait in host memory (GPU only).
     `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the tokens.
     `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often ranks that hold the same weights compare their bits."""
@@ -30,11 +32,14 @@ class Config:
     data: Positive | Literal["auto"] = "auto"
     tensor: Positive = 1
     pipeline: Positive = 1
+    sharding: Positive = 1
+    sequence: Positive = 1
+    sequence_parallel: bool = False
+    stage: Literal[1, 2, 3] = 1
+    offload: bool = False
     schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
     stages_each: Positive | Literal["auto"] = "auto"
     split: Literal["uniform", "parameters"] | Counts = "uniform"
-    sequence: Positive = 1
-    sequence_parallel: bool = False
     recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
 
@@ -42,9 +47,10 @@ class Config:
         """The degrees on `ranks` ranks; `data: auto` is what the others leave, 1 at least."""
         from paddle_dp.mesh.degrees import Degrees
 
-        others = self.tensor * self.pipeline * self.sequence
+        others = self.tensor * self.pipeline * self.sharding * self.sequence
         data = max(ranks // others, 1) if self.data == "auto" else self.data
-        return Degrees(data=data, pipeline=self.pipeline, sequence=self.sequence, tensor=self.tensor)
+        names = ("pipeline", "sharding", "sequence", "tensor")
+        return Degrees(data=data, **{name: getattr(self, name) for name in names})
 
     @property
     def each(self) -> int:
@@ -52,17 +58,20 @@ class Config:
         auto = 2 if self.schedule == "interleaved" else 1
         return auto if self.stages_each == "auto" or self.pipeline == 1 else self.stages_each
 
-    def refuse(self, recipe: Recipe, ranks: int) -> None:
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless model, batch and ranks divide by the degrees.
 
         Asked before any process starts.
         """
         from paddle_dp.plan import Shape, refusal
+        from paddle_dp.plan.sharded import unshardable
 
         shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
         shape = replace(shape, stages_each=self.each, schedule=self.schedule, split=self.split)
         shape = shape.along(recipe.dataset.config, self.sequence_parallel)
-        said = refusal(self.degrees(ranks), shape, ranks, ("data", "pipeline", "sequence", "tensor"))
+        said = refusal(self.degrees(ranks), shape, ranks)
+        tied = bool(getattr(recipe.model.config, "tied", False))
+        said = said or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if said:
             raise UsageError(said)
 
@@ -83,7 +92,7 @@ class Config:
         strategy = fleet.DistributedStrategy()
         strategy.hybrid_configs = {
             "dp_degree": degrees.data, "pp_degree": degrees.pipeline, "mp_degree": degrees.tensor,
-            "sep_degree": degrees.sequence,
+            "sharding_degree": degrees.sharding, "sep_degree": degrees.sequence,
             "mp_configs": {"need_broadcast_data": False},
             "pp_configs": {"enable_dynamic_shape": True},
         }  # fmt: skip
@@ -108,6 +117,7 @@ class Hybrid:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
         from paddle_dp.parallel import place_whole
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
+        from paddle_dp.parallel.sharding import Shards
 
         axes, (model, loss) = self.mesh.axes, self._cut(task.model, task.loss)
         if self.mesh.ranks == 1:
@@ -120,25 +130,11 @@ class Hybrid:
         learner.clip = take_clip(learner.optimizer)
         if axes.pipeline > 1:
             learner.placed = self._engine(model)
+        if axes.sharding > 1:
+            how = {"stage": self.config.stage, "offload": self.config.offload}
+            learner.shards = Shards(learner.model, learner.optimizer, self.seats, **how)
         learner.check("after the weights were placed")
         return learner
-
-    def _stage(self, model: Any, loss: Any) -> tuple[Any, dict[str, Any]]:
-        """This rank's stages of the model, and what a learner of them has to know."""
-        from paddle_dp.parallel.pipeline import PipelineLearner, Till
-        from paddle_dp.parallel.stages import stage
-
-        till = Till(loss)
-        stages, held = stage(model, till, self.seats, self.config.split, self.config.each)
-        return stages, {"till": till, "held": held, "kind": PipelineLearner}
-
-    def _engine(self, stages: Any) -> Any:
-        from paddle.distributed import fleet
-
-        from paddle_dp.parallel.engines import ENGINES
-
-        engine = ENGINES[self.config.schedule, self.config.each > 1]
-        return engine(stages, self.seats, fleet.fleet._user_defined_strategy)
 
     def _cut(self, model: Any, loss: Any) -> tuple[Any, Any]:
         """The model and the loss of this rank's seats on the tensor and the sequence axis."""
@@ -159,3 +155,20 @@ class Hybrid:
         if axes.sequence > 1:
             model, loss = along_sequence(model, loss, self.seats.get_sep_parallel_group())
         return model, loss
+
+    def _stage(self, model: Any, loss: Any) -> tuple[Any, dict[str, Any]]:
+        """This rank's stages of the model, and what a learner of them has to know."""
+        from paddle_dp.parallel.pipeline import PipelineLearner, Till
+        from paddle_dp.parallel.stages import stage
+
+        till = Till(loss)
+        stages, held = stage(model, till, self.seats, self.config.split, self.config.each)
+        return stages, {"till": till, "held": held, "kind": PipelineLearner}
+
+    def _engine(self, stages: Any) -> Any:
+        from paddle.distributed import fleet
+
+        from paddle_dp.parallel.engines import ENGINES
+
+        engine = ENGINES[self.config.schedule, self.config.each > 1]
+        return engine(stages, self.seats, fleet.fleet._user_defined_strategy)

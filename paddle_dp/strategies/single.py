@@ -20,7 +20,7 @@ class Config:
 
     recompute: Recompute = Recompute.parse("none")
 
-    def refuse(self, recipe: Recipe, ranks: int) -> None:
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more ranks than one, before any of them starts."""
         if ranks > 1:
             raise UsageError(

@@ -34,18 +34,22 @@ def pieces(learner: Learner) -> dict[str, Piece]:
 def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
     """The optimizer's state of the parameters that this rank is the one to save."""
     named = dict(learner.named_parameters())
-    tensors = optimizer_tensors(learner.optimizer, named.items())
-    return _owned(learner, {name: (tensor, named[_parameter(name)]) for name, tensor in tensors.items()})
+    with learner.states_at_hand():
+        tensors = optimizer_tensors(learner.optimizer, named.items())
+        return _owned(learner, {name: (tensor, named[_parameter(name)]) for name, tensor in tensors.items()})
 
 
 def _owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:
-    """Pieces of the (tensor, its parameter) pairs that are this rank's to save: the first reader's, copies once."""
-    if learner.mesh.reader or learner.mesh.seats["sequence"]:
+    """Pieces of the (tensor, its parameter) pairs that are this rank's to save: copies once, shards by their owners."""
+    seats = learner.mesh.seats
+    if seats["data"] or seats["sequence"]:
         return {}
-    first = learner.mesh.seats["tensor"] == 0
+    first = seats["tensor"] == 0
     owned = {}
     for name, (tensor, parameter) in tensors.items():
         cut, shape = _cut(tensor, parameter), tuple(tensor.shape)
+        if getattr(parameter, "owner", 0) != seats["sharding"]:
+            continue
         if tensor is not parameter and not getattr(parameter, "is_firstly_shared", True):
             continue  # the optimizer's state of a tied weight has one name; its other stages hold a copy
         if cut is not None:
@@ -129,7 +133,8 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     """Gives the optimizer its state, this rank's parts of it."""
-    named = dict(learner.named_parameters())
+    seat = learner.mesh.seats["sharding"]
+    named = {name: p for name, p in learner.named_parameters() if getattr(p, "owner", seat) == seat}
 
     def read(name: str) -> Any:
         parameter = named[_parameter(name)]
@@ -139,4 +144,5 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
         return checkpoint.read(name, cut.offset(shape), shape)
 
     mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
-    load_optimizer(learner.optimizer, named.items(), read, mine)
+    with learner.states_at_hand():
+        load_optimizer(learner.optimizer, named.items(), read, mine)

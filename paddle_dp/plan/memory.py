@@ -1,0 +1,90 @@
+"""What a rank holds of a model while it learns: parameters, gradients, optimizer states, as bytes. Pure arithmetic.
+
+The formula of ZeRO (Rajbhandari et al., arXiv:1910.02054, section 5, figure 1), for Ψ parameters over N seats:
+
+    stage   parameters   gradients   optimizer states
+      0       p·Ψ          g·Ψ         k·Ψ
+      1       p·Ψ          g·Ψ         k·Ψ / N
+      2       p·Ψ          g·Ψ / N     k·Ψ / N
+      3       p·Ψ / N      g·Ψ / N     k·Ψ / N
+
+with p, g and k the bytes of each for one parameter: 4, 4 and 8 for AdamW in float32; 2, 2 and 12 in mixed precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Numbers of 4 bytes that an optimizer keeps for each parameter: moments, velocity.
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Bytes for one parameter: of itself, of its gradient, of its optimizer states (p, g and k of the formula)."""
+
+    parameter: int = 4
+    gradient: int = 4
+    optimizer: int = 8
+
+    @classmethod
+    def of(cls, optimizer: str, low: bool = False) -> Widths:
+        """Of a recipe's optimizer. `low`: weights and gradients in 2 bytes, and a copy of the weights in 4 (O2).
+
+        Raises KeyError for an optimizer that is not among `STATES`.
+        """
+        states = 4 * STATES[optimizer]
+        return cls(parameter=2, gradient=2, optimizer=states + 4) if low else cls(optimizer=states)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Bytes that one rank holds."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
+
+
+def formula(parameters: int, seats: int, stage: int, widths: Widths | None = None) -> Held:
+    """ZeRO's own: as if any part of any parameter could lie anywhere. `stage` 0 is without sharding."""
+    widths, whole = widths or Widths(), float(parameters)
+    part = whole / seats
+    return Held(
+        parameters=widths.parameter * (part if stage >= 3 else whole),
+        gradients=widths.gradient * (part if stage >= 2 else whole),
+        optimizer=widths.optimizer * (part if stage >= 1 else whole),
+    )
+
+
+def owners(sizes: Sequence[int], seats: int) -> list[int]:
+    """Which seat owns each parameter: the largest first, each to the seat that has least so far.
+
+    Parameters are dealt whole, as fleet's DygraphShardingOptimizer does, so seats differ by one parameter at most.
+    """
+    found, full = [0] * len(sizes), [0] * seats
+    for number in sorted(range(len(sizes)), key=lambda n: sizes[n], reverse=True):
+        found[number] = full.index(min(full))
+        full[found[number]] += sizes[number]
+    return found
+
+
+def held(sizes: Sequence[int], seats: int, stage: int, widths: Widths | None = None) -> list[Held]:
+    """What each seat holds of parameters of these sizes, when each is dealt whole."""
+    dealt = owners(sizes, seats)
+    own = [sum(size for size, owner in zip(sizes, dealt, strict=True) if owner == s) for s in range(seats)]
+    whole = formula(sum(sizes), 1, 0, widths)
+    parts = [formula(size, 1, 0, widths) for size in own]
+    return [
+        Held(
+            parameters=part.parameters if stage >= 3 else whole.parameters,
+            gradients=part.gradients if stage >= 2 else whole.gradients,
+            optimizer=part.optimizer if stage >= 1 else whole.optimizer,
+        )
+        for part in parts
+    ]

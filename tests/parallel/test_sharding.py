@@ -1,0 +1,205 @@
+"""Sharding against one process: stages and mixtures, what each rank holds, checkpoints, weights that drift apart."""
+
+import numpy as np
+import pytest
+
+from paddle_dp.plan.memory import Widths, held, owners
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_sharding.py"
+RECIPE = """
+model: {{use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
+dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
+loss: {{use: cross_entropy}}
+optimizer: {optimizer}
+schedule: {{use: cosine, peak: 3.0e-3, warmup: 3 steps}}
+strategy: {strategy}
+train: {{length: 10 steps, batch: 8, micros: 2, seed: 3}}
+callbacks: []
+"""
+ADAMW = "{use: adamw, clip: 0.5}"
+
+
+def train(folder, strategies, optimizer=ADAMW, until="10 steps", resume=False):
+    """What each of the strategies learns, one after the other in the same processes (fleet keeps its degrees)."""
+    return [learn(f"{folder}/{n}", s, optimizer, until, resume) for n, s in enumerate(strategies)]
+
+
+def learn(folder, strategy, optimizer, until, resume):
+    from pathlib import Path
+
+    from paddle_dp import checkpoint
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel.holdings import Holdings
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train import Callback
+    from paddle_dp.train.build import build
+
+    class Diary(Callback):
+        def __init__(self):
+            self.rows = []
+
+        def step(self, moment):
+            self.rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
+
+    mesh = join(seed=3)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy, optimizer=optimizer))
+    trainer = build(read_recipe(path, [f"out={folder}"]), mesh, "newest" if resume else None)
+    diary, holdings = Diary(), Holdings(trainer.learner)
+    trainer.callbacks, trainer._steppers = (diary,), [diary]
+    trainer.fit(until)
+    named = trainer.learner.named_parameters()
+    found = {
+        "rows": diary.rows,
+        "held_out": trainer.evaluate().numbers["loss"],
+        "held": holdings.read(),
+        "sizes": [p.size for _, p in named],
+        "owners": [getattr(p, "owner", None) for _, p in named],
+    }
+    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
+    return {**found, "saved": str(saved)}
+
+
+def weights(path):
+    from paddle_dp.checkpoint import load
+
+    saved = load(path)
+    return {name: saved.read(name) for name in saved.names}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    return run_ranks(f"{HERE}:train", 1, str(folder), ["{use: single}"])[0][0]
+
+
+def check(many, one):
+    """`many`: by rank, what it found of one layout."""
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
+        assert found["held_out"] == pytest.approx(one["held_out"], rel=1e-5)
+    ours, truth = weights(many[0]["saved"]), weights(one["saved"])
+    assert set(ours) == set(truth)
+    for name, value in truth.items():
+        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+
+
+def by_layout(ranks, folder, strategies):
+    """For each strategy, what every rank found."""
+    rows = run_ranks(f"{HERE}:train", ranks, str(folder), strategies, timeout=400)
+    return [[rank[n] for rank in rows] for n in range(len(strategies))]
+
+
+def stages(axes, of=(1, 2, 3)):
+    return [f"{{use: hybrid, {axes}, stage: {stage}}}" for stage in of]
+
+
+def test_every_stage_is_one_process_and_holds_what_the_formula_says(one, tmp_path):
+    """30 samples in batches of 8: a last batch of 6, in two micros of 3, shared unequally."""
+    for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2")), start=1):
+        check(many, one)
+        sizes = many[0]["sizes"]
+        assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
+        largest = 4 * max(sizes)
+        for found, said in zip(many, held(sizes, 2, stage, Widths.of("adamw")), strict=True):
+            counted = found["held"]
+            assert counted["parameters"] == said.parameters
+            assert (
+                said.optimizer <= counted["optimizer"] < said.optimizer * 1.01
+            )  # and two numbers a parameter
+            assert said.gradients <= counted["most gradients"] <= said.gradients + largest
+            if stage == 3:  # besides its own, the layer at work
+                assert counted["most parameters"] <= said.parameters + largest + 4 * 3 * 32
+
+
+def drift(strategy):
+    """What the check says before and after one rank's weight has changed: the first that it holds."""
+    import paddle
+
+    from paddle_dp.errors import DivergenceError
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+    from paddle_dp.train.build import Task
+
+    mesh = join(seed=0)
+    model = read_part("models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4})
+    task = Task(
+        model=model.build(),
+        loss=read_part("losses", {"use": "cross_entropy"}).build(),
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named]),
+    )
+    learner = read_part("strategies", {"use": "hybrid", **strategy}).build(mesh).place(task)
+    learner.check("now")
+    if mesh.rank == 0:
+        owned = [p for _, p in learner.named_parameters() if learner.shards.owns(p)]
+        tensor = next(p for p in owned if not hasattr(p, "cut"))
+        tensor.set_value(tensor + 1e-3)
+    try:
+        learner.check("later")
+    except DivergenceError as error:
+        return str(error)
+
+
+def mixtures(folder, strategies, drifting):
+    return {"learned": train(folder, strategies), "drifted": [drift(strategy) for strategy in drifting]}
+
+
+def test_mixtures_are_one_process_and_know_who_holds_equal_weights(one, tmp_path):
+    mixed = stages("sharding: 2, tensor: 2", [2])
+    drifting = [{"sharding": 2, "tensor": 2, "stage": stage} for stage in (1, 3)]
+    ranks = run_ranks(f"{HERE}:mixtures", 4, str(tmp_path), mixed, drifting, timeout=400)
+    check([rank["learned"][0] for rank in ranks], one)
+    for rank in ranks:
+        whole, shards = rank["drifted"]
+        assert "later: rank 1 holds other values than rank 0" in whole
+        assert "later: rank 1 holds other values than rank 0" in shards
+
+
+def test_a_checkpoint_goes_on_in_other_layouts(one, tmp_path):
+    """In mid-epoch from tensor × pipeline to data × sharding, to sharding × pipeline, and to one process."""
+    chain = [
+        (4, "{use: hybrid, tensor: 2, pipeline: 2}", "3 steps"),
+        (4, "{use: hybrid, data: 2, sharding: 2, stage: 3}", "5 steps"),
+        (4, "{use: hybrid, pipeline: 2, sharding: 2, stage: 2}", "7 steps"),
+        (1, "{use: single}", "10 steps"),
+    ]
+    rows = []
+    for ranks, strategy, until in chain:
+        found = run_ranks(f"{HERE}:train", ranks, str(tmp_path), [strategy], ADAMW, until, bool(rows))
+        rows += found[0][0]["rows"]
+    np.testing.assert_allclose(rows, one["rows"], rtol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "strategies"),
+    [
+        (4, stages("sharding: 4")),
+        (4, stages("sharding: 2, data: 2")),
+        (4, stages("sharding: 2, tensor: 2")),
+        (2, stages("sharding: 2, recompute: full")),
+        *((4, stages("sharding: 2, pipeline: 2", [stage])) for stage in (1, 2, 3)),
+        *((8, stages("sharding: 2, tensor: 2, pipeline: 2", [stage])) for stage in (1, 2, 3)),
+    ],
+)
+def test_more_mixtures(one, tmp_path, ranks, strategies):
+    for many in by_layout(ranks, tmp_path, strategies):
+        check(many, one)
+
+
+OTHERS = [
+    "{use: momentum, weight_decay: 0.1, nesterov: true, clip: 0.5}",  # a regularizer, which fleet's step refuses
+    "{use: lamb, clip: 0.5}",  # a norm for each parameter: slices of it would have another
+    "{use: sgd, clip_value: 0.01}",
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_other_optimizers(tmp_path, optimizer):
+    alone = run_ranks(f"{HERE}:train", 1, str(tmp_path / "one"), ["{use: single}"], optimizer)[0][0]
+    rows = run_ranks(f"{HERE}:train", 2, str(tmp_path), stages("sharding: 2"), optimizer, timeout=400)
+    for n in range(3):
+        check([rank[n] for rank in rows], alone)

@@ -1,0 +1,65 @@
+"""What each rank holds under each stage of sharding, counted in a real run, beside ZeRO's formula; as markdown.
+
+python tools/sharding_memory.py configs/gpt_sharding2.yaml --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paddle_dp.errors import PaddleDPError
+from paddle_dp.plan.memory import Held, Widths, formula, held
+from paddle_dp.proof.compare import Side
+from paddle_dp.proof.sides import Comparison
+from paddle_dp.recipe import read_recipe
+
+HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters dealt |"
+
+
+def counted(side: Side) -> Held:
+    """Of the rank that holds most: gradients as many as there were at any moment, the rest between updates."""
+    most = max(side.held, key=lambda rank: rank["parameters"] + rank["most gradients"] + rank["optimizer"])
+    return Held(parameters=most["parameters"], gradients=most["most gradients"], optimizer=most["optimizer"])
+
+
+def line(stage: int, found: Held, sizes: list[int], ranks: int, widths: Widths) -> str:
+    """Counted, and foretold, for one stage; 0 is data parallelism."""
+    ideal = formula(sum(sizes), ranks, stage, widths)
+    dealt = max(held(sizes, ranks, stage, widths), key=lambda one: one.total)
+    name = str(stage) if stage else "none (`data`)"
+    numbers = (found.parameters, found.gradients, found.optimizer, found.total, ideal.total, dealt.total)
+    return f"| {name} | " + " | ".join(f"{number / 2**10:.0f}" for number in numbers) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2)
+    given = parser.parse_args()
+    widths = Widths.of(read_recipe(given.recipe, given.overrides).optimizer.name)
+    with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
+        sides = Comparison(given.recipe, tuple(given.overrides), given.steps, given.ranks, Path(scratch))
+        print(HEAD, "|---" * 7 + "|", sep="\n", flush=True)
+        for stage in range(4):
+            words = [f"strategy.sharding={given.ranks if stage else 1}", f"strategy.stage={stage or 1}"]
+            try:
+                side = sides.many(given.ranks, ["strategy.data=auto", *words], f"stage{stage}")
+            except PaddleDPError as error:
+                print(f"stage {stage}: {error}", file=sys.stderr)
+                return 1
+            sizes = [array.size for array in side.weights.values()]
+            print(line(stage, counted(side), sizes, given.ranks, widths), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
