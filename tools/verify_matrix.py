@@ -1,6 +1,7 @@
 """Every legal layout of a recipe on up to N ranks, each against one process; one table, also as markdown.
 
 python tools/verify_matrix.py configs/gpt_tiny.yaml --ranks 4 --markdown docs/matrix.md
+python tools/verify_matrix.py configs/gpt_tiny.yaml --ranks 4 --recompute none full     # each layout with both
 """
 
 from __future__ import annotations
@@ -9,28 +10,42 @@ import argparse
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan import Shape, legal_layouts
+from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.plan import Shape, legal_layouts, problems
 from paddle_dp.proof.compare import Side, compare
 from paddle_dp.proof.sides import Comparison
 from paddle_dp.recipe import read_recipe
 
-AXES = ("data", "pipeline", "sharding", "tensor")
 HELD = ("parameters", "most gradients", "optimizer")  # at rest, in backward, at rest
 HEAD = "| layout | ranks | loss | gradient norm | weights | seconds | held by a rank | verdict |"
 
 
-def variants(layout: Degrees) -> list[tuple[str, list[str]]]:
-    """The layout's name and its overrides; with sharding, one for each stage."""
-    words = ["strategy.use=hybrid", *(f"strategy.{axis}={layout[axis]}" for axis in AXES)]
-    if layout.sharding == 1:
-        return [(str(layout), words)]
-    return [(f"{layout}, stage {stage}", [*words, f"strategy.stage={stage}"]) for stage in (1, 2, 3)]
+Variant = tuple[str, list[str]]
+
+
+def variants(layout: Degrees, shape: Shape, again: list[str]) -> list[Variant]:
+    """The layout's name and overrides: with a tensor axis, whole sequences and cut ones; with sharding, each stage."""
+    found: list[Variant] = [
+        (str(layout), ["strategy.use=hybrid", *(f"strategy.{axis}={layout[axis]}" for axis in AXES)])
+    ]
+    if layout.tensor > 1 and not problems(layout, replace(shape, cut_lengths=True), layout.ranks):
+        found = _each(found, "sequence_parallel", ["false", "true"])
+    if layout.sharding > 1:
+        found = _each(found, "stage", ["1", "2", "3"])
+    return _each(found, "recompute", again)
+
+
+def _each(variants: list[Variant], setting: str, values: list[str]) -> list[Variant]:
+    """Every variant with every value of a setting; `none` and `false` are not worth a word, `true` is the setting's."""
+    plain = ("none", "false")
+    named = {v: "" if v in plain else f", {setting} {v}".removesuffix(" true") for v in values}
+    return [(n + named[v], [*words, f"strategy.{setting}={v}"]) for n, words in variants for v in values]
 
 
 def row(
@@ -60,18 +75,23 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4, help="the most ranks (default 4)")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--exactly", action="store_true", help="layouts of exactly that many ranks")
+    parser.add_argument("--recompute", nargs="+", default=["none"], help="each layout with each of these")
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
     shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
+    shape = shape.along(recipe.dataset.config, cut_lengths=False)
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
-    layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks, axes=AXES)]
+    layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]
     table, all_same = [HEAD, "|---" * 8 + "|"], True
     with tempfile.TemporaryDirectory(prefix="paddle-dp-matrix-") as scratch:
         comparison = Comparison(given.recipe, tuple(given.overrides), given.steps, given.ranks, Path(scratch))
         one = comparison.one()
         print("\n".join(table), flush=True)
-        for named, ranks in [(named, layout.ranks) for layout in layouts for named in variants(layout)]:
+        every = [
+            (found, layout.ranks) for layout in layouts for found in variants(layout, shape, given.recompute)
+        ]
+        for named, ranks in every:
             line, same = row(named, ranks, comparison, one, recipe.train.precision.dtype)
             print(line, flush=True)
             table, all_same = [*table, line], all_same and same
