@@ -75,7 +75,7 @@ def _lanes(axes: Any, spans: Sequence[Span], stages: int, stages_each: int, end:
         if width > end * 1e3 / 70:
             axes.text(
                 span.start * 1e3 + width / 2, span.stage, str(span.work.micro + 1), ha="center", va="center",
-                fontsize=8, color=INK, zorder=3,
+                fontsize=8, color="white" if sum(colour) < 1.6 else INK, zorder=3,
             )  # fmt: skip
     axes.set(xlim=(0, end * 1e3), ylim=(stages - 0.45, -0.55))
     axes.set_yticks(range(stages), [f"rank {stage}" for stage in range(stages)], fontsize=9, color=INK)
@@ -107,10 +107,10 @@ def _label(kind: str, chunk: int, stages_each: int) -> str:
     return f"{kind} of a micro" if stages_each == 1 else f"{kind}, stage {chunk + 1}"
 
 
-def shade(colours: tuple[str, str], chunk: int, stages_each: int) -> tuple[float, ...]:
+def shade(colours: tuple[str, str], chunk: int, stages_each: int) -> tuple[float, float, float]:
     """From the light colour, a rank's first stage, to the strong one, its last."""
     from matplotlib.colors import to_rgb
 
-    light, strong = map(to_rgb, colours)
     far = chunk / (stages_each - 1) if stages_each > 1 else 0.35
-    return tuple(a + (b - a) * far for a, b in zip(light, strong, strict=True))
+    red, green, blue = (a + (b - a) * far for a, b in zip(*map(to_rgb, colours), strict=True))
+    return red, green, blue

@@ -74,10 +74,10 @@ class Timeline(Callback):
         _recorder(moment).armed = 0 <= moment.progress.step - self._first < self.config.steps
 
     def _finish(self, moment: Moment) -> None:
-        strategy = getattr(self.run.recipe, "strategy", None)
-        schedule, each = strategy.config.schedule, strategy.config.each  # type: ignore[union-attr]
+        strategy: Any = self.run.recipe.strategy.config if self.run.recipe else None
+        schedule, each = strategy.schedule, strategy.each
         stages, micros = self.run.mesh.axes.pipeline, 1 + max(s.work.micro for s in self.batches[0]["spans"])
-        middle = sorted(self.batches, key=lambda batch: sum(batch["idle"]))[len(self.batches) // 2]
+        middle = _typical(self.batches)
         said = {
             "schedule": schedule, "stages": stages, "stages_each": each, "micros": micros,
             "predicted": bubble(stages, micros, each),
@@ -96,7 +96,15 @@ class Timeline(Callback):
 
 
 def _recorder(moment: Moment) -> Any:
-    return moment.trainer.learner.recorder  # type: ignore[attr-defined]
+    learner: Any = moment.trainer.learner
+    return learner.recorder
+
+
+def _typical(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the batches that other programs disturbed least, the one in the middle by idle time."""
+    calmest = max(batch["calm"] for batch in batches)
+    calm = [batch for batch in batches if batch["calm"] > calmest - 0.03]
+    return sorted(calm, key=lambda batch: sum(batch["idle"]))[len(calm) // 2]
 
 
 def _row(span: Span) -> dict[str, Any]:

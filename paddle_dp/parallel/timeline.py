@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import paddle
 
@@ -12,24 +13,38 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.plan.schedule import Span, Work
 
 
+@dataclass(frozen=True)
+class Recording:
+    """One batch of one pipeline: its spans, in seconds from the first start on.
+
+    `calm` is the least share of its computing time that a rank's thread really had a core: below 1, other programs took
+    it away meanwhile (or, on a GPU, the thread only waited), and the spans are those of a disturbed machine.
+    """
+
+    spans: list[Span]
+    calm: float
+
+
+@dataclass
 class Recorder:
     """The start and the stop of each piece of work of one batch, once `armed`.
 
     On an accelerator each piece is waited for, so that its time is its own; a recorded batch is a little slower.
     """
 
-    def __init__(self, mesh: Mesh):
-        self.mesh, self.armed = mesh, False
-        self._rows: list[tuple[Work, float, float]] = []
-        self._zero = 0.0
+    mesh: Mesh
+    armed: bool = False
+    zero: float = 0.0
+    on_core: float = 0.0
+    rows: list[tuple[Work, float, float]] = field(default_factory=list)
 
     def begin(self) -> None:
         """Before a batch: all ranks of the job set out together, and from there each counts for itself."""
-        self._rows = []
+        self.rows, self.on_core = [], 0.0
         if self.armed:
             self._wait_for_device()
             self.mesh.sum([1.0])
-            self._zero = time.perf_counter()
+            self.zero = time.perf_counter()
 
     @contextmanager
     def span(self, work: Work) -> Iterator[None]:
@@ -38,28 +53,37 @@ class Recorder:
             yield
             return
         self._wait_for_device()
-        start = time.perf_counter()
+        start, computed = time.perf_counter(), time.thread_time()
         yield
         self._wait_for_device()
-        self._rows.append((work, start, time.perf_counter()))
+        self.on_core += time.thread_time() - computed
+        self.rows.append((work, start, time.perf_counter()))
 
-    def spans(self) -> list[list[Span]]:
-        """The recorded batch of each pipeline, from its first start on. Collective over all ranks.
+    def recordings(self) -> list[Recording]:
+        """The recorded batch of each pipeline, of the rank that reads first to the last. Collective over all ranks.
 
         Clocks of one machine are one clock; another machine's is set to it where they set out together.
         """
-        mine = [[work.kind, work.micro, work.chunk, start, stop] for work, start, stop in self._rows]
-        told = self.mesh.gather([self.mesh.host, self._zero, mine])
-        host, zero, _ = told[0]
+        mine = [[work.kind, work.micro, work.chunk, start, stop] for work, start, stop in self.rows]
+        told = self.mesh.gather([self.mesh.host, self.zero, self.on_core, mine])
+        host, zero, _, _ = told[0]
         found: dict[tuple[int, ...], list[Span]] = {}
-        for rank, (where, set_out, rows) in enumerate(told):
+        calm: dict[tuple[int, ...], float] = {}
+        for rank, (where, set_out, on_core, rows) in enumerate(told):
             seats = self.mesh.axes.seats(rank)
-            stage = seats.pop("pipeline")
-            ahead = zero if where == host else set_out
-            for kind, micro, chunk, start, stop in rows:
-                span = Span(stage, Work(kind, micro, chunk), start - ahead, stop - ahead)
-                found.setdefault(tuple(seats.values()), []).append(span)
-        return [_from_zero(spans) for _, spans in sorted(found.items())]
+            stage, pipeline, ahead = (
+                seats.pop("pipeline"),
+                tuple(seats.values()),
+                zero if where == host else set_out,
+            )
+            spans = [
+                Span(stage, Work(kind, micro, chunk), a - ahead, z - ahead)
+                for kind, micro, chunk, a, z in rows
+            ]
+            found.setdefault(pipeline, []).extend(spans)
+            share = on_core / sum(span.stop - span.start for span in spans)
+            calm[pipeline] = min(calm.get(pipeline, 1.0), share)
+        return [Recording(_from_zero(spans), calm[pipeline]) for pipeline, spans in sorted(found.items())]
 
     def _wait_for_device(self) -> None:
         if self.mesh.device != "cpu":

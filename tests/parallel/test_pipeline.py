@@ -1,11 +1,14 @@
 """Every schedule, split and tied weight of a pipeline against one process: losses, scores, gradient norms, weights."""
 
+import itertools
+
 import numpy as np
 import pytest
 from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.stages import stage
+from paddle_dp.plan.schedule import orders
 from tests.ranks import run_ranks
 
 HERE = "tests/parallel/test_pipeline.py"
@@ -53,10 +56,14 @@ def _train(placer, case):
     tokens = read_part("datasets", words).build("train")
     loader = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, micros=case.get("micros", 4), seed=1))
     held_out = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, shuffle=False))
-    rows, epoch = [], 0
+    rows, epoch, ordered = [], 0, None
     while len(rows) < STEPS:
         for batch in loader.read(epoch):
+            if hasattr(learner, "recorder"):
+                learner.recorder.armed = len(rows) == STEPS - 1
             learner.train_batch(batch, observe=True)
+            if hasattr(learner, "recorder") and learner.recorder.armed:
+                ordered = _order(learner.recorder.recordings(), mesh)
             norm = learner.observed.pop("gradient_norm")
             rows.append([*mesh.sum(list(learner.observed.values())), norm])
         epoch += 1
@@ -66,11 +73,21 @@ def _train(placer, case):
     return {
         "names": list(learner.observed),
         "rows": rows[:STEPS],
+        "order": ordered,
         "held_out": dict(evaluate(learner, held_out, mesh).numbers),
         "pieces": {
             n: [p.offset, p.array] for n, p in {**pieces(learner), **optimizer_pieces(learner)}.items()
         },
     }
+
+
+def _order(recordings, mesh):
+    """What each stage of the first pipeline did, in order; its spans do not overlap."""
+    spans = recordings[0].spans
+    lanes = [[s for s in spans if s.stage == stage] for stage in range(mesh.axes.pipeline)]
+    assert all(a.stop <= b.start for lane in lanes for a, b in itertools.pairwise(lane))
+    assert 0 < recordings[0].calm <= 1.01
+    return [[[s.work.kind, s.work.micro, s.work.chunk] for s in lane] for lane in lanes]
 
 
 DEEP = {"depth": 6}  # eight blocks
@@ -116,9 +133,10 @@ def one():
 def check(ranks, strategy, cases, one):
     many = run_ranks(f"{HERE}:learn", ranks, {"use": "hybrid", **strategy}, cases, timeout=400)
     for number, case in enumerate(cases):
-        expected, saved = one[_kind(case)], {}
+        expected, saved, foretold = one[_kind(case)], {}, _foretold(strategy, case)
         for found in (rank[number] for rank in many):
             assert found["names"] == expected["names"], case
+            assert found["order"] == foretold, case
             np.testing.assert_allclose(found["rows"], expected["rows"], rtol=2e-5, err_msg=str(case))
             assert found["held_out"] == pytest.approx(expected["held_out"], rel=1e-5), case
             for name, (offset, array) in found["pieces"].items():
@@ -127,6 +145,15 @@ def check(ranks, strategy, cases, one):
                 np.testing.assert_allclose(array, part, atol=3e-5, err_msg=f"{case} {name}")
                 saved[name] = saved.get(name, 0) + np.size(array)
         assert saved == {name: np.size(array) for name, (_, array) in expected["pieces"].items()}, case
+
+
+def _foretold(strategy, case):
+    """The order in which arithmetic says that the stages work."""
+    words = case.get("strategy", {})
+    schedule = words.get("schedule", "1f1b")
+    each = words.get("stages_each", 2 if schedule == "interleaved" else 1)
+    ordered = orders(schedule, strategy["pipeline"], case.get("micros", 4), each)
+    return [[[work.kind, work.micro, work.chunk] for work in lane] for lane in ordered]
 
 
 def test_on_two_ranks(one):

@@ -1,0 +1,78 @@
+"""The orders of the schedules, played out: idle time is what the formula says, and nothing waits for ever."""
+
+import re
+
+import pytest
+
+from paddle_dp.plan.schedule import Work, bubble, idle, orders, timeline, unfit
+
+KINDS = [("f_then_b", 1), ("1f1b", 1), ("f_then_b", 2), ("interleaved", 2), ("interleaved", 3)]
+
+
+@pytest.mark.parametrize(("schedule", "each"), KINDS)
+@pytest.mark.parametrize(("stages", "micros"), [(2, 2), (2, 16), (3, 6), (4, 4), (4, 12)])
+def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, each, stages, micros):
+    spans = timeline(orders(schedule, stages, micros, each))
+    assert idle(spans, stages) == pytest.approx([bubble(stages, micros, each)] * stages)
+    everything = {(s.stage, s.work) for s in spans}
+    assert len(everything) == len(spans) == 2 * stages * each * micros
+
+
+def test_the_formula():
+    assert bubble(4, 8) == pytest.approx(3 / 11)
+    assert bubble(4, 8, 2) == pytest.approx(3 / 19)
+    assert bubble(1, 8) == 0
+
+
+def test_one_micro_is_plain_placement_of_layers():
+    assert idle(timeline(orders("1f1b", 4, 1)), 4) == pytest.approx([0.75] * 4)
+
+
+def test_fewer_micros_than_stages_run_too():
+    spans = timeline(orders("1f1b", 4, 2))
+    assert idle(spans, 4) == pytest.approx([3 / 5] * 4)
+
+
+def test_1f1b_keeps_fewer_micros_in_memory_than_f_then_b():
+    """The most forwards whose backward has not come yet, on the first stage."""
+
+    def kept(schedule):
+        balance, most = 0, 0
+        for work in orders(schedule, 4, 16)[0]:
+            balance += 1 if work.kind == "forward" else -1
+            most = max(most, balance)
+        return most
+
+    assert (kept("f_then_b"), kept("1f1b")) == (16, 4)
+
+
+def test_a_slow_stage_makes_the_others_wait():
+    spans = timeline(orders("1f1b", 2, 8), lambda stage, work: 2.0 if stage else 1.0)
+    first, second = idle(spans, 2)
+    assert first > 0.5 > bubble(2, 8) > second
+
+
+def test_stages_that_wait_for_each_other_are_said():
+    forward, backward = Work("forward", 0), Work("backward", 0)
+    with pytest.raises(ValueError, match="wait for each other"):
+        timeline([[backward, forward], [forward, backward]])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micros", "each", "said"),
+    [
+        ("1f1b", 4, 2, "one stage on each rank"),
+        ("interleaved", 4, 1, "stages_each of 2 or more"),
+        ("interleaved", 5, 2, r"micros \(5\) to be a multiple of pipeline 2"),
+        ("f_then_b", 3, 2, r"micros \(3\) to be a multiple of pipeline 2"),
+    ],
+)
+def test_what_cannot_run_is_said(schedule, micros, each, said):
+    (sentence,) = unfit(schedule, 2, micros, each)
+    assert re.search(said, sentence)
+
+
+def test_what_can_run_is_not_refused():
+    assert not unfit("1f1b", 4, 1)
+    assert not unfit("f_then_b", 4, 3)
+    assert not unfit("interleaved", 4, 4, 3)

@@ -1,0 +1,140 @@
+"""How idle a pipeline's stages are: measured, beside what arithmetic foretells, for several numbers of micros.
+
+python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 2 --pictures docs/pictures
+
+Every case is a training of the recipe with the callback timeline, and as many samples in a micro in all of them. A step
+counts when other programs left the ranks' cores alone (`--calm`); a case is run again until enough steps count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paddle_dp.plan.schedule import bubble
+from paddle_dp.recipe import read_recipe
+
+HEAD = "| schedule | micros m | idle, each rank | mean | arithmetic | off by | steps counted |"
+CASES = {"1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
+
+
+def split(depth: int, stages: int) -> str:
+    """Equal work: as many blocks for each stage, the embedding with the first and the head with the last."""
+    each, more = divmod(depth, stages)
+    counts = [each + (number < more) for number in range(stages)]
+    counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
+    return str(counts)
+
+
+def overrides(given: argparse.Namespace, schedule: str, micros: int) -> list[str]:
+    depth = read_recipe(given.recipe, given.overrides).model.config.depth
+    each = CASES[schedule]
+    return [
+        *given.overrides,
+        f"strategy.schedule={schedule}",
+        f"strategy.stages_each={each}",
+        f"strategy.split={split(depth, given.ranks * each)}",
+        f"train.micros={micros}",
+        f"train.batch={micros * given.samples}",
+        f"train.length={given.steps + 3} steps",
+        f"callbacks=[{{use: timeline, start: 3, steps: {given.steps}}}]",
+    ]
+
+
+def measure(given: argparse.Namespace, schedule: str, micros: int) -> tuple[list[dict[str, Any]], bytes]:
+    """The calm steps of a case, and the picture of its last run. Raises RuntimeError when a training fails."""
+    calm: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="paddle-dp-timeline-") as scratch:
+        for attempt in range(given.attempts):
+            folder = Path(scratch) / f"{schedule}-m{micros}-{attempt}"
+            command = [
+                sys.executable,
+                "-m",
+                "paddle_dp",
+                "train",
+                str(given.recipe),
+                "--ranks",
+                str(given.ranks),
+            ]
+            command += ["--out", str(folder), *overrides(given, schedule, micros)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+            steps = json.loads((folder / "timeline.json").read_text())["batches"]
+            picture = (folder / "timeline.png").read_bytes()
+            calm += [step for step in steps if step["calm"] >= given.calm]
+            shutil.rmtree(folder)
+            if len(calm) >= given.enough:
+                break
+            print(
+                f"  {len(calm)} calm steps of {schedule}, {micros} micros; once more",
+                file=sys.stderr,
+                flush=True,
+            )
+    return calm, picture
+
+
+def row(schedule: str, micros: int, ranks: int, calm: list[dict[str, Any]]) -> tuple[str, bool]:
+    """A line of the table, and whether measurement and arithmetic are within 15 points of each other."""
+    foretold = bubble(ranks, micros, CASES[schedule])
+    if not calm:
+        return f"| {schedule} | {micros} | | | {foretold:.1%} | no calm step | 0 |", False
+    shares = [median(values) for values in zip(*(step["idle"] for step in calm), strict=True)]
+    mean = sum(shares) / len(shares)
+    each = ", ".join(f"{share:.1%}" for share in shares)
+    off = f"{100 * (mean - foretold):+.1f} points"
+    line = f"| {schedule} | {micros} | {each} | {mean:.1%} | {foretold:.1%} | {off} | {len(calm)} |"
+    return line, abs(mean - foretold) <= 0.15
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "recipe", type=Path, help="of a model with `depth`, on strategy hybrid with a pipeline"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--ranks", type=int, default=2, help="how many; all of them stages (default 2)")
+    parser.add_argument("--micros", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--schedules", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--samples", type=int, default=4, help="in each micro (default 4)")
+    parser.add_argument("--steps", type=int, default=20, help="recorded in each run (default 20)")
+    parser.add_argument(
+        "--calm", type=float, default=0.95, help="the share of a core that a rank must have had"
+    )
+    parser.add_argument("--enough", type=int, default=5, help="calm steps that a case needs (default 5)")
+    parser.add_argument("--attempts", type=int, default=5, help="runs of a case at most (default 5)")
+    parser.add_argument("--markdown", type=Path, help="write the table here as well")
+    parser.add_argument("--pictures", type=Path, help="put a picture of each schedule here")
+    return parser.parse_intermixed_args()
+
+
+def main() -> int:
+    given = arguments()
+    table, close = [HEAD, "|---" * 7 + "|"], True
+    print("\n".join(table), flush=True)
+    for schedule in given.schedules:
+        for micros in given.micros:
+            calm, picture = measure(given, schedule, micros)
+            line, near = row(schedule, micros, given.ranks, calm)
+            print(line, flush=True)
+            table, close = [*table, line], close and near
+            if given.pictures:
+                (given.pictures / f"timeline-{schedule}-m{micros}.png").write_bytes(picture)
+    if given.markdown:
+        given.markdown.write_text("\n".join(table) + "\n")
+    return 0 if close else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
