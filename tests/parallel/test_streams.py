@@ -1,0 +1,83 @@
+"""Dropout on what is whole is drawn alike by the seats of a tensor axis, on what is cut by each for itself."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.mesh.seed import part_ways
+from paddle_dp.parallel.tensor import Cutter
+from tests.ranks import run_ranks
+
+TRAIN = "tests/parallel/test_hybrid.py:train"
+
+
+class Drops(nn.Layer):
+    """Three places to drop at: on heads inside attention, on cut columns, and on what is whole."""
+
+    cuts = {"on_columns": "columns", "again": "heads"}  # noqa: RUF012
+    attends = ("_attend",)
+
+    def __init__(self):
+        super().__init__()
+        self.on_columns, self.again, self.on_whole = (nn.Dropout(0.5) for _ in range(3))
+
+    def _attend(self, x):
+        return F.dropout(x, 0.5)
+
+    def forward(self, x):
+        return [self._attend(x), self.on_columns(x), self.again(x), self.on_whole(x)]
+
+
+def masks(seat):
+    layer = Drops()
+    assert Cutter(SimpleNamespace(rank=seat, nranks=2)).replace(layer)
+    part_ways(3, Mesh(rank=seat, ranks=2, degrees=Degrees(tensor=2)))
+    return [(out == 0).tolist() for out in layer(paddle.ones([64]))]
+
+
+def test_masks_of_what_is_cut_differ_and_those_of_what_is_whole_do_not():
+    first, second = masks(0), masks(1)
+    assert [one == other for one, other in zip(first, second, strict=True)] == [False, False, False, True]
+
+
+def test_one_process_draws_everything_from_one_stream():
+    layer = Drops()
+    paddle.seed(3)
+    drawn = [out.tolist() for out in layer(paddle.ones([64]))]
+    paddle.seed(3)
+    assert drawn == [F.dropout(paddle.ones([64]), 0.5).tolist() for _ in range(4)]
+
+
+def weights(path):
+    from paddle_dp.checkpoint import load
+
+    saved = load(path)
+    return {name: saved.read(name) for name in saved.names}
+
+
+def run(folder, until, resume, strategy, ranks=2):
+    return run_ranks(TRAIN, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", timeout=400)[0]
+
+
+@pytest.mark.long
+def test_a_resumed_run_draws_what_the_uninterrupted_one_draws(tmp_path):
+    strategy = "{use: hybrid, tensor: 2, sequence_parallel: true, recompute: full}"
+    whole = run(tmp_path / "whole", "6 steps", False, strategy)
+    parts = run(tmp_path / "parts", "3 steps", False, strategy)["rows"]
+    last = run(tmp_path / "parts", "6 steps", True, strategy)
+    assert parts + last["rows"] == whole["rows"]
+    ours, truth = weights(last["saved"]), weights(whole["saved"])
+    assert all(np.array_equal(ours[name], value) for name, value in truth.items())
+
+
+@pytest.mark.long
+def test_another_layout_of_as_many_ranks_draws_its_own(tmp_path):
+    """Two readers' streams would be two masks for one activation on two tensor seats: fit's last check says so."""
+    run(tmp_path / "run", "3 steps", False, "{use: data_parallel}")
+    assert len(run(tmp_path / "run", "6 steps", True, "{use: hybrid, tensor: 2}")["rows"]) == 3
