@@ -92,14 +92,16 @@ class PipelineLearner(HybridLearner):
 
     def meet(self) -> None:
         """Gives the ranks that hold the same stage the average of their running statistics. Collective."""
-        if self.mesh.axes.data == 1:
+        groups = (self.seats.get_data_parallel_group(), self.seats.get_sharding_parallel_group())
+        if self.mesh.readers == 1:
             return
-        group = self.seats.get_data_parallel_group()
         with paddle.no_grad():
             for statistic in self._own_statistics:
                 total = statistic.astype("float32").clone()
-                dist.all_reduce(total, group=group)
-                statistic.set_value((total / self.mesh.axes.data).astype(statistic.dtype))
+                for group in groups:
+                    if group.nranks > 1:
+                        dist.all_reduce(total, group=group)
+                statistic.set_value((total / self.mesh.readers).astype(statistic.dtype))
 
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
