@@ -41,7 +41,8 @@ def fill(
 ) -> None:
     """Gives a tensor the values of `name`, in place: all of it, or the box at `offset` of the tensor's shape.
 
-    Raises CheckpointError when the checkpoint's tensor is of another shape or dtype.
+    A float32 tensor takes 16-bit floats, too, whose every value it holds: what precision level O2 kept on a GPU.
+    Raises CheckpointError when the checkpoint's tensor is of another shape or of any other dtype.
     """
     shape = tuple(tensor.shape)
     if offset is None and checkpoint.shape(name) != shape:
@@ -49,12 +50,21 @@ def fill(
             f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(shape)} in this model: "
             f"the checkpoint is of another model, or of other settings of it."
         )
-    saved = checkpoint.dtype(name)
-    if saved != dtype_of(tensor):
-        raise CheckpointError(
-            f"{name} is {saved} in {checkpoint.folder} and {dtype_of(tensor)} in this model."
-        )
-    put(tensor, checkpoint.read(name, offset, shape), name)
+    saved, wanted = checkpoint.dtype(name), dtype_of(tensor)
+    array = checkpoint.read(name, offset, shape)
+    if wanted == "float32" and saved in ("bfloat16", "float16"):
+        put(tensor, _widened(array, saved), name)
+        return
+    if saved != wanted:
+        raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {wanted} in this model.")
+    put(tensor, array, name)
+
+
+def _widened(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The same numbers in float32; bfloat16, which comes as its bits, is float32's first half."""
+    if dtype == "bfloat16":
+        return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32)
 
 
 def put(tensor: paddle.Tensor, array: np.ndarray, name: str) -> None:

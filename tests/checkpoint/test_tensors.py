@@ -60,3 +60,12 @@ def test_another_shape_or_dtype_is_refused(saved):
         fill(paddle.ones([2, 3]).astype("bfloat16"), opened, "w")
     with pytest.raises(CheckpointError, match=r"w is float64 \[2\] in the checkpoint and float32 \[3\] here"):
         put(paddle.ones([3]), np.ones(2), "w")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [[], [5, 4]])
+def test_16_bit_floats_fill_a_float32_tensor_as_they_are(saved, dtype, shape):
+    tensor = (paddle.randn(shape) * 100).astype(dtype)
+    wide = paddle.zeros(shape)
+    fill(wide, saved(tensor), "w")
+    np.testing.assert_array_equal(wide.numpy(), tensor.astype("float32").numpy())
