@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paddle_dp.cli.options import recipes_and_settings
+from paddle_dp.errors import UsageError
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
 
 
 def dashboard(
@@ -31,12 +38,37 @@ def parts(
 
 
 def check(
-    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE", help="Recipes to check.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE… [KEY=VALUE…]", help="Recipes to check, and other settings."),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Also say what a rank of N would hold.")
+    ] = None,
+    build: Annotated[
+        int | None, typer.Option(metavar="RANK", help="Also build what this rank of --ranks would hold.")
+    ] = None,
 ) -> None:
-    """Check recipes without starting anything: every mistake with its file and line."""
+    """Check recipes without starting anything: every mistake with its file and line; and plan what each rank holds."""
     from paddle_dp.recipe.check import check_all
 
-    raise typer.Exit(check_all(recipes))
+    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build)))
+
+
+def _forecast(ranks: int | None, build: int | None) -> Callable[[Recipe], Iterator[str]] | None:
+    """What `check --ranks` adds to a recipe's line; None without --ranks."""
+    if ranks is None:
+        if build is not None:
+            raise UsageError(f"--build {build} needs --ranks N: how many ranks there are.")
+        return None
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: a job has 1 rank or more.")
+    from paddle_dp.launch.silence import import_paddle
+
+    import_paddle()
+    from paddle_dp.train.forecast import forecast
+
+    return lambda recipe: forecast(recipe, ranks, build)
 
 
 def schema() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +39,12 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
     if not all(word.isdecimal() for word in words):
         raise UsageError(f"--devices {devices}: give GPU numbers separated by commas, such as --devices 0,1.")
     return tuple(map(int, words))
+
+
+def recipes_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files and KEY=VALUE settings apart, for a verb that takes several recipes."""
+    settings = [word for word in words if re.match(r"[A-Za-z_][\w.]*=", word)]
+    return [Path(word) for word in words if word not in settings], settings
 
 
 def require(option: str, extra: str, *packages: str) -> None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from paddle_dp.errors import RecipeError
+from paddle_dp.errors import UsageError
 from paddle_dp.recipe.read import read_recipe
 from paddle_dp.recipe.schema import Recipe
 
 
-def check_all(files: Iterable[Path]) -> int:
-    """Prints a line a recipe; mistakes go to stderr. Returns the exit status: 0, or 2 with any mistake."""
+def check_all(
+    files: Iterable[Path],
+    overrides: Sequence[str] = (),
+    forecast: Callable[[Recipe], Iterable[str]] | None = None,
+) -> int:
+    """Prints a line a recipe; mistakes go to stderr. Returns the exit status: 0, or 2 with any mistake.
+
+    `forecast` gives further lines on a recipe, and may raise UsageError, for a layout that cannot run.
+    """
     status = 0
     for file in files:
         try:
-            print(f"{file}: {in_short(read_recipe(file))}", flush=True)
-        except RecipeError as error:
+            recipe = read_recipe(file, overrides)
+            print(f"{file}: {in_short(recipe)}", flush=True)
+            for line in forecast(recipe) if forecast else ():
+                print(f"  {line}", flush=True)
+        except UsageError as error:
             print(error, file=sys.stderr, flush=True)
             status = error.exit_status
     return status

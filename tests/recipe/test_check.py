@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paddle_dp.errors import UsageError
+from paddle_dp.recipe import Recipe
 from paddle_dp.recipe.check import check_all
 
 
@@ -22,3 +24,18 @@ def test_a_line_for_each_and_all_mistakes(
 
 def test_right_ones_leave_with_0(write: Callable[..., Path]) -> None:
     assert check_all([write()]) == 0
+
+
+def test_settings_and_a_forecast_are_of_every_recipe(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forecast(recipe: Recipe) -> list[str]:
+        if recipe.train.batch == 8:
+            raise UsageError("8 does not fit")
+        return [f"batch {recipe.train.batch}", "and more"]
+
+    file = write()
+    assert check_all([file], ["train.batch=16"], forecast) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  batch 16", "  and more"]
+    assert check_all([file], ["train.batch=8"], forecast) == 2
+    assert capsys.readouterr().err == "8 does not fit\n"

@@ -1,0 +1,92 @@
+"""Which of a model's weights a rank of a layout holds, and the bytes of what it keeps while it learns. No paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.deal import Split, deal
+from paddle_dp.plan.memory import Held, Widths, held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One parameter of a whole model: its first name, how many numbers it is, and whether the tensor axis cuts it."""
+
+    name: str
+    size: int
+    cut: bool = False
+
+    def part(self, seats: int) -> int:
+        """The numbers of it that one seat of the tensor axis holds."""
+        return self.size // seats if self.cut else self.size
+
+
+Blocks = Sequence[
+    Sequence[Weight]
+]  # the weights of each of a model's ordered blocks; one block, where it has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a model is handed out: by `degrees`, to `each` stages on a rank, dealt by `split`; ZeRO's `stage`; and the
+    bytes for one parameter in `widths`."""
+
+    degrees: Degrees
+    split: Split = "uniform"
+    each: int = 1
+    stage: int = 1
+    widths: Widths = field(default_factory=Widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Portion:
+    """What one rank holds: its seats, its blocks by number (a tuple a stage), its parameters and its bytes."""
+
+    rank: int
+    seats: dict[str, int]
+    stages: tuple[tuple[int, ...], ...]
+    parameters: int
+    held: Held
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(number for stage in self.stages for number in stage)
+
+
+def whole(blocks: Blocks) -> int:
+    """The parameters of the whole model; one that several blocks share counts once."""
+    return sum(distinct(blocks, range(len(blocks)), 1))
+
+
+def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> list[int]:
+    """The sizes of what one tensor seat holds of these blocks; a weight that several of them share, once."""
+    found = {weight.name: weight.part(tensor) for number in numbers for weight in blocks[number]}
+    return list(found.values())
+
+
+def portion(blocks: Blocks, layout: Layout, rank: int) -> Portion:
+    """The portion of `rank`. A weight that two pipeline stages share lies on both."""
+    degrees = layout.degrees
+    seats = degrees.seats(rank)
+    loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
+    bounds = deal(loads, degrees.pipeline * layout.each, layout.split)
+    stages = tuple(
+        tuple(range(bounds[place], bounds[place + 1]))
+        for place in range(seats["pipeline"], degrees.pipeline * layout.each, degrees.pipeline)
+    )
+    sizes = distinct(blocks, [number for stage in stages for number in stage], degrees.tensor)
+    zero = layout.stage if degrees.sharding > 1 else 0
+    kept = held(sizes, degrees.sharding, zero, layout.widths)[seats["sharding"]]
+    return Portion(rank=rank, seats=seats, stages=stages, parameters=sum(sizes), held=kept)
+
+
+def portions(blocks: Blocks, layout: Layout) -> list[Portion]:
+    """One of each kind: data, sequence and tensor seats hold as much as their first."""
+    degrees = layout.degrees
+    return [
+        portion(blocks, layout, degrees.rank({"pipeline": stage, "sharding": seat}))
+        for stage in range(degrees.pipeline)
+        for seat in range(degrees.sharding)
+    ]

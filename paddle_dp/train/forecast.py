@@ -1,0 +1,110 @@
+"""What each rank of a job would hold, before there is a job: worked out, and for one rank built, to see it is true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.parallel.dry import built, lazily, outline
+from paddle_dp.plan.activations import Tokens, kept, waiting
+from paddle_dp.plan.memory import STATES, Widths
+from paddle_dp.plan.portion import Blocks, Layout, Portion, portion, portions, whole
+from paddle_dp.recipe import Recipe
+from paddle_dp.train.meter import memory
+from paddle_dp.units import Recompute
+
+GB = 1e9
+
+
+def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[str]:
+    """Lines for the screen: the layout, the whole model, and one rank's portion: `rank`'s, which is then built, or the
+    fullest's. Raises UsageError for a layout that cannot run, PaddleDPError if what is built is not what was planned.
+    """
+    layout = layout_of(recipe, ranks)
+    if rank is not None and not 0 <= rank < ranks:
+        raise UsageError(f"--build {rank}: {ranks} ranks are numbered from 0 to {ranks - 1}.")
+    with lazily():
+        blocks = outline(recipe.model.build())
+    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {whole(blocks):,} parameters"
+    if rank is None:
+        everyone = portions(blocks, layout)
+        mine = max(everyone, key=lambda p: p.held.total + (activations(recipe, layout, blocks, p) or 0.0))
+    else:
+        mine = portion(blocks, layout, rank)
+    yield from _described(recipe, layout, blocks, mine)
+    if rank is not None:
+        yield _built(recipe, layout, mine)
+
+
+def layout_of(recipe: Recipe, ranks: int) -> Layout:
+    """The layout of the recipe's strategy on so many ranks. Raises UsageError where it cannot run."""
+    strategy, precision = recipe.strategy.config, recipe.train.precision
+    if refuse := getattr(strategy, "refuse", None):
+        refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
+    degrees = strategy.degrees(ranks) if hasattr(strategy, "degrees") else Degrees(data=ranks)
+    optimizer = recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw"
+    return Layout(
+        degrees=degrees,
+        split=getattr(strategy, "split", "uniform"),
+        each=getattr(strategy, "each", 1),
+        stage=getattr(strategy, "stage", 1),
+        widths=Widths.of(optimizer, low=precision.level == "O2" and precision.dtype != "float32"),
+    )
+
+
+def _described(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -> Iterator[str]:
+    seats = ", ".join(f"{axis} {seat}" for axis, seat in mine.seats.items() if layout.degrees[axis] > 1)
+    holds = f"rank {mine.rank}{f' ({seats})' if seats else ''} holds {mine.parameters:,} parameters"
+    several = len(blocks) > 1
+    yield f"{holds} of {_runs(mine.stages)} of {len(blocks)} blocks" if several else holds
+    found = {
+        "weights": mine.held.parameters,
+        "gradients": mine.held.gradients,
+        "optimizer": mine.held.optimizer,
+    }
+    forward = activations(recipe, layout, blocks, mine)
+    if forward is not None:
+        found["activations (estimate)"] = forward
+    parts = ", ".join(f"{name} {size / GB:.3g} GB" for name, size in found.items())
+    yield f"{parts}: {sum(found.values()) / GB:.3g} GB in all"
+
+
+def _runs(stages: tuple[tuple[int, ...], ...]) -> str:
+    return " and ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in stages)
+
+
+def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -> float | None:
+    """Bytes of activations on this rank, as `plan.activations` estimates them; None for what is no transformer."""
+    model, strategy, degrees = recipe.model.config, recipe.strategy.config, layout.degrees
+    if not all(hasattr(model, name) for name in ("width", "heads", "depth", "length", "vocab")):
+        return None
+    samples = -(-recipe.train.batch // (recipe.train.micros * degrees.readers))
+    tokens = Tokens(
+        length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
+        vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=getattr(strategy, "sequence_parallel", False),
+        bytes=4 if recipe.train.precision.dtype == "float32" else 2,
+    )  # fmt: skip
+    schedule: Any = getattr(strategy, "schedule", "1f1b")
+    micros = waiting(schedule, degrees.pipeline, mine.seats["pipeline"], recipe.train.micros, layout.each)
+    return kept(tokens, mine.stages, len(blocks), getattr(strategy, "recompute", Recompute()), micros)
+
+
+def _built(recipe: Recipe, layout: Layout, mine: Portion) -> str:
+    """Builds the portion on this machine's processor. Raises PaddleDPError unless it is what was planned."""
+    import paddle
+
+    paddle.set_device("cpu")
+    layers = built(recipe.model.build, mine.blocks, mine.seats["tensor"], layout.degrees.tensor)
+    found = {id(parameter): parameter for layer in layers for parameter in layer.parameters()}.values()
+    count, size = sum(int(p.size) for p in found), sum(int(p.size) * p.element_size() for p in found)
+    if count != mine.parameters:
+        raise PaddleDPError(
+            f"rank {mine.rank} was built with {count:,} parameters, and planned with {mine.parameters:,}: "
+            f"the plan does not know what {recipe.model.name}'s tables cut."
+        )
+    return (
+        f"built: {count:,} parameters, as planned, {size / GB:.3g} GB in float32; "
+        f"this process held {memory('cpu') / GB:.3g} GB at most"
+    )

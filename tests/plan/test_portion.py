@@ -1,0 +1,56 @@
+"""Who holds which weights, and how many bytes: by hand for a small model."""
+
+import pytest
+
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.memory import Widths
+from paddle_dp.plan.portion import Layout, Weight, portion, portions, whole
+
+BLOCK = [("up", 80, True), ("down", 80, True), ("norm", 10, False)]
+MODEL = [
+    [Weight(name="words", size=100, cut=True), Weight(name="places", size=20)],
+    *([Weight(name=f"{n}.{name}", size=size, cut=cut) for name, size, cut in BLOCK] for n in range(4)),
+    [Weight(name="norm", size=10), Weight(name="words", size=100, cut=True)],  # tied
+]
+
+
+def held(**how):
+    degrees = Degrees(**{axis: how.pop(axis) for axis in list(how) if axis in Degrees().as_dict()})
+    return [portion(MODEL, Layout(degrees=degrees, **how), rank) for rank in range(degrees.ranks)]
+
+
+def test_a_shared_weight_counts_once_in_the_model_and_on_each_stage_that_has_it():
+    assert whole(MODEL) == 100 + 20 + 4 * 170 + 10
+    first, last = held(pipeline=2)
+    assert (first.parameters, last.parameters) == (120 + 2 * 170, 2 * 170 + 110)
+
+
+def test_only_what_is_cut_gets_smaller_over_the_tensor_axis():
+    assert {one.parameters for one in held(tensor=2)} == {50 + 20 + 4 * 90 + 10}
+
+
+def test_a_rank_with_several_stages_holds_runs_of_blocks():
+    first, last = held(pipeline=2, each=2, split=(1, 2, 1, 2))
+    assert (first.stages, last.stages) == (((0,), (3,)), ((1, 2), (4, 5)))
+    assert first.blocks == (0, 3)
+
+
+@pytest.mark.parametrize(("stage", "kept"), [(1, (1, 1, 0)), (2, (1, 0, 0)), (3, (0, 0, 0))])
+def test_sharding_takes_away_what_its_stage_says(stage, kept):
+    widths = Widths(parameter=2, gradient=2, optimizer=12)
+    seats = held(sharding=2, stage=stage, widths=widths)
+    sums = [
+        sum(getattr(one.held, name) for one in seats) for name in ("parameters", "gradients", "optimizer")
+    ]
+    wanted = [810 * width * (2 if stays else 1) for width, stays in zip((2, 2, 12), kept, strict=True)]
+    assert sums == wanted
+
+
+def test_one_of_each_kind_stands_for_all():
+    degrees = Degrees(data=2, pipeline=2, sharding=2, tensor=2)
+    found = portions(MODEL, Layout(degrees=degrees))
+    assert [one.rank for one in found] == [
+        degrees.rank({"pipeline": p, "sharding": s}) for p in (0, 1) for s in (0, 1)
+    ]
+    everyone = [portion(MODEL, Layout(degrees=degrees), rank) for rank in range(16)]
+    assert {(one.parameters, one.held) for one in everyone} == {(one.parameters, one.held) for one in found}

@@ -1,0 +1,71 @@
+"""What `paddle-dp check --ranks` says of a recipe is true: by published sizes, and by building a rank's portion."""
+
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.parallel import dry
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train.forecast import forecast
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+LARGE = {  # parameters as published (llama, table 2's «6.7B» to the digit), or as Megatron-LM counts them
+    "gpt_345m": "354,871,296",
+    "gpt_1_3b": "1,315,819,520",
+    "llama_7b": "6,738,415,616",
+}
+
+
+def said(name, ranks, rank=None, *overrides):
+    return list(forecast(read_recipe(CONFIGS / f"{name}.yaml", overrides), ranks, rank))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_models_have_their_published_size_and_take_no_memory_here(name):
+    assert f"the whole model: {LARGE[name]} parameters" in said(name, 8)[0]
+
+
+def test_a_portion_is_built_as_planned():
+    lines = said("gpt_tensor2_pipeline2_data2", 8, 3)
+    assert "rank 3 (data 0, pipeline 1, tensor 1) holds 13,984 parameters of 3 to 5 of 6 blocks" in lines[1]
+    assert "built: 13,984 parameters, as planned" in lines[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "ranks", "rank", "overrides"),
+    [
+        ("gpt_345m", 8, 5, ()),
+        ("gpt_1_3b", 32, 9, ()),
+        ("gpt_6_7b", 8, 7, ()),
+        ("gpt_6_7b", 32, 31, ("strategy.tensor=4", "strategy.pipeline=4", "strategy.split=parameters")),
+        ("llama_7b", 32, 17, ("strategy.tensor=4", "strategy.pipeline=2", "strategy.sharding=4")),
+    ],
+)
+def test_portions_of_large_models_are_built_as_planned(name, ranks, rank, overrides):
+    assert "as planned" in said(name, ranks, rank, *overrides)[-1]
+
+
+def test_bytes_are_those_of_the_optimizer_and_the_precision():
+    lines = said("large_classifier", 2)
+    assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters"
+    assert lines[2] == "weights 0.128 GB, gradients 0.128 GB, optimizer 0.256 GB: 0.513 GB in all"
+    low = said(
+        "large_classifier", 2, None, "train.precision={dtype: bfloat16, level: O2}", "optimizer.use=sgd"
+    )
+    assert low[2] == "weights 0.0641 GB, gradients 0.0641 GB, optimizer 0.128 GB: 0.256 GB in all"
+
+
+def test_a_strategy_without_degrees_is_data_alone():
+    assert "2 ranks: data 2; the whole model" in said("digits_mlp", 2)[0]
+
+
+def test_what_cannot_be_is_said(monkeypatch):
+    with pytest.raises(UsageError, match="tensor 3 does not divide the model's classes"):
+        said("large_classifier", 3, None, "strategy.tensor=3")
+    with pytest.raises(UsageError, match="8 ranks are numbered from 0 to 7"):
+        said("gpt_tensor2_pipeline2_data2", 8, 8)
+    monkeypatch.setitem(dry.PARTLY, "rows", ())  # a plan that takes what is cut by rows for whole
+    with pytest.raises(PaddleDPError, match="the plan does not know what gpt's tables cut"):
+        said("gpt_tensor2_pipeline2_data2", 8, 3)
