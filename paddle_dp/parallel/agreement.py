@@ -10,6 +10,8 @@ from paddle_dp.errors import DivergenceError
 from paddle_dp.mesh import Mesh
 
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+_CYCLE = 8191
+_RUN = 128 * _CYCLE  # elements at once: the digest of a large tensor must not take a multiple of its memory
 Named = Iterable[tuple[str, paddle.Tensor]]
 
 
@@ -23,9 +25,13 @@ def digest(tensor: paddle.Tensor) -> paddle.Tensor:
     Equal bits give equal digests; one changed, or two swapped, elements change them.
     """
     flat = tensor.detach().flatten()
-    bits = flat.view(_AS_INTEGERS[flat.element_size()]).astype("int64") if flat.size else flat.astype("int64")
-    weights = paddle.arange(1, bits.size + 1, dtype="int64") % 8191 + 1
-    return paddle.stack([bits.sum(), (bits * weights).sum()])
+    bits = flat.view(_AS_INTEGERS[flat.element_size()]) if flat.size else flat
+    weights = paddle.arange(1, min(bits.size, _RUN) + 1, dtype="int64") % _CYCLE + 1
+    found = paddle.zeros([2], "int64")
+    for start in range(0, bits.size, _RUN):
+        some = bits[start : start + _RUN].astype("int64")
+        found += paddle.stack([some.sum(), (some * weights[: some.size]).sum()])
+    return found
 
 
 def check_equal(named: Named, mesh: Mesh, when: str) -> None:

@@ -34,7 +34,8 @@ class Cut:
 
     def of(self, whole: paddle.Tensor) -> paddle.Tensor:
         """This rank's slice of a whole tensor, in memory of its own."""
-        return paddle.split(whole, self.seats, axis=self.dim)[self.seat].clone()
+        size = whole.shape[self.dim] // self.seats
+        return paddle.slice(whole, [self.dim], [size * self.seat], [size * (self.seat + 1)]).clone()
 
     def whole(self, part: tuple[int, ...]) -> tuple[int, ...]:
         """The whole tensor's shape, from a part's."""
