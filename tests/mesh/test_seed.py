@@ -3,6 +3,7 @@
 from itertools import combinations
 
 import paddle
+import pytest
 from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.mesh import Mesh
@@ -10,6 +11,12 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import own_seed, part_ways
 
 SPLIT = Degrees(data=2, pipeline=2, sequence=2, tensor=2)
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    get_rng_state_tracker().reset()
 
 
 def streams(rank, degrees, seed=3):

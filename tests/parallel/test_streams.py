@@ -7,6 +7,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
+from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
@@ -15,6 +16,12 @@ from paddle_dp.parallel.tensor import Cutter
 from tests.ranks import run_ranks
 
 TRAIN = "tests/parallel/test_hybrid.py:train"
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    get_rng_state_tracker().reset()
 
 
 class Drops(nn.Layer):

