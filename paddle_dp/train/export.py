@@ -62,7 +62,7 @@ def _fill(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     shape = program.write(model, inputs, folder)
     parity = {"program": program.compare(program.load(folder), inputs, wanted, TOLERANCE)}
     if options.get("onnx"):
-        onnx.write(folder)
+        onnx.write(model, inputs, folder)
         parity["onnx"] = program.compare(onnx.load(folder), inputs, wanted, ONNX_TOLERANCE)
     _insist(parity)
     about = {

@@ -71,9 +71,37 @@ def test_every_model_is_onnx(name: str, tmp_path: Path) -> None:
     pytest.importorskip("paddle2onnx")
     pytest.importorskip("onnxruntime")
     model, batches, wanted, _ = made(name)
-    program.write(model, batches, tmp_path)
-    onnx.write(tmp_path)
+    onnx.write(model, batches, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
     assert program.compare(onnx.load(tmp_path), batches, wanted, exporting.ONNX_TOLERANCE).holds
+
+
+def curved() -> tuple[paddle.nn.Layer, list[np.ndarray], list[list[np.ndarray]]]:
+    """A layer whose outputs are GELU's alone, where its two forms are furthest apart."""
+    model = paddle.nn.Sequential(paddle.nn.Linear(1, 1), paddle.nn.GELU(approximate=True))
+    model[0].weight.set_value(paddle.ones([1, 1]))
+    points = np.linspace(-4, 4, 101, dtype="float32")[:, None]
+    return model, [points], [program.outputs(model, points)]
+
+
+def test_a_gelu_that_is_spelled_out_is_the_same_and_only_while_it_is_traced(tmp_path: Path) -> None:
+    model, batches, wanted = curved()
+    kept = paddle.nn.functional.gelu
+    with onnx.gelu_spelled_out():
+        program.write(model, batches, tmp_path)
+        exact = paddle.nn.functional.gelu(paddle.to_tensor(batches[0])).numpy()
+    assert paddle.nn.functional.gelu is kept
+    assert program.compare(program.load(tmp_path), batches, wanted, 1e-6).holds
+    assert "tanh" in (tmp_path / "model.json").read_text()
+    assert not program.compare(lambda _: [exact], batches, wanted, exporting.ONNX_TOLERANCE).holds
+
+
+def test_the_gelu_in_onnx_is_the_models(tmp_path: Path) -> None:
+    pytest.importorskip("paddle2onnx")
+    pytest.importorskip("onnxruntime")
+    model, batches, wanted = curved()
+    onnx.write(model, batches, tmp_path)
+    assert program.compare(onnx.load(tmp_path), batches, wanted, 1e-5).holds
 
 
 def test_a_length_is_fixed_where_the_model_wants_it_so(tmp_path: Path) -> None:
