@@ -13,8 +13,15 @@ from typing import Any
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
+from paddle.distributed.fleet.layers.mpu import ColumnParallelLinear, RowParallelLinear
+from paddle.distributed.fleet.utils.sequence_parallel_utils import (
+    ColumnSequenceParallelLinear,
+    RowSequenceParallelLinear,
+)
 
+_CUT = (ColumnParallelLinear, RowParallelLinear, ColumnSequenceParallelLinear, RowSequenceParallelLinear)
 _ROUNDED = (
+    *_CUT,
     nn.Linear,
     nn.Conv1D,
     nn.Conv2D,

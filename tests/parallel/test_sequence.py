@@ -121,7 +121,8 @@ def cases(settings):
     for make, loss in made:
         paddle.seed(3)
         rows.append(learned(strategy, strategy.mesh, make(), loss.build()))
-    return {"rows": rows, "masks": masks(strategy) if "tensor" in settings else None}
+    more = {"masks": masks(strategy), "rounded": rounded(strategy)} if "tensor" in settings else {}
+    return {"rows": rows, **more}
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,27 @@ def test_models_that_tie_and_models_that_gather(one, cut):
     for found in cut:
         for ours, truth in zip(found["rows"], one, strict=True):
             np.testing.assert_allclose(ours, truth, rtol=2e-5)
+
+
+def rounded(strategy):
+    """Whether cut layers give numbers of bfloat16, where that is the precision."""
+    from paddle_dp.parallel import Precision, Task
+
+    task = Task(
+        model=gpt.Config(**SMALL).build(),
+        loss=CrossEntropy().build(),
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named]),
+        precision=Precision(dtype="bfloat16"),
+    )
+    learner, seen = strategy.place(task), []
+    for layer in (learner.model.blocks[1].qkv, learner.model.blocks[1].out):
+        layer.register_forward_post_hook(lambda layer, given, output: seen.append(output))
+    learner.predict(paddle.zeros([1, LENGTH], "int64"))
+    return [bool((x.astype("bfloat16").astype("float32") == x).all()) for x in seen]
+
+
+def test_low_precision_is_low_in_cut_layers_too(cut):
+    assert [found["rounded"] for found in cut] == [[True, True]] * 2
 
 
 def masks(strategy):
