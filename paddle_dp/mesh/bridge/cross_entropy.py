@@ -46,7 +46,8 @@ def _layer() -> Any:
             column, here = _place(label, seats, classes)
             score = reduced(seats, z.take_along_axis(column, -1, broadcast=False) * here)
             softmax = z.exp_()
-            total = reduced(seats, softmax.sum(-1, keepdim=True))
+            # sum() adds one number after another: over a million of them float32 is off by 1e-3.
+            total = reduced(seats, softmax.sum(-1, keepdim=True, dtype="float64")).astype("float32")
             softmax.multiply_(1 / total)
             counts = (label != ignore).astype("float32")
             ctx.softmax, ctx.column, ctx.here, ctx.counts = softmax, column, here, counts
