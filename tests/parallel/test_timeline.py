@@ -1,0 +1,87 @@
+"""Idle time as it is measured on real ranks, against the formula: for work that takes its time and no core.
+
+Blocks that sleep are an accelerator's: what is measured then is the engine and the exchange, and a machine that is busy
+with other things changes little. `tools/pipeline_timeline.py` measures work that computes.
+"""
+
+import time
+from statistics import median
+
+import paddle
+import pytest
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from paddle_dp.plan.schedule import bubble, idle
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_timeline.py"
+FORWARD, BACKWARD, STEPS = 0.02, 0.04, 5  # seconds of a block
+CASES = [(schedule, micros) for schedule in ("1f1b", "interleaved") for micros in (2, 4, 8, 16)]
+
+
+class Slow(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(FORWARD)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(BACKWARD)
+        return gradient.clone()
+
+
+class Block(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Slow.apply(self.inner(x))
+
+
+class Sleepers(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.LayerList([Block() for _ in range(4)])
+
+
+def measure(cases):
+    """For each case, the median over some steps of each stage's idle share."""
+    from dataclasses import replace
+
+    from paddle_dp.batch import Batch, Micro
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Task
+    from paddle_dp.part import read_part
+
+    words = {"use": "hybrid", "pipeline": 2}
+    placer = read_part("strategies", words).build(join(seed=0))
+    found = []
+    for schedule, micros in cases:
+        task = Task(
+            model=Sleepers(),
+            loss=lambda outputs, targets: ((outputs - targets).square().sum(), len(outputs)),
+            optimizer=lambda rate, named: paddle.optimizer.SGD(0.01, [p for _, p in named]),
+        )
+        config = read_part("strategies", {**words, "schedule": schedule}).config
+        learner = replace(placer, config=config).place(task)
+        x = paddle.ones([1, 4])
+        batch, shares = Batch((Micro(x, x, 1),) * micros, micros, 0, 0), []
+        for step in range(STEPS + 1):
+            learner.recorder.armed = step > 0
+            learner.train_batch(batch)
+            if step:
+                shares.append(idle(learner.recorder.recordings()[0].spans, 2))
+        found.append([median(each) for each in zip(*shares, strict=True)])
+    return found
+
+
+@pytest.mark.long
+def test_measured_idle_time_is_the_formulas():
+    measured = run_ranks(f"{HERE}:measure", 2, CASES, timeout=300)[0]
+    for (schedule, micros), shares in zip(CASES, measured, strict=True):
+        foretold = bubble(2, micros, 2 if schedule == "interleaved" else 1)
+        print(schedule, micros, shares, foretold)
+        assert shares == pytest.approx([foretold] * 2, abs=0.15), (schedule, micros)
