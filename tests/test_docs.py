@@ -85,7 +85,7 @@ def test_every_yaml_in_the_pages_is_a_recipe(tmp_path: Path) -> None:
     for text in recipes:
         if "model:" not in text:
             shown = {line.split(":")[0] for line in text.splitlines()}
-            whole = (ROOT / "configs/gpt_tiny.yaml").read_text().splitlines()
+            whole = (ROOT / "configs/gpt_tiny.yaml").read_text().split("callbacks:")[0].splitlines()
             text = "\n".join([text.rstrip(), *(line for line in whole if line.split(":")[0] not in shown)])
         (tmp_path / "shown.yaml").write_text(text)
         read_recipe(tmp_path / "shown.yaml")
