@@ -97,7 +97,7 @@ callbacks: [{use: metrics, every: 5}]
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["optimizer.lrr=0.1"], "override 'optimizer.lrr=0.1': optimizer sgd has no setting 'lrr'. In a recipe that is schedule.peak. It takes clip, "),
+        (["optimizer.lrr=0.1"], "override 'optimizer.lrr=0.1': optimizer sgd has no setting 'lrr'. In a recipe"),
         (["train.batch=abc"], "override 'train.batch=abc': train.batch: 'abc' is not a whole number"),
         (["train.batch='64'"], "train.batch: '64' is not a whole number: leave the quotes out"),
         (["train.batch=true"], "train.batch: true is not a whole number"),
