@@ -2,15 +2,15 @@
 
 python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 2 --pictures docs/pictures
 
-Every case is a training of the recipe with the callback timeline, and as many samples in a micro in all of them. A step
-counts when other programs left the ranks' cores alone (`--calm`); a case is run again until enough steps count.
+Every case is a training of the recipe with the callback timeline, and as many samples in a micro in all of them. The
+steps that count (`--count`) are those in which other programs took least of the ranks' cores away; a case is run again
+while that was too much (`--calm`), and the table says what share of a core was left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.plan.schedule import bubble
 from paddle_dp.recipe import read_recipe
 
-HEAD = "| schedule | micros m | idle, each rank | mean | arithmetic | off by | steps counted |"
+HEAD = "| schedule | micros m | idle, each rank | mean | arithmetic | off by | share of a core |"
 CASES = {"1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
 
 
@@ -51,11 +51,12 @@ def overrides(given: argparse.Namespace, schedule: str, micros: int) -> list[str
 
 
 def measure(given: argparse.Namespace, schedule: str, micros: int) -> tuple[list[dict[str, Any]], bytes]:
-    """The calm steps of a case, and the picture of its last run. Raises RuntimeError when a training fails."""
-    calm: list[dict[str, Any]] = []
+    """The calmest steps of a case, and the picture of its calmest run. Raises RuntimeError when a training fails."""
+    calmest: list[dict[str, Any]] = []
+    pictures: list[tuple[float, bytes]] = []
     with tempfile.TemporaryDirectory(prefix="paddle-dp-timeline-") as scratch:
         for attempt in range(given.attempts):
-            folder = Path(scratch) / f"{schedule}-m{micros}-{attempt}"
+            folder = Path(scratch) / str(attempt) / given.recipe.stem  # the folder's name is the run's
             command = [
                 sys.executable,
                 "-m",
@@ -70,52 +71,41 @@ def measure(given: argparse.Namespace, schedule: str, micros: int) -> tuple[list
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
             steps = json.loads((folder / "timeline.json").read_text())["batches"]
-            picture = (folder / "timeline.png").read_bytes()
-            calm += [step for step in steps if step["calm"] >= given.calm]
-            shutil.rmtree(folder)
-            if len(calm) >= given.enough:
+            pictures.append((max(step["calm"] for step in steps), (folder / "timeline.png").read_bytes()))
+            calmest = sorted([*calmest, *steps], key=lambda step: -step["calm"])[: given.count]
+            if calmest[-1]["calm"] >= given.calm:
                 break
-            print(
-                f"  {len(calm)} calm steps of {schedule}, {micros} micros; once more",
-                file=sys.stderr,
-                flush=True,
-            )
-    return calm, picture
+            left = f"{calmest[-1]['calm']:.0%} of a core"
+            print(f"  {schedule}, {micros} micros: {left}; once more", file=sys.stderr, flush=True)
+    return calmest, max(pictures)[1]
 
 
-def row(schedule: str, micros: int, ranks: int, calm: list[dict[str, Any]]) -> tuple[str, bool]:
+def row(schedule: str, micros: int, ranks: int, steps: list[dict[str, Any]]) -> tuple[str, bool]:
     """A line of the table, and whether measurement and arithmetic are within 15 points of each other."""
     foretold = bubble(ranks, micros, CASES[schedule])
-    if not calm:
-        return f"| {schedule} | {micros} | | | {foretold:.1%} | no calm step | 0 |", False
-    shares = [median(values) for values in zip(*(step["idle"] for step in calm), strict=True)]
+    shares = [median(values) for values in zip(*(step["idle"] for step in steps), strict=True)]
     mean = sum(shares) / len(shares)
-    each = ", ".join(f"{share:.1%}" for share in shares)
+    each, left = ", ".join(f"{share:.1%}" for share in shares), f"{steps[-1]['calm']:.0%}"
     off = f"{100 * (mean - foretold):+.1f} points"
-    line = f"| {schedule} | {micros} | {each} | {mean:.1%} | {foretold:.1%} | {off} | {len(calm)} |"
+    line = f"| {schedule} | {micros} | {each} | {mean:.1%} | {foretold:.1%} | {off} | {left} |"
     return line, abs(mean - foretold) <= 0.15
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "recipe", type=Path, help="of a model with `depth`, on strategy hybrid with a pipeline"
-    )
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
+    parser.add_argument("recipe", type=Path, help="of a model with `depth`, on hybrid with a pipeline")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=2, help="how many; all of them stages (default 2)")
     parser.add_argument("--micros", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--schedules", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--samples", type=int, default=4, help="in each micro (default 4)")
     parser.add_argument("--steps", type=int, default=20, help="recorded in each run (default 20)")
-    parser.add_argument(
-        "--calm", type=float, default=0.95, help="the share of a core that a rank must have had"
-    )
-    parser.add_argument("--enough", type=int, default=5, help="calm steps that a case needs (default 5)")
+    parser.add_argument("--count", type=int, default=5, help="steps that count, the calmest (default 5)")
+    parser.add_argument("--calm", type=float, default=0.95, help="share of a core a rank should have had")
     parser.add_argument("--attempts", type=int, default=5, help="runs of a case at most (default 5)")
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
-    parser.add_argument("--pictures", type=Path, help="put a picture of each schedule here")
+    parser.add_argument("--pictures", type=Path, help="put a picture of each case here")
     return parser.parse_intermixed_args()
 
 
@@ -125,8 +115,8 @@ def main() -> int:
     print("\n".join(table), flush=True)
     for schedule in given.schedules:
         for micros in given.micros:
-            calm, picture = measure(given, schedule, micros)
-            line, near = row(schedule, micros, given.ranks, calm)
+            steps, picture = measure(given, schedule, micros)
+            line, near = row(schedule, micros, given.ranks, steps)
             print(line, flush=True)
             table, close = [*table, line], close and near
             if given.pictures:
