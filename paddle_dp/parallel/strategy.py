@@ -13,6 +13,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.counting import Loss
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.precision import MixedPrecision
+from paddle_dp.parallel.rate import check_taken
 from paddle_dp.recipe import Precision
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
@@ -51,7 +52,8 @@ def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: An
         schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
     else:
         named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
-        optimizer = optimizer(schedule, named)
+        optimizer = optimizer(schedule() if schedule else None, named)  # the learner moves the rate on
+        check_taken(optimizer, schedule)
     model, optimizer = mixed.place(model, optimizer)
     how.setdefault("placed", model)
     return kind(

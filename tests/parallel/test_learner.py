@@ -6,6 +6,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.data import Batch, Micro
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Precision, Task, place_whole
 
@@ -90,3 +91,32 @@ def test_a_ghost_changes_neither_weights_nor_statistics():
     for name, value in model.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
     assert ghostly.observed["loss"] == 0.0
+
+
+def scheduled(maker):
+    schedule = paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0 / (1 + step))
+    task = Task(model=nn.Linear(3, 2), loss=Summed(), optimizer=maker, schedule=schedule)
+    return place_whole(task, Mesh.alone())
+
+
+def test_the_rate_follows_the_schedule_and_its_state():
+    """Each update is made at the schedule's rate, also after the schedule was put somewhere else."""
+    ours = scheduled(lambda rate, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]))
+    weight = ours.model.weight
+    for expected in (0.5, 0.25):
+        before = weight.numpy()
+        seen = {}
+        hook = weight.register_hook(lambda gradient, seen=seen: seen.update(g=gradient.numpy()))
+        ours.train_batch(batch(4))
+        hook.remove()
+        np.testing.assert_allclose(before - weight.numpy(), expected * seen["g"], rtol=1e-5)
+    state = ours.schedule.state_dict()
+    other = scheduled(lambda rate, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]))
+    other.schedule.set_state_dict(state)
+    other.rate.take()
+    assert other.optimizer.get_lr() == ours.optimizer.get_lr() == pytest.approx(0.5 / 3)
+
+
+def test_an_optimizer_that_does_not_take_the_schedules_rate_is_refused():
+    with pytest.raises(UsageError, match=r"the schedule's learning rate 0\.5, and has 0\.05"):
+        scheduled(lambda rate, named: paddle.optimizer.SGD(rate / 10, parameters=[p for _, p in named]))
