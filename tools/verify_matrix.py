@@ -1,7 +1,7 @@
 """Every legal layout of a recipe on up to N ranks, each against one process; one table, also as markdown.
 
-python tools/verify_matrix.py configs/gpt_tiny.yaml --ranks 4 --markdown docs/matrix.md
-python tools/verify_matrix.py configs/gpt_tiny.yaml --ranks 4 --recompute none full     # each layout with both
+python tools/verify_matrix.py --ranks 4                        # of configs/gpt_tiny.yaml
+python tools/verify_matrix.py configs/llama_tiny.yaml --ranks 4 --recompute none full --markdown matrix.md
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("recipe", type=Path)
+    tiny = Path(__file__).resolve().parents[1] / "configs" / "gpt_tiny.yaml"
+    parser.add_argument("recipe", type=Path, nargs="?", default=tiny, help="default: configs/gpt_tiny.yaml")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=4, help="the most ranks (default 4)")
     parser.add_argument("--steps", type=int, default=10)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,5 +12,8 @@ from paddle_dp.launch.command import Job  # noqa: E402
 from paddle_dp.launch.supervise import run  # noqa: E402
 
 if __name__ == "__main__":
+    # A shell's background job, and nohup, have these ignored from birth, which a supervisor respects.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     words = json.loads(sys.argv[1])
     sys.exit(run(Job(**{**words, "recipe": Path(words["recipe"])})))

@@ -89,12 +89,39 @@ def test_a_layout_is_one_process(one, tmp_path, ranks, strategy):
 
 
 def test_a_checkpoint_of_one_layout_goes_on_in_others(one, tmp_path):
-    """Tensor × pipeline, in mid-epoch to data × tensor, and to one process."""
+    """Tensor × pipeline, in mid-epoch to data × sharding, and to one process; and merged, to plain Paddle."""
     folder = str(tmp_path)
-    rows = run_ranks(f"{HERE}:train", 4, folder, LAYOUTS[3][1], "3 steps", False)[0]["rows"]
-    rows += run_ranks(f"{HERE}:train", 4, folder, LAYOUTS[2][1], "7 steps", True)[0]["rows"]
+    first = run_ranks(f"{HERE}:train", 4, folder, LAYOUTS[3][1], "3 steps", False)[0]
+    check_merged(first["saved"], first["held_out"]["loss"], tmp_path / "model.safetensors")
+    rows = first["rows"]
+    rows += run_ranks(f"{HERE}:train", 4, folder, "{use: hybrid, sharding: 2}", "7 steps", True)[0]["rows"]
     rows += run_ranks(f"{HERE}:train", 1, folder, "{use: single}", "10 steps", True)[0]["rows"]
     np.testing.assert_allclose(rows, one["rows"], rtol=1e-5)
+
+
+def check_merged(checkpoint, held_out, path):
+    """The merged file is the model's state dict in plain Paddle: its scores are the model's, and so its loss."""
+    import paddle
+    from safetensors.paddle import load_file
+
+    from models.gpt import Config
+    from paddle_dp.checkpoint import merge
+    from paddle_dp.datasets.random_tokens import Config as Tokens
+
+    merge(checkpoint, path)
+    model = Config(vocab=32, width=32, depth=4, heads=4, length=16).build()
+    missing, unexpected = model.set_state_dict(load_file(path))
+    assert not missing
+    assert not unexpected
+    model.eval()
+    texts = Tokens(vocab=32, length=16, samples=30, test_samples=10).build("test")
+    inputs, targets = (paddle.to_tensor(part) for part in texts.take(np.arange(10)))
+    with paddle.no_grad():
+        scores = model(inputs)
+        assert float(paddle.nn.functional.cross_entropy(scores, targets)) == pytest.approx(held_out, rel=1e-6)
+    saved = {n.removeprefix("model/"): v for n, v in weights(checkpoint).items() if n.startswith("model/")}
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), saved[name], err_msg=name)
 
 
 @pytest.mark.long
