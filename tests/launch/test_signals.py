@@ -11,6 +11,16 @@ import pytest
 from paddle_dp.launch.signals import Signals
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """A shell's background job, and nohup, have signals ignored from birth, which `Signals` respects."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_noted_and_counted(number):
     before = signal.getsignal(number)
