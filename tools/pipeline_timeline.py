@@ -111,6 +111,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
+    if given.pictures:
+        given.pictures.mkdir(parents=True, exist_ok=True)
     table, close = [HEAD, "|---" * 7 + "|"], True
     print("\n".join(table), flush=True)
     for schedule in given.schedules:
