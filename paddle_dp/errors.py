@@ -7,6 +7,7 @@ with the error's `exit_status`: 2 when the person at the keyboard can mend it by
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -78,6 +79,14 @@ class LossError(PaddleDPError):
 
 class RunError(PaddleDPError):
     """A job of several processes that failed; the message carries the first failing rank's own words."""
+
+
+class EndedError(RunError):
+    """A job that somebody ended by a signal, so that what would come after it is not wanted either."""
+
+    def __init__(self, number: int):
+        super().__init__(f"ended by {signal.Signals(number).name}.")
+        self.exit_status = 128 + number
 
 
 def near(word: str, known: Iterable[str]) -> str | None:

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
@@ -23,7 +23,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in _CAUGHT:
+            for number in ASKED_TO_END:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: SIGHUP stays ignored
                     self._before[number] = signal.signal(number, self._note)
         return self

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import EndedError, RunError
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import tied_to
+from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.supervise import run
 from paddle_dp.launch.supervision import MARK
 from paddle_dp.proof.compare import Side
@@ -30,17 +31,19 @@ class Comparison:
     scratch: Path
 
     def one(self) -> Side:
-        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError."""
+        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError, EndedError."""
         words = [word for word in self.overrides if not word.startswith("strategy")]
         job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one")
         return self._side(run_alone(job), job)
 
     def many(self, ranks: int, words: Sequence[str] = (), name: str = "many") -> Side:
-        """`ranks` ranks, with more overrides: a layout, say. Raises RunError."""
+        """`ranks` ranks, with more overrides: a layout, say. Raises RunError, EndedError."""
         job = self._job([*self.overrides, *words], ranks, self.scratch / name)
         return self._side(run(job), job)
 
     def _side(self, status: int, job: Job) -> Side:
+        if status - 128 in ASKED_TO_END:
+            raise EndedError(status - 128)
         if status:
             raise RunError(f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above.")
         return Side.read(Path(str(job.out)) / "trace", job.ranks or 1)

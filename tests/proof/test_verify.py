@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paddle_dp.errors import EndedError, RunError
+from paddle_dp.launch.command import Job
+from paddle_dp.proof.sides import Comparison
+
 RECIPE = """
 model: {{use: convnet, classes: 10, norm: {norm}}}
 dataset: {{use: digits, as_image: true}}
@@ -43,3 +47,15 @@ def test_one_rank_has_nothing_to_compare(tmp_path):
     done = verify(tmp_path, "none", "true", 1)
     assert done.returncode == 2
     assert "2 ranks or more" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(143, EndedError), (130, EndedError), (1, RunError), (137, RunError)]
+)
+def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status, error):
+    """137 is a rank that somebody killed, or the machine for want of memory: the next layout may well run."""
+    comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
+    with pytest.raises(RunError) as caught:
+        comparison._side(status, Job(recipe=tmp_path, ranks=2))
+    assert type(caught.value) is error
+    assert caught.value.exit_status == (status if error is EndedError else 1)
