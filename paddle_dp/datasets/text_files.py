@@ -3,97 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-from paddle_dp.datasets import _texts, _token_file
-from paddle_dp.datasets._arrays import Array, one_of
-from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
-from paddle_dp.errors import DataError
-from paddle_dp.units import Bytes, Fraction, Positive
-
-
-class Windows:
-    """Consecutive windows of `length` tokens: input int64 [length], target the same one token further.
-
-    Every token but the first is foretold exactly once; what is left at the end, less than a window, is not read.
-    """
-
-    def __init__(self, tokens: Array, length: int, files: tuple[Path, ...], tokenizer: Tokenizer):
-        self.tokens, self.length, self.files, self.tokenizer = tokens, length, files, tokenizer
-        self._offsets = np.arange(length + 1)
-
-    def __len__(self) -> int:
-        return max(0, len(self.tokens) - 1) // self.length
-
-    def __getitem__(self, index: int) -> tuple[Array, Array]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{index} is not one of {len(self)} samples")
-        start = index * self.length
-        window = self.tokens[start : start + self.length + 1].astype(np.int64)
-        return window[:-1], window[1:]
-
-    def take(self, indices: Array) -> tuple[Array, Array]:
-        window = self.tokens[indices[:, None] * self.length + self._offsets].astype(np.int64)
-        return window[:, :-1], window[:, 1:]
+from paddle_dp.datasets._windows import TextConfig, Windows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TextConfig):
     """`path`: a folder, a file or a glob; `limit`: no more text than that, in the order of the files' names.
     `tokenizer`: bytes, or the path of a tokenizer.json (package tokenizers) or of a sentencepiece model.
     `held_out` of the files is kept for the test split, chosen by their names; a single file is cut, its end held out.
     `cache`: the folder for the tokens, so that they are made once; by default ~/.cache/paddle_dp."""
 
-    path: str | None = None
-    limit: Bytes | None = None
-    tokenizer: str = "bytes"
-    length: Positive = 128
-    held_out: Fraction = 0.05
-    cache: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.held_out >= 1:
-            raise ValueError("held_out: 1 leaves nothing to train on; 0.05 keeps a twentieth for the test")
-
     def build(self, split: str) -> Windows:
         """Inputs and targets int64 [length]. No two splits share a file, or a byte of a single file."""
-        words = tokenizer(self.tokenizer)
-        files, part = self._texts(one_of(split))
-        stats = [file.stat() for file in files]
-        states = [
-            (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
-        ]
-        name = _token_file.key(states, part, words.said)
-        tokens = _token_file.tokens(_token_file.folder(self.cache), name, lambda: _encode(files, part, words))
-        data = Windows(tokens, self.length, files, words)
-        if not len(data):
-            what = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
-            raise DataError(
-                f"the {split} split has {what}: shorten dataset.length, or change dataset.held_out"
-            )
-        return data
-
-    def _texts(self, split: str) -> tuple[tuple[Path, ...], tuple[float, float]]:
-        """The files of a split, and which part of each: from where to where, 0 to 1."""
-        files = _texts.text_files(self.path)
-        if self.limit:
-            files = _texts.first_bytes(files, self.limit.count)
-        if len(files) == 1:
-            part = (0.0, 1 - self.held_out) if split == "train" else (1 - self.held_out, 1.0)
-            return (files[0][1],), part
-        kept = _texts.held_out(files, self.held_out)
-        return tuple(file for name, file in files if (name in kept) == (split == "test")), (0.0, 1.0)
-
-
-def _encode(files: tuple[Path, ...], part: tuple[float, float], words: Tokenizer) -> Array:
-    """The tokens of all files in their order, each with the token behind it that ends a text."""
-    pieces = []
-    for file in files:
-        text = file.read_bytes()
-        start, stop = (round(share * len(text)) for share in part)
-        pieces.append(words.encode(text[start:stop]))
-        if words.end is not None:
-            pieces.append(np.array([words.end]))
-    return np.concatenate(pieces).astype(kind(words.vocab))
+        return self.windows(split)

@@ -131,13 +131,13 @@ def test_the_default_cache_is_the_users(texts, monkeypatch, tmp_path):
 
 COUNTED = """
 import sys, time
-from paddle_dp.datasets import text_files
-encode = text_files._encode
+from paddle_dp.datasets import _windows, text_files
+encode = _windows._encode
 def slowly(*arguments):
     print("made", flush=True)
     time.sleep(1)
     return encode(*arguments)
-text_files._encode = slowly
+_windows._encode = slowly
 data = text_files.Config(path=sys.argv[1], cache=sys.argv[2], length=8).build("train")
 print(sum(data.tokens.tolist()), len(data))
 """

@@ -1,0 +1,118 @@
+"""BERT: a transformer that fills gaps from both sides (Devlin et al., arXiv:1810.04805), normed after layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+STD = 0.02
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, STD))
+
+
+class Embedding(nn.Layer):
+    """Tokens int64 [n, t] → [n, t, width]: what each is, and where it stands. Texts have one segment."""
+
+    cuts: ClassVar[dict[str, str]] = {"token": "vocabulary"}
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.token = nn.Embedding(config.vocab, config.width, weight_attr=Normal(0.0, STD))
+        self.position = self.create_parameter(
+            [config.length, config.width], default_initializer=Normal(0.0, STD)
+        )
+        self.norm, self.dropout = nn.LayerNorm(config.width), nn.Dropout(config.dropout)
+
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        return self.dropout(self.norm(self.token(tokens) + self.position[: tokens.shape[1]]))
+
+
+class Block(nn.Layer):
+    """[n, t, width] → the same: each token looks at all others, before and behind it, then thinks by itself.
+
+    The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
+    contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
+    Tokens meet in the methods that `attends` names, and nowhere else.
+    """
+
+    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
+    attends: ClassVar[tuple[str, ...]] = ("_attend",)
+
+    def __init__(self, config: Config):
+        super().__init__()
+        width = config.width
+        self.head = width // config.heads
+        self.qkv, self.out, self.norm1 = _linear(width, 3 * width), _linear(width, width), nn.LayerNorm(width)
+        self.up, self.down = _linear(width, 4 * width), _linear(4 * width, width)
+        self.norm2, self.dropout = nn.LayerNorm(width), nn.Dropout(config.dropout)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.norm1(x + self.dropout(self.out(self._attend(self.qkv(x)))))
+        return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
+
+    def _attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
+        qkv = qkv.reshape([0, 0, -1, 3 * self.head])  # however many heads live here
+        return F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)
+
+
+class Head(nn.Layer):
+    """[n, t, width] → scores [n, t, vocab] of what each token was."""
+
+    cuts: ClassVar[dict[str, str]] = {"out": "vocabulary"}
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.dense, self.norm = _linear(config.width, config.width), nn.LayerNorm(config.width)
+        self.out = _linear(config.width, config.vocab)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.out(self.norm(F.gelu(self.dense(x))))
+
+
+class BERT(nn.Layer):
+    """Scores [n, t, vocab] of what each token was before some were masked, for tokens int64 [n, t]."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        blocks = [Block(config) for _ in range(config.depth)]
+        self.blocks = nn.LayerList([Embedding(config), *blocks, Head(config)])
+
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        hidden = tokens
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`depth` blocks of `heads` heads; `length`: the longest text; `vocab` counts the mask, too.
+
+    `dropout` is of the embedding and of what each layer adds; attention weights are never dropped.
+    """
+
+    vocab: int = 264
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    length: int = 128
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "width", "depth", "heads", "length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+
+    def build(self) -> nn.Layer:
+        return BERT(self)

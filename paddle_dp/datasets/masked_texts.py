@@ -1,0 +1,59 @@
+"""Text files as windows of tokens with gaps, each to be filled from both sides (masked language modelling)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_dp.datasets._arrays import Array
+from paddle_dp.datasets._windows import TextConfig, Windows
+from paddle_dp.units import Count, Probability
+
+KEPT = -100  # the target of a token that is not to be foretold: loss.ignore_index
+
+
+class Gaps:
+    """Windows of `texts`; of every sample, a share of the tokens is chosen, at least one, and is what is foretold.
+
+    Of the chosen, 80 % become `mask`, 10 % another token, and 10 % stay (Devlin et al., arXiv:1810.04805). In training
+    they are chosen anew in every epoch, from NumPy's global generator, which the loader seeds by (seed, epoch,
+    sample); held-out samples have the same gaps always.
+    """
+
+    def __init__(self, texts: Windows, share: float, mask: int, fixed: bool):
+        self.texts, self.share, self.mask, self.fixed = texts, share, mask, fixed
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> tuple[Array, Array]:
+        tokens, _ = self.texts[index]
+        random = np.random.default_rng(index if self.fixed else np.random.randint(2**31))
+        chosen = random.permutation(len(tokens))[: max(1, round(self.share * len(tokens)))]
+        targets = np.full_like(tokens, KEPT)
+        targets[chosen] = tokens[chosen]
+        masked, changed = np.split(chosen, [round(0.8 * len(chosen))])
+        tokens[masked] = self.mask
+        changed = changed[: -(-len(changed) // 2)]
+        tokens[changed] = random.integers(0, self.texts.tokenizer.vocab, len(changed))
+        return tokens, targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TextConfig):
+    """Of every window, `masked` of the tokens are to be foretold; the loss needs ignore_index: -100. `mask`: the token
+    that stands in a gap, by default the one behind the tokenizer's last, which the model's vocab must count.
+    `path`: a folder, a file or a glob; `limit`: no more text than that, in the order of the files' names.
+    `tokenizer`: bytes, or the path of a tokenizer.json (package tokenizers) or of a sentencepiece model.
+    `held_out` of the files is kept for the test split, chosen by their names; a single file is cut, its end held out.
+    `cache`: the folder for the tokens, so that they are made once; by default ~/.cache/paddle_dp."""
+
+    masked: Probability = 0.15
+    mask: Count | None = None
+
+    def build(self, split: str) -> Gaps:
+        """Inputs int64 [length], and targets int64 [length], -100 where nothing is to be foretold."""
+        texts = self.windows(split)
+        vocab = texts.tokenizer.vocab
+        return Gaps(texts, self.masked, vocab if self.mask is None else self.mask, fixed=split == "test")
