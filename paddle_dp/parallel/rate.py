@@ -13,13 +13,18 @@ class Rate:
     """Moves `optimizer`'s rate as `schedule` says.
 
     Paddle's optimizers can hold the schedule themselves; then they ask it, and fill a tensor, at every update, which
-    is 60 µs of a small model's step. One that comes so is left so.
+    is 60 µs of a small model's step. One that comes so is left so. Raises UsageError for one with another schedule.
     """
 
     def __init__(self, optimizer: Any, schedule: LRScheduler | None):
         held = getattr(optimizer, "_learning_rate", None)
         self.optimizer, self.schedule = optimizer, schedule
         self._asks, self._now = isinstance(held, LRScheduler), held
+        if self._asks and schedule is not held:
+            raise UsageError(
+                "schedule: the optimizer was made with a schedule of its own, which nobody would move: give one of both"
+            )
+        self.take()
 
     def step(self) -> None:
         """One update has been done."""

@@ -120,3 +120,18 @@ def test_the_rate_follows_the_schedule_and_its_state():
 def test_an_optimizer_that_does_not_take_the_schedules_rate_is_refused():
     with pytest.raises(UsageError, match=r"the schedule's learning rate 0\.5, and has 0\.05"):
         scheduled(lambda rate, named: paddle.optimizer.SGD(rate / 10, parameters=[p for _, p in named]))
+
+
+def test_a_finished_optimizer_follows_the_schedule_from_its_first_update():
+    model, schedule = nn.Linear(3, 2), paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0)
+    finished = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    ours = place_whole(Task(model=model, loss=Summed(), optimizer=finished, schedule=schedule), Mesh.alone())
+    assert ours.optimizer.get_lr() == 0.5
+
+
+def test_an_optimizer_with_another_schedule_is_refused():
+    model = nn.Linear(3, 2)
+    one, other = (paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0) for _ in range(2))
+    finished = paddle.optimizer.SGD(one, parameters=model.parameters())
+    with pytest.raises(UsageError, match="a schedule of its own"):
+        place_whole(Task(model=model, loss=Summed(), optimizer=finished, schedule=other), Mesh.alone())
