@@ -10,6 +10,9 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models._chain import Chain
+from models._checks import at_least_one, below_one, divides
+
 STD = 0.02
 
 
@@ -76,19 +79,12 @@ class Head(nn.Layer):
         return self.out(self.norm(F.gelu(self.dense(x))))
 
 
-class BERT(nn.Layer):
+class BERT(Chain):
     """Scores [n, t, vocab] of what each token was before some were masked, for tokens int64 [n, t]."""
 
     def __init__(self, config: Config):
-        super().__init__()
         blocks = [Block(config) for _ in range(config.depth)]
-        self.blocks = nn.LayerList([Embedding(config), *blocks, Head(config)])
-
-    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        hidden = tokens
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+        super().__init__([Embedding(config), *blocks, Head(config)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +102,9 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "width", "depth", "heads", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if self.width % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+        at_least_one(self, "vocab", "width", "depth", "heads", "length")
+        divides(self, "heads", "width")
+        below_one(self, "dropout")
 
     def build(self) -> nn.Layer:
         return BERT(self)

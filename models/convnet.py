@@ -9,6 +9,8 @@ from typing import Literal
 import paddle
 from paddle import nn
 
+from models._checks import at_least_one
+
 ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 POOLS: dict[str, type[nn.Layer]] = {"max": nn.MaxPool2D, "mean": nn.AvgPool2D}
 
@@ -50,9 +52,7 @@ class Config:
     pool: Literal["max", "mean"] = "max"
 
     def __post_init__(self) -> None:
-        for name in ("channels", "classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        at_least_one(self, "channels", "classes")
         if not self.widths or any(width < 1 for width in self.widths):
             raise ValueError(f"widths: give one or more widths of 1 or more, not {list(self.widths)}")
 

@@ -10,6 +10,8 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models._chain import Chain
+from models._checks import at_least_one, below_one, divides
 from models._generate import Cache, Generates
 
 STD = 0.02
@@ -93,22 +95,15 @@ class Head(nn.Layer):
         return self.out(self.norm(x))
 
 
-class GPT(Generates, nn.Layer):
+class GPT(Generates, Chain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t], t at most `length`."""
 
     def __init__(self, config: Config):
-        super().__init__()
-        self.length = config.length
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
         out = Tied(embedding.token) if config.tied else _linear(config.width, config.vocab, bias=False)
-        self.blocks = nn.LayerList([embedding, *blocks, Head(config.width, out)])
-
-    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        hidden = tokens
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+        super().__init__([embedding, *blocks, Head(config.width, out)])
+        self.length = config.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +122,9 @@ class Config:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "width", "depth", "heads", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if self.width % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+        at_least_one(self, "vocab", "width", "depth", "heads", "length")
+        divides(self, "heads", "width")
+        below_one(self, "dropout")
 
     def build(self) -> nn.Layer:
         return GPT(self)

@@ -12,6 +12,8 @@ from paddle import nn
 from paddle.nn.initializer import Normal
 from paddle.vision import models as vision
 
+from models._checks import at_least_one, widths
+
 
 class Cosines(nn.Layer):
     """[n, width] → [n, classes]: the cosine of the angle between each embedding and each class's weights.
@@ -84,11 +86,8 @@ class Config:
     cosines: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "width", "classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden: widths are 1 or more, not {list(self.hidden)}")
+        at_least_one(self, "inputs", "width", "classes")
+        widths(self, "hidden")
 
     def build(self) -> nn.Layer:
         return LargeClassifier(self)

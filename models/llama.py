@@ -10,6 +10,8 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models._chain import Chain
+from models._checks import at_least_one, divides
 from models._generate import Cache, Generates
 
 STD = 0.02
@@ -121,20 +123,13 @@ class Head(nn.Layer):
         return self.out(self.norm(x))
 
 
-class Llama(Generates, nn.Layer):
+class Llama(Generates, Chain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
     def __init__(self, config: Config):
-        super().__init__()
-        self.length = config.length
         blocks = [Block(config) for _ in range(config.depth)]
-        self.blocks = nn.LayerList([Embedding(config), *blocks, Head(config)])
-
-    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        hidden = tokens
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+        super().__init__([Embedding(config), *blocks, Head(config)])
+        self.length = config.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,18 +146,14 @@ class Config:
     rope_base: float = 10000.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "width", "depth", "heads", "kv_heads", "hidden", "length", "rope_base"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if self.width % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
+        at_least_one(self, "vocab", "width", "depth", "heads", "kv_heads", "hidden", "length", "rope_base")
+        divides(self, "heads", "width")
         if self.width // self.heads % 2:
             raise ValueError(
                 f"heads: {self.heads} of width {self.width} are {self.width // self.heads} wide, and rotary "
                 "positions turn pairs: a head's width must be even"
             )
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads: {self.kv_heads} does not divide heads {self.heads}")
+        divides(self, "kv_heads", "heads")
 
     def build(self) -> nn.Layer:
         return Llama(self)

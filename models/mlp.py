@@ -9,6 +9,8 @@ from typing import Literal
 import paddle
 from paddle import nn
 
+from models._checks import at_least_one, below_one, widths
+
 ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.Silu, "tanh": nn.Tanh}
 
 
@@ -39,13 +41,9 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden: widths are 1 or more, not {list(self.hidden)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+        at_least_one(self, "inputs", "classes")
+        widths(self, "hidden")
+        below_one(self, "dropout")
 
     def build(self) -> nn.Layer:
         return MLP(self.inputs, self.hidden, self.classes, self.activation, self.dropout)

@@ -8,6 +8,8 @@ from typing import Literal
 from paddle import nn
 from paddle.vision.models.resnet import BasicBlock, BottleneckBlock, ResNet
 
+from models._checks import at_least_one
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -19,10 +21,7 @@ class Config:
     small_images: bool = False
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"classes: {self.classes} is less than 1")
-        if self.width < 1:
-            raise ValueError(f"width: {self.width} is less than 1")
+        at_least_one(self, "classes", "width")
         if self.depth < 50 and self.width != 64:
             raise ValueError(f"width: depth {self.depth} has blocks of width 64 only; take depth 50 or more")
 

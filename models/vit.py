@@ -10,6 +10,9 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models._chain import Chain
+from models._checks import at_least_one, below_one, divides
+
 STD = 0.02
 
 
@@ -82,19 +85,12 @@ class Head(nn.Layer):
         return self.out(x.mean(1) if self.pool == "mean" else x[:, 0])
 
 
-class ViT(nn.Layer):
+class ViT(Chain):
     """Scores [n, classes] for images [n, channels, image, image]."""
 
     def __init__(self, config: Config):
-        super().__init__()
         blocks = [Block(config) for _ in range(config.depth)]
-        self.blocks = nn.LayerList([Patches(config), *blocks, Head(config)])
-
-    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
-        hidden = images
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+        super().__init__([Patches(config), *blocks, Head(config)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +111,10 @@ class Config:
     pool: Literal["mean", "class"] = "mean"
 
     def __post_init__(self) -> None:
-        for name in ("image", "patch", "channels", "classes", "width", "depth", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if self.image % self.patch:
-            raise ValueError(f"patch: {self.patch} does not divide image {self.image}")
-        if self.width % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout} is not from 0 to below 1")
+        at_least_one(self, "image", "patch", "channels", "classes", "width", "depth", "heads")
+        divides(self, "patch", "image")
+        divides(self, "heads", "width")
+        below_one(self, "dropout")
 
     def build(self) -> nn.Layer:
         return ViT(self)
