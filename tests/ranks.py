@@ -29,6 +29,7 @@ if __name__ == "__main__":  # the launcher runs this file: its folder must not h
     sys.path[0] = str(ROOT)
 
 from paddle_dp.launch.machine import slow_mkl  # noqa: E402
+from paddle_dp.launch.network import reserved_ports  # noqa: E402
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
 
 
@@ -40,13 +41,13 @@ def run_ranks(
     One rank is a plain process unless `launcher=True`. Other keywords are set in the ranks' environment.
     Raises TimeoutError after `timeout` seconds. No process is left in any case.
     """
-    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name, reserved_ports() as ports:
         folder = Path(name)
         (folder / "args.json").write_text(json.dumps(args))
         command = _command(function, ranks, folder, ranks > 1 if launcher is None else launcher)
         with (folder / "launcher.log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=_environment(env), stdout=log, stderr=subprocess.STDOUT,
+                command, cwd=ROOT, env=_environment({**ports, **env}), stdout=log, stderr=subprocess.STDOUT,
                 preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
             )  # fmt: skip
         try:

@@ -54,3 +54,22 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
     raise RunError(
         f"rank 0 did not open its store at {address} within {patience:g} s: did it start? See its log."
     )
+
+
+def check_port(address: str) -> None:
+    """Raises RunError when somebody else listens at the port of `address`, where this rank is about to open the store.
+
+    Paddle's store would end the process there, in C++ (3.3.1: an assertion of libuv).
+    """
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the store does: a port at rest is free
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise RunError(
+                f"rank 0 cannot open its store at {address}: {error.strerror}. Another program took the port after the "
+                "launcher had chosen it: start once more. `paddle-dp train` takes ports that Linux gives to nobody."
+            ) from error

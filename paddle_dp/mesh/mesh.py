@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.environment import Environment, wait_for_port
+from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 
 if TYPE_CHECKING:
     import paddle
@@ -153,8 +153,8 @@ def join(seed: int | None = None, device: str = "auto") -> Mesh:
         here = Environment.read()
         place = _choose_device(device, here)
         if here.ranks > 1:
-            if here.master and here.rank:
-                wait_for_port(here.master)
+            if here.master:
+                (wait_for_port if here.rank else check_port)(here.master)
             paddle.distributed.init_parallel_env()
         mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
         # gloo lets a rank go on while a peer is still connecting to it; if it ended now, the peer would report that

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from paddle_dp.errors import RunError, UsageError
-from paddle_dp.mesh.environment import Environment, wait_for_port
+from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.seed import own_seed
+from tests.ranks import run_ranks
 
 
 def test_a_plain_process_is_rank_0_of_1():
@@ -53,3 +54,31 @@ def test_own_seeds_differ_and_last():
     seeds = {own_seed(seed, rank) for seed in range(20) for rank in range(20)}
     assert len(seeds) == 400
     assert own_seed(0, 1) == own_seed(0, 1)
+
+
+def test_a_port_that_somebody_else_took_is_named():
+    """Paddle's store would abort the process."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        other.listen()
+        with pytest.raises(RunError, match=f"cannot open its store at {address}: Address already in use"):
+            check_port(address)
+    check_port(address)
+
+
+def stolen():
+    """A rank that never meets its peer: its job's port is somebody else's."""
+    from paddle_dp.mesh import join
+
+    join()
+
+
+def test_a_job_whose_port_was_taken_says_so():
+    """The launcher is told to use ports at which this test listens."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        with pytest.raises(AssertionError, match=rf"RunError: rank 0 cannot open its store at \S+:{port}"):
+            run_ranks("tests/mesh/test_environment.py:stolen", 2, PORT_RANGE=f"{port}:{port}")
