@@ -73,7 +73,8 @@ class Supervision:
         cause = first(found)
         if cause is not None and cause.consequence:
             for departure in self.watch.departures.values():
-                if departure.code == 0 and departure.time < cause.time + 1.0:
+                # None: the launcher, which looks more rarely, was there first for once. Other codes are in `found`.
+                if departure.code in (0, None) and departure.time < cause.time + ECHO:
                     return self._of(departure)
         return cause
 
@@ -83,7 +84,8 @@ class Supervision:
         code, rank, pid = departure.code or 0, departure.rank, departure.pid
         if code < 0:
             return Failure.by_signal(rank, pid, -code, departure.time, log)
-        message = f"left with exit status {code} while the job was at work"
+        status = "an exit status that nobody saw" if departure.code is None else f"exit status {code}"
+        message = f"left with {status} while the job was at work"
         return Failure(
             rank=rank,
             pid=pid,

@@ -48,7 +48,7 @@ def test_a_second_interrupt_means_now(start):
     time.sleep(0.5)
     job.process.send_signal(signal.SIGINT)
     assert job.finish(timeout=20)[0] == 130 and not job.left()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 4.8  # alone, the first would have given them their five seconds
 
 
 def test_the_screen_says_in_one_line_who_ended_it(start):

@@ -1,6 +1,7 @@
 """Hybrid jobs start, time after time: every axis's group exchanges, and the pipeline's neighbours speak.
 
-`python tests/mesh/bridge/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it.
+`python tests/mesh/bridge/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. In CI each
+pair of axes starts once here; the tests of tests/parallel and the recipes' start some thirty more hybrid jobs there.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def count(ranks: int, times: int, stop: bool = True) -> int:
 @pytest.mark.parametrize(
     ("ranks", "times"),
     [
-        (4, 3),
+        (4, len(FOUR)),
         pytest.param(4, 200, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
         pytest.param(8, 50, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
     ],
