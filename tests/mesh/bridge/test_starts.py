@@ -1,7 +1,7 @@
 """Hybrid jobs start, time after time: every axis's group exchanges, and the pipeline's neighbours speak.
 
-`python tests/mesh/bridge/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. In CI each
-pair of axes starts once here; the tests of tests/parallel and the recipes' start some thirty more hybrid jobs there.
+`python tests/mesh/bridge/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. In CI
+each pair of axes starts once here; the tests of tests/parallel and the recipes' start some thirty more hybrid jobs.
 """
 
 from __future__ import annotations
