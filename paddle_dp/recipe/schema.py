@@ -40,6 +40,12 @@ class Train:
     last: Literal["keep", "drop"] = "keep"
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
+    def __post_init__(self) -> None:
+        if self.micros > self.batch:
+            raise ValueError(
+                f"micros: a batch of {self.batch} cannot be cut into {self.micros}: some would be empty"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:

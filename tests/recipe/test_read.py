@@ -103,6 +103,7 @@ callbacks: [{use: metrics, every: 5}]
         (["train.batch=true"], "train.batch: true is not a whole number"),
         (["train.batch=1e3"], "train.batch: 1000.0 is not a whole number: write 1000"),
         (["train.length=0 epochs"], "train.length: '0 epochs' is no training at all"),
+        (["train.batch=4", "train.micros=8"], "train.micros: a batch of 4 cannot be cut into 8: some would be empty"),
         (["train=3"], "train: 3 is not a group of settings"),
         (["model=null"], "override 'model=null': model needs 'use'"),
         (["model=resnet"], "model: a part is a group of settings: write model: {use: resnet}"),
