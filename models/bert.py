@@ -10,14 +10,10 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models import _transformer
 from models._chain import Chain
 from models._checks import at_least_one, below_one, divides
-
-STD = 0.02
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, STD))
+from models._transformer import STD, linear
 
 
 class Embedding(nn.Layer):
@@ -37,32 +33,12 @@ class Embedding(nn.Layer):
         return self.dropout(self.norm(self.token(tokens) + self.position[: tokens.shape[1]]))
 
 
-class Block(nn.Layer):
-    """[n, t, width] → the same: each token looks at all others, before and behind it, then thinks by itself.
-
-    The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
-    contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
-    Tokens meet in the methods that `attends` names, and nowhere else.
-    """
-
-    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
-    attends: ClassVar[tuple[str, ...]] = ("_attend",)
-
-    def __init__(self, config: Config):
-        super().__init__()
-        width = config.width
-        self.head = width // config.heads
-        self.qkv, self.out, self.norm1 = _linear(width, 3 * width), _linear(width, width), nn.LayerNorm(width)
-        self.up, self.down = _linear(width, 4 * width), _linear(4 * width, width)
-        self.norm2, self.dropout = nn.LayerNorm(width), nn.Dropout(config.dropout)
+class Block(_transformer.Block):
+    """[n, t, width] → the same: each token looks at all others, before and behind it, then thinks by itself."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.norm1(x + self.dropout(self.out(self._attend(self.qkv(x)))))
         return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
-
-    def _attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        qkv = qkv.reshape([0, 0, -1, 3 * self.head])  # however many heads live here
-        return F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)
 
 
 class Head(nn.Layer):
@@ -72,8 +48,8 @@ class Head(nn.Layer):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.dense, self.norm = _linear(config.width, config.width), nn.LayerNorm(config.width)
-        self.out = _linear(config.width, config.vocab)
+        self.dense, self.norm = linear(config.width, config.width), nn.LayerNorm(config.width)
+        self.out = linear(config.width, config.vocab)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.out(self.norm(F.gelu(self.dense(x))))

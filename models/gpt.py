@@ -10,15 +10,11 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models import _transformer
 from models._chain import Chain
 from models._checks import at_least_one, below_one, divides
 from models._generate import Cache, Generates
-
-STD = 0.02
-
-
-def _linear(inputs: int, outputs: int, std: float = STD, bias: bool = True) -> nn.Linear:
-    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, std), bias_attr=None if bias else False)
+from models._transformer import STD, added_up, linear
 
 
 class Embedding(nn.Layer):
@@ -39,31 +35,17 @@ class Embedding(nn.Layer):
         return self.dropout(self.token(tokens) + self.position[start : start + tokens.shape[1]])
 
 
-class Block(nn.Layer):
-    """[n, t, width] → the same: each token looks at those before it, then thinks by itself.
-
-    The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
-    contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
-    Tokens meet in the methods that `attends` names, and nowhere else.
-    """
-
-    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
-    attends: ClassVar[tuple[str, ...]] = ("_attend",)
+class Block(_transformer.Block):
+    """[n, t, width] → the same: each token looks at those before it, then thinks by itself."""
 
     def __init__(self, config: Config):
-        super().__init__()
-        width, last = config.width, STD / (2 * config.depth) ** 0.5  # 2 · depth of these are added up
-        self.head = width // config.heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = _linear(width, 3 * width), _linear(width, width, last)
-        self.up, self.down = _linear(width, 4 * width), _linear(4 * width, width, last)
-        self.dropout = nn.Dropout(config.dropout)
+        super().__init__(config, last=added_up(config.depth))
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)), cache)))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate=True)))
 
-    def _attend(self, qkv: paddle.Tensor, cache: Cache | None) -> paddle.Tensor:
+    def _attend(self, qkv: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         q, k, v = qkv.reshape([0, 0, -1, 3 * self.head]).split(3, axis=-1)  # however many heads live here
         if cache:
             k, v = cache.extend(self, k, v)
@@ -101,7 +83,7 @@ class GPT(Generates, Chain):
     def __init__(self, config: Config):
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
-        out = Tied(embedding.token) if config.tied else _linear(config.width, config.vocab, bias=False)
+        out = Tied(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
         super().__init__([embedding, *blocks, Head(config.width, out)])
         self.length = config.length
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models import _transformer
 from models._chain import Chain
 from models._checks import at_least_one, below_one, divides
-
-STD = 0.02
-
-
-def _linear(inputs: int, outputs: int, std: float = STD) -> nn.Linear:
-    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, std))
+from models._transformer import STD, added_up, linear
 
 
 class Patches(nn.Layer):
@@ -43,33 +39,15 @@ class Patches(nn.Layer):
         return self.dropout(tokens + self.position)
 
 
-class Block(nn.Layer):
-    """[n, tokens, width] → the same: every token looks at all, then thinks by itself.
-
-    The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
-    contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
-    Tokens meet in the methods that `attends` names, and nowhere else.
-    """
-
-    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
-    attends: ClassVar[tuple[str, ...]] = ("_attend",)
+class Block(_transformer.Block):
+    """[n, tokens, width] → the same: every token looks at all, then thinks by itself."""
 
     def __init__(self, config: Config):
-        super().__init__()
-        width, last = config.width, STD / (2 * config.depth) ** 0.5  # 2 · depth of these are added up
-        self.head = width // config.heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = _linear(width, 3 * width), _linear(width, width, last)
-        self.up, self.down = _linear(width, 4 * width), _linear(4 * width, width, last)
-        self.dropout = nn.Dropout(config.dropout)
+        super().__init__(config, last=added_up(config.depth))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)))))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
-
-    def _attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        qkv = qkv.reshape([0, 0, -1, 3 * self.head])  # however many heads live here
-        return F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)
 
 
 class Head(nn.Layer):
@@ -77,7 +55,7 @@ class Head(nn.Layer):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.norm, self.out = nn.LayerNorm(config.width), _linear(config.width, config.classes)
+        self.norm, self.out = nn.LayerNorm(config.width), linear(config.width, config.classes)
         self.pool = config.pool
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

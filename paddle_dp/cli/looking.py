@@ -61,10 +61,10 @@ def _forecast(ranks: int | None, build: int | None) -> Callable[[Recipe], Iterat
         if build is not None:
             raise UsageError(f"--build {build} needs --ranks N: how many ranks there are.")
         return None
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: a job has 1 rank or more.")
+    from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
 
+    check_ranks(ranks)
     import_paddle()
     from paddle_dp.train.forecast import forecast
 

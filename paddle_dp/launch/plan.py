@@ -13,8 +13,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
     Raises UsageError when the job contradicts itself or asks for what is not here.
     """
     nodes = _nodes(job)
-    if job.ranks is not None and job.ranks < 1:
-        raise UsageError(f"--ranks {job.ranks}: a job has 1 rank or more.")
+    check_ranks(job.ranks)
     if job.devices is not None:
         gpus = _devices(job, job.devices, machine, device)
         return Plan(job=job, machine=machine, ranks=len(gpus), nodes=nodes, gpus=gpus)
@@ -32,6 +31,12 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
             f"({','.join(machine.gpus)}), and each rank takes one. Set train.device=cpu to use the processor instead."
         )
     return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, gpus=machine.gpus[:ranks])
+
+
+def check_ranks(ranks: int | None) -> None:
+    """Raises UsageError for a number of ranks that no job has."""
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: a job has 1 rank or more.")
 
 
 def _devices(job: Job, devices: tuple[int, ...], machine: Machine, device: str) -> tuple[str, ...]:

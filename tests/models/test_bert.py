@@ -38,11 +38,8 @@ def test_what_can_be_cut_is_there(model):
         assert {name: way for name, way in block.cuts.items() if not hasattr(block, name)} == {}
 
 
-def test_dropout_is_for_training_only(tokens):
-    model = Config(**SMALL, dropout=0.5).build()
-    assert (model(tokens(8)) != model(tokens(8))).any()
-    model.eval()
-    assert (model(tokens(8)) == model(tokens(8))).all()
+def test_dropout_is_for_training_only(tokens, drops_in_training_only):
+    drops_in_training_only(Config(**SMALL, dropout=0.5).build(), tokens(8))
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,8 @@ def test_equal_tokens_differ_by_their_positions():
     assert len({tuple(row) for row in hidden[0].numpy()}) == 12
 
 
-def test_dropout_is_for_training_only(tokens):
-    model = Config(**SMALL, dropout=0.5).build()
-    assert (model(tokens(8)) != model(tokens(8))).any()
-    model.eval()
-    assert (model(tokens(8)) == model(tokens(8))).all()
+def test_dropout_is_for_training_only(tokens, drops_in_training_only):
+    drops_in_training_only(Config(**SMALL, dropout=0.5).build(), tokens(8))
 
 
 @pytest.mark.parametrize(
