@@ -30,7 +30,7 @@ recipes:         ## check every recipe, and run two steps of those that need no 
 	paddle-dp check configs/*.yaml
 	$(PYTHON) -m pytest tests/test_configs.py
 
-docs:            ## write the lists in docs/ anew: recipe keys, files
+docs:            ## write the lists in docs/ anew: recipe keys
 	$(PYTHON) tools/document.py
 
 clean:           ## remove what tools left behind; runs/ stays

@@ -1,12 +1,11 @@
-"""Writes what the code knows into docs/: every recipe key into recipes.md, every file's promise into map.md.
+"""Writes what the code knows into docs/recipes.md: every recipe key, and every setting of every part.
 
-python tools/document.py            writes the lower parts of both pages
-python tools/document.py --check    says which page is not what would be written, and exits 1
+python tools/document.py            writes the lower part of the page
+python tools/document.py --check    says when the page is not what would be written, and exits 1
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -59,23 +58,6 @@ def recipe_keys() -> Iterator[str]:
             yield from part(shelf, name)
 
 
-def files() -> Iterator[str]:
-    """Every file of the house with its promise, room by room."""
-    yield "## Every file, in its own words"
-    rooms = sorted(
-        {file.parent for top in ("paddle_dp", "models", "tools") for file in ROOT.glob(f"{top}/**/*.py")}
-    )
-    for room in rooms:
-        yield f"\n### {room.relative_to(ROOT)}/\n"
-        yield from (f"- **{file.stem}** · {promise(file)}" for file in sorted(room.glob("[!_]*.py")))
-        shared = sorted(room.glob("_[!_]*.py"))
-        yield from (f"- *{file.stem}* · {promise(file)}" for file in shared)
-
-
-def promise(file: Path) -> str:
-    return prose((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0])
-
-
 def prose(text: str) -> str:
     """A docstring as Markdown: <run> is no HTML, unless it stands in `code`."""
     spans = text.split("`")
@@ -107,7 +89,7 @@ def part(shelf: str, name: str) -> Iterator[str]:
         yield f"| `{setting.name}` | `{words}` | {default} |"
 
 
-PAGES: dict[str, Callable[[], Iterator[str]]] = {"recipes.md": recipe_keys, "map.md": files}
+PAGES: dict[str, Callable[[], Iterator[str]]] = {"recipes.md": recipe_keys}
 
 
 def main(words: list[str]) -> int:
