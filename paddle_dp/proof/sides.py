@@ -36,9 +36,15 @@ class Comparison:
         job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one")
         return self._side(run_alone(job), job)
 
-    def many(self, ranks: int, words: Sequence[str] = (), name: str = "many") -> Side:
-        """`ranks` ranks, with more overrides: a layout, say. Raises RunError, EndedError."""
-        job = self._job([*self.overrides, *words], ranks, self.scratch / name)
+    def many(
+        self, ranks: int, words: Sequence[str] = (), name: str = "many", patch: str | None = None
+    ) -> Side:
+        """`ranks` ranks, with more overrides: a layout, say. Raises RunError, EndedError.
+
+        `patch` is "module:function" of a function without arguments that every rank calls before anything is built:
+        so an examination puts a fault into a run. The module is found from the current folder.
+        """
+        job = self._job([*self.overrides, *words], ranks, self.scratch / name, patch)
         return self._side(run(job), job)
 
     def _side(self, status: int, job: Job) -> Side:
@@ -48,8 +54,10 @@ class Comparison:
             raise RunError(f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above.")
         return Side.read(Path(str(job.out)) / "trace", job.ranks or 1)
 
-    def _job(self, words: Sequence[str], ranks: int, folder: Path) -> Job:
+    def _job(self, words: Sequence[str], ranks: int, folder: Path, patch: str | None = None) -> Job:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
+        if patch is not None:
+            what["patch"] = patch
         return Job(
             task="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, out=folder, extra=what, quiet=True
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,12 @@ def silence_dropout(model: nn.Layer) -> int:
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     """Learns options["steps"] batches and writes losses, gradient norms and weights into options["trace"].
 
-    options["ranks"] is the larger side's number of ranks, so that both sides read the same batches.
+    options["ranks"] is the larger side's number of ranks, so that both sides read the same batches. options["patch"],
+    if any, is "module:function", called first.
     """
+    if patch := options.get("patch"):
+        module, _, function = patch.partition(":")
+        getattr(import_module(module), function)()
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     strategy = recipe.strategy.build(mesh)
     mesh = strategy.mesh
