@@ -42,7 +42,8 @@ def kept(learner: Any, micro: Any) -> int:
 def main() -> None:
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import loader, task
+    from paddle_dp.train.assemble import Assembly
+    from paddle_dp.train.build import setup, task
     from paddle_dp.units import Recompute
 
     parser = argparse.ArgumentParser(
@@ -52,8 +53,9 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
-    strategy = recipe.strategy.build(join(seed=recipe.train.seed, device=recipe.train.device))
-    micro = next(iter(loader(recipe, strategy.mesh, "train").read(0))).micros[0]
+    assembly = Assembly(setup(recipe), join(seed=recipe.train.seed, device=recipe.train.device))
+    strategy: Any = assembly.strategy
+    micro = next(iter(assembly.train_loader.read(0))).micros[0]
     rows = []
     for word in WORDS:
         config = replace(strategy.config, recompute=Recompute.parse(word))

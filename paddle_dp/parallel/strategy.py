@@ -11,10 +11,12 @@ from paddle import nn
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.counting import Loss
+from paddle_dp.parallel.finished import give_parameters
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.rate import check_taken
 from paddle_dp.recipe import Precision
+from paddle_dp.units import Every
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
 
@@ -34,9 +36,16 @@ class Task:
 
 
 class Strategy(Protocol):
-    """Places a model on the mesh. `mesh` is the one it was built with, split over the strategy's axes."""
+    """Places a model on the mesh. `mesh` is the one it was built with, split over the strategy's axes.
 
-    mesh: Mesh
+    `check_every` is how often ranks that hold the same weights compare their bits; None: at the start and the end only.
+    """
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def check_every(self) -> Every | None: ...
 
     def place(self, task: Task) -> Learner:
         """A learner whose updates are the one-process updates. Collective."""
@@ -48,6 +57,7 @@ def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: An
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
+        give_parameters(optimizer, model)
         rate = optimizer._learning_rate
         schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
     else:

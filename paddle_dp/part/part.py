@@ -32,6 +32,14 @@ class Part:
         written = adapter(type(self.config)).dump_python(self.config, mode="json", exclude_unset=given_only)
         return {"use": self.name, **written}
 
+    def refuse(self, recipe: Any, ranks: int, device: str) -> None:
+        """Raises UsageError where the part cannot do what the recipe asks on `ranks` ranks of "cpu" or "gpu".
+
+        Its Config may have a method of this name; one that has not refuses nothing.
+        """
+        if refuse := getattr(self.config, "refuse", None):
+            refuse(recipe, ranks, device)
+
     def build(self, *given: Any, **named: Any) -> Any:
         """The object itself."""
         return self.config.build(*given, **named)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import numpy as np
 from paddle import nn
 
 from paddle_dp.checkpoint import Snapshot, save
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Share
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Learner
+from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.batch_norm import local_norms
 from paddle_dp.parallel.holdings import Holdings
-from paddle_dp.recipe import Recipe
-from paddle_dp.train.build import task
+from paddle_dp.recipe import LoaderSettings, Recipe
+from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import memory
 from paddle_dp.train.state import pieces
 
@@ -44,18 +45,15 @@ def short(batch: int, ranks: int) -> int:
     return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
 
 
-def first_batches(recipe: Recipe, mesh: Mesh, steps: int, ranks: int) -> Loader:
-    """The recipe's first `steps` global batches, the last of them cut so that `ranks` ranks get unequal shares."""
+def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
+    """What the recipe's first `steps` global batches hold, the last of them cut so that `ranks` ranks get unequal
+    shares."""
     dataset = recipe.dataset.build("train")
     whole = Share(len(dataset), recipe.train.batch, seed=recipe.train.seed)
     full = min(steps - 1, whole.samples // whole.batch)
     room = min(whole.batch, whole.samples - full * whole.batch)
     count = full * whole.batch + (short(room, ranks) if room > 1 else room)
-    chosen = Chosen(dataset, whole.order(0)[:count])
-    share = Share.of(
-        count, whole.batch, mesh, shuffle=False, micros=recipe.train.micros, seed=recipe.train.seed
-    )
-    return Loader(chosen, share)
+    return Chosen(dataset, whole.order(0)[:count])
 
 
 def silence_dropout(model: nn.Layer) -> int:
@@ -75,15 +73,19 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
-    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
-    strategy = recipe.strategy.build(mesh)
-    mesh = strategy.mesh
-    loader = first_batches(recipe, mesh, options["steps"], options["ranks"])
-    real = recipe.dataset.build("train")
-    per_epoch = Share(len(real), recipe.train.batch, last=recipe.train.last).batches
-    given = task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
-    drops = silence_dropout(given.model)
-    learner = strategy.place(given)
+    joined = join(seed=recipe.train.seed, device=recipe.train.device)
+    chosen = first_samples(recipe, options["steps"], options["ranks"])
+    per_epoch = Share(len(chosen.dataset), recipe.train.batch, last=recipe.train.last).batches
+    drops: list[int] = []
+
+    def silenced(*_: int) -> Task:
+        given = task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
+        drops.append(silence_dropout(given.model))
+        return given
+
+    read = {"dataset": lambda split: chosen, "shuffle": False, "last": "keep", "loader": LoaderSettings()}
+    assembly = Assembly(replace(setup(recipe), task=silenced, **read), joined)
+    mesh, loader, learner = assembly.mesh, assembly.train_loader, assembly.learner()
     holdings = Holdings(learner)
     rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
     learner.check("after the last step of the comparison")
@@ -92,7 +94,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     save(snapshot, folder, mesh)
     peak, held = max(mesh.gather(memory(mesh.device))), mesh.gather(holdings.read())
     if mesh.is_first:
-        record = {"rows": rows, "memory": peak, "held": held, "dropouts": drops}
+        record = {"rows": rows, "memory": peak, "held": held, "dropouts": drops[0]}
         record["local_norms"] = local_norms(learner.model)
         (folder / "trace.json").write_text(json.dumps(record))
 

@@ -27,8 +27,8 @@ class Precision:
 _OWNER = Owner(subject="train.precision", prefix="train.precision")
 
 
-def _read(value: Any) -> Precision:
-    """A word is a dtype; a mapping says more."""
+def read_precision(value: Any) -> Precision:
+    """As a recipe says it: a word is a dtype; a mapping says more. Raises RecipeError for another word."""
     if isinstance(value, Precision):
         return value
     return read_settings(Precision, value if isinstance(value, dict) else {"dtype": value}, _OWNER)
@@ -41,5 +41,5 @@ def _written(precision: Precision) -> str | dict[str, Any]:
 
 _EDITOR = {"anyOf": [TypeAdapter(Dtype).json_schema(), adapter(Precision).json_schema()]}
 PrecisionSetting = Annotated[
-    Precision, PlainValidator(_read), PlainSerializer(_written), WithJsonSchema(_EDITOR)
+    Precision, PlainValidator(read_precision), PlainSerializer(_written), WithJsonSchema(_EDITOR)
 ]

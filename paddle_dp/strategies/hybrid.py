@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Every, Positive, Recompute
@@ -42,6 +42,7 @@ class Config:
     split: Literal["uniform", "parameters"] | Counts = "uniform"
     recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
+    _placed: ClassVar[Degrees | None] = None  # the layout that fleet's groups of this process are for
 
     def degrees(self, ranks: int) -> Degrees:
         """The degrees on `ranks` ranks; `data: auto` is what the others leave, 1 at least."""
@@ -78,6 +79,7 @@ class Config:
     def build(self, mesh: Mesh) -> Hybrid:
         """Starts fleet in this layout. Collective."""
         from paddle.distributed import fleet
+        from paddle.distributed.fleet.base import topology
 
         from paddle_dp.mesh.bridge import install
         from paddle_dp.mesh.bridge.fleet_mends import PIPELINE_SETTINGS
@@ -97,6 +99,10 @@ class Config:
             "pp_configs": {"enable_dynamic_shape": True},
         }  # fmt: skip
         strategy.pipeline_configs = {"accumulate_steps": 1, "micro_batch_size": 1, **PIPELINE_SETTINGS}
+        if (
+            Config._placed != degrees
+        ):  # a second layout in this process: fleet would keep the first one's groups
+            topology._HYBRID_PARALLEL_GROUP, Config._placed = None, degrees
         fleet.init(is_collective=True, strategy=strategy)
         return Hybrid(self, mesh, fleet.get_hybrid_communicate_group())
 

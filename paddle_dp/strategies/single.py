@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
-from paddle_dp.units import Recompute
+from paddle_dp.units import Every, Recompute
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -38,6 +38,10 @@ class Single:
 
     config: Config
     mesh: Mesh
+
+    @property
+    def check_every(self) -> Every | None:
+        return None
 
     def place(self, task: Task) -> Learner:
         from paddle_dp.parallel import place_whole

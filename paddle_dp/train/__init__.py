@@ -15,10 +15,9 @@ _WORDS = {
     "Moment": "callback",
     "Progress": "progress",
     "Run": "run",
-    "Script": "script",
     "Trainer": "trainer",
 }
-__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Script", "Trainer"]
+__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Trainer"]
 
 
 def __getattr__(word: str) -> Any:

@@ -17,7 +17,8 @@ from paddle_dp.errors import ExportError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
 from paddle_dp.train import onnx, program
-from paddle_dp.train.build import find_checkpoint, learner_of
+from paddle_dp.train.assemble import find_checkpoint
+from paddle_dp.train.build import learner_of
 from paddle_dp.train.program import Parity
 from paddle_dp.train.state import load_model
 
@@ -85,7 +86,7 @@ def _trained(recipe: Recipe, which: str) -> tuple[paddle.nn.Layer, Checkpoint]:
     """The plain model with a checkpoint's weights, as it is evaluated: no dropout, running statistics used."""
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
-    found = find_checkpoint(recipe, which, mesh)
+    found = find_checkpoint(recipe.folder, which, mesh)
     load_model(found, learner)
     learner.model.eval()
     return learner.model, found

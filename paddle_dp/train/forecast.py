@@ -41,8 +41,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[st
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
     """The layout of the recipe's strategy on so many ranks. Raises UsageError where it cannot run."""
     strategy, precision = recipe.strategy.config, recipe.train.precision
-    if refuse := getattr(strategy, "refuse", None):
-        refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
+    recipe.strategy.refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
     degrees = strategy.degrees(ranks) if hasattr(strategy, "degrees") else Degrees(data=ranks)
     optimizer = recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw"
     return Layout(

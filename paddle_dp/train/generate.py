@@ -16,7 +16,8 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     import paddle
 
-    from paddle_dp.train.build import find_checkpoint, learner_of
+    from paddle_dp.train.assemble import find_checkpoint
+    from paddle_dp.train.build import learner_of
     from paddle_dp.train.state import load_model
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
@@ -27,7 +28,7 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
             f"model {recipe.model.name} on dataset {recipe.dataset.name} cannot write text: it takes a model with a "
             "method generate(tokens, steps, …) and a data set with a tokenizer, such as gpt on text_files."
         )
-    load_model(find_checkpoint(recipe, options.get("checkpoint") or "newest", mesh), learner)
+    load_model(find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh), learner)
     prompt = words.encode(options["prompt"].encode())
     if not len(prompt):
         raise UsageError("--prompt needs a character at least to begin with.")

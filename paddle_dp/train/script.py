@@ -2,98 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.data import Loader, Share
+from paddle_dp.data.sample import Dataset
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.mesh.seed import part_ways
 from paddle_dp.parallel import Task
-from paddle_dp.part import read_part
-from paddle_dp.recipe import Precision
+from paddle_dp.part import Owner, Part, read_part, read_settings
+from paddle_dp.recipe import LoaderSettings, Precision
 from paddle_dp.recipe.folder import claim
+from paddle_dp.recipe.precision import read_precision
+from paddle_dp.recipe.schema import CALLBACKS
+from paddle_dp.train.assemble import Assembly, Setup
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
-from paddle_dp.train.trainer import Trainer
+from paddle_dp.units import Length
+
+if TYPE_CHECKING:
+    import paddle
+    from typing_extensions import Self
+
+Words = str | Mapping[str, Any]
+"""A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """What a recipe says, in Python. `train` and `test` are data sets with `len(d)` and `d[i] → (input, target)`.
+class FromPython:
+    """Gives the trainer its `of`."""
 
-    `batch` is the global batch. `loss(outputs, targets)` gives (total, count) or one loss per sample. `optimizer` is
-    finished, or a function of (learning rate, named parameters). Parts (`strategy`, `callbacks`) are words, mappings
-    as in a recipe, or, for callbacks, Callback objects. `resume` goes on from the newest checkpoint in `folder`.
-    """
+    @classmethod
+    def of(  # noqa: PLR0913 - a recipe's keys, as keywords
+        cls,
+        *,
+        model: paddle.nn.Layer,
+        loss: Callable[[Any, Any], Any] | Words,
+        optimizer: paddle.optimizer.Optimizer | Callable[[Any, list[tuple[str, Any]]], Any] | Words,
+        train: Dataset,
+        batch: int,
+        test: Dataset | None = None,
+        length: Length | str | None = None,
+        micros: int = 1,
+        last: Literal["keep", "drop"] = "keep",
+        schedule: paddle.optimizer.lr.LRScheduler | Words | None = None,
+        precision: Precision | Words = "float32",
+        strategy: Words = "data_parallel",
+        callbacks: Sequence[Words | Callback] = CALLBACKS,
+        folder: str | Path = "runs/script",
+        seed: int = 0,
+        resume: bool | str = False,
+        loader: LoaderSettings | Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
 
-    model: Any
-    loss: Any
-    optimizer: Any
-    train: Any
-    batch: int
-    test: Any = None
-    micros: int = 1
-    schedule: Any = None
-    precision: Precision = field(default_factory=Precision)
-    strategy: str | dict[str, Any] = "data_parallel"
-    callbacks: Sequence[str | dict[str, Any] | Callback] = (
-        "console",
-        "metrics",
-        "dashboard",
-        "evaluate",
-        "checkpoint",
-    )
-    folder: str | Path = "runs/script"
-    seed: int = 0
-    resume: bool = False
-    loader: dict[str, Any] = field(default_factory=dict)
+        `train` and `test` are data sets with `len(d)` and `d[i] → (input, target)`. `batch` is the global batch;
+        `micros` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
+        `optimizer` is finished, or a function of (learning rate, named parameters). `length` ("3 epochs") is what
+        `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
+        (True), from "best", or from a path. Parts may be words, as in a recipe: "adamw", or
+        {"use": "adamw", "clip": 1.0}.
 
-    def trainer(self) -> Trainer:
-        """The trainer, ready to fit. Collective. Raises UsageError when the folder cannot be used."""
-        mesh, folder = join(), Path(self.folder)
-        if mesh.is_first:
-            claim(folder, self.resume)
-            checkpoints.clean(folder / "checkpoints")
-        mesh.wait("run folder ready")
-        found = (
-            checkpoints.load(checkpoints.find("newest", folder / "checkpoints", mesh), mesh)
-            if self.resume
-            else None
+        Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
+        """
+        mesh, home = join(), Path(folder)
+        computed_in = read_precision(precision)
+
+        def task(steps: int, steps_per_epoch: int) -> Task:
+            return Task(
+                model=model,
+                loss=_loss(loss),
+                optimizer=_optimizer(optimizer),
+                schedule=_schedule(schedule, steps, steps_per_epoch, batch),
+                precision=computed_in,
+            )
+
+        setup = Setup(
+            name=home.name,
+            folder=home,
+            strategy=_part("strategies", strategy),
+            dataset=lambda split: train if split == "train" else test,
+            task=task,
+            batch=batch,
+            micros=micros,
+            last=last,
+            seed=seed,
+            length=Length.parse(length) if isinstance(length, str) else length,
+            loader=_loader_settings(loader),
+            callbacks=lambda run: _callbacks(callbacks, run),
         )
-        train = self._loader(self.train, mesh, micros=self.micros)
-        test = self._loader(self.test, mesh, shuffle=False) if self.test is not None else None
-        run = Run(
-            name=folder.name, folder=folder, mesh=mesh, train_loader=train, test_loader=test, resumed=found
+        _open(home, mesh, bool(resume))
+        kind: Any = cls
+        made: Self = Assembly(setup, mesh).trainer(kind, "newest" if resume is True else resume or None)
+        return made
+
+
+def _open(folder: Path, mesh: Mesh, resume: bool) -> None:
+    """Claims the run's folder, once for all ranks. Collective."""
+    if mesh.is_first:
+        claim(folder, resume)
+        checkpoints.clean(folder / "checkpoints")
+    mesh.wait("run folder ready")
+
+
+def _part(shelf: str, words: Words) -> Part:
+    return read_part(shelf, {"use": words} if isinstance(words, str) else words)
+
+
+def _loss(given: Any) -> Any:
+    return _part("losses", given).build() if isinstance(given, (str, Mapping)) else given
+
+
+def _optimizer(given: Any) -> Any:
+    return _part("optimizers", given).build if isinstance(given, (str, Mapping)) else given
+
+
+def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
+    """Raises UsageError for a schedule in words when nobody has said how long the training is."""
+    if not isinstance(given, (str, Mapping)):
+        return given
+    if not steps:
+        raise UsageError(
+            f'schedule {given}: it is stretched over the whole training: give length="3 epochs", too, and call fit().'
         )
-        strategy = _part("strategies", self.strategy).build(mesh)
-        learner = strategy.place(self._task())
-        part_ways(self.seed, mesh)
-        check_every = getattr(strategy, "check_every", None)
-        trainer = Trainer(learner, train, self._callbacks(run), run=run, check_every=check_every)
-        if found is not None:
-            trainer.restore(found)
-        return trainer
-
-    def _task(self) -> Task:
-        return Task(
-            model=self.model,
-            loss=self.loss,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            precision=self.precision,
-        )
-
-    def _loader(self, dataset: Any, mesh: Mesh, **how: Any) -> Loader:
-        return Loader(dataset, Share.of(len(dataset), self.batch, mesh, seed=self.seed, **how), **self.loader)
-
-    def _callbacks(self, run: Run) -> list[Callback]:
-        """Callbacks from words; without held-out data there is nothing for `evaluate` to do."""
-        words = [c for c in self.callbacks if not (c == "evaluate" and run.test_loader is None)]
-        return [c if isinstance(c, Callback) else _part("callbacks", c).build(run) for c in words]
+    return _part("schedules", given).build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
 
 
-def _part(shelf: str, word: str | dict[str, Any]) -> Any:
-    return read_part(shelf, {"use": word} if isinstance(word, str) else word)
+def _callbacks(given: Sequence[Words | Callback], run: Run) -> list[Callback]:
+    """Callbacks from words; without held-out data there is nothing for `evaluate` to do."""
+    kept = [c for c in given if not (c == "evaluate" and run.test_loader is None)]
+    return [c if isinstance(c, Callback) else _part("callbacks", c).build(run) for c in kept]
+
+
+def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
+    """As a recipe's `loader`; a timeout may be a number of seconds."""
+    if isinstance(given, LoaderSettings):
+        return given
+    said = dict(given or {})
+    if isinstance(timeout := said.get("timeout"), (int, float)):
+        said["timeout"] = f"{timeout} s"
+    return read_settings(LoaderSettings, said, Owner(subject="loader", prefix="loader"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe, write_recipe
 
@@ -27,16 +28,20 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
-    from paddle_dp.train.build import find_checkpoint, learner_of, loader
+    from paddle_dp.train.assemble import Assembly, find_checkpoint
+    from paddle_dp.train.build import setup
     from paddle_dp.train.evaluate import evaluate as evaluate_all
     from paddle_dp.train.report import report
     from paddle_dp.train.state import load_model
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
-    learner = learner_of(recipe, mesh)
-    mesh = learner.mesh
-    test_loader = loader(recipe, mesh, "test")
-    found = find_checkpoint(recipe, options.get("checkpoint") or "newest", mesh)
+    assembly = Assembly(setup(recipe), mesh)
+    learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh
+    if test_loader is None:
+        raise UsageError(
+            f"dataset {recipe.dataset.name} holds nothing out to evaluate on: its test split is None."
+        )
+    found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
     load_model(found, learner)
     with test_loader:
         evaluation = evaluate_all(learner, test_loader, mesh)

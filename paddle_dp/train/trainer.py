@@ -18,10 +18,11 @@ from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
+from paddle_dp.train.script import FromPython
 from paddle_dp.units import Every, Length
 
 
-class Trainer:
+class Trainer(FromPython):
     """Trains a learner on a loader's batches.
 
         Trainer(learner, loader, callbacks).fit("3 epochs")
@@ -49,18 +50,15 @@ class Trainer:
         self.meter = Meter(self.mesh)
         self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
 
-    @classmethod
-    def of(cls, **described: Any) -> Trainer:
-        """A trainer from your own model, data and loss, without YAML; the keywords are the fields of `Script`."""
-        from paddle_dp.train.script import Script
-
-        return Script(**described).trainer()
-
-    def fit(self, until: Length | str) -> Progress:
+    def fit(self, until: Length | str | None = None) -> Progress:
         """Trains from where it is until `until`, counted from the very beginning, and returns the progress.
 
-        Whatever ends it early is told to the callbacks as `failed` and raised.
+        `until` may be left out where the run was made with a length. Whatever ends it early is told to the callbacks
+        as `failed` and raised.
         """
+        if until is None and not self.run.total_steps:
+            raise UsageError('fit: say how long, as in fit("3 epochs"), or give the run a length.')
+        until = Length(self.run.total_steps, "steps") if until is None else until
         self.until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = self.until.steps(self.loader.batches)
         try:

@@ -1,0 +1,56 @@
+"""An optimizer that was made before the model was placed: it must update what this rank holds, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_dp.errors import UsageError
+
+Parameters = list[paddle.Tensor]
+
+
+def check_within(optimizer: Any, model: nn.Layer) -> None:
+    """Raises UsageError for a finished optimizer with a parameter that is not the model's: nobody would exchange its
+    gradient, and no checkpoint would hold it. To be asked before the model is placed."""
+    if not isinstance(optimizer, paddle.optimizer.Optimizer):
+        return
+    known = {id(parameter) for parameter in model.parameters()}
+    foreign = [p for group in _groups(optimizer) for p in group if id(p) not in known]
+    if foreign:
+        raise UsageError(
+            f"optimizer: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
+            f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
+            "model.parameters()."
+        )
+
+
+def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
+    """Puts the parameters that `model` holds on this rank in the place of the whole model's, which have their names.
+
+    A layer that is cut over the tensor axis holds new parameters, and a stage of a pipeline some only: the optimizer
+    would go on updating the whole ones, of which no forward knows.
+    """
+    here = {parameter.name: parameter for parameter in model.parameters()}
+
+    def held(parameters: Iterable[paddle.Tensor]) -> Parameters:
+        return [here[p.name] for p in parameters if p.name in here]
+
+    if _is_grouped(optimizer):
+        for group in (*optimizer._parameter_list, *optimizer._param_groups):
+            group["params"] = held(group["params"])
+    else:
+        optimizer._parameter_list = optimizer._param_groups = held(optimizer._parameter_list)
+
+
+def _is_grouped(optimizer: Any) -> bool:
+    return bool(optimizer._parameter_list) and isinstance(optimizer._parameter_list[0], dict)
+
+
+def _groups(optimizer: Any) -> list[Parameters]:
+    if _is_grouped(optimizer):
+        return [list(group["params"]) for group in optimizer._param_groups]
+    return [list(optimizer._parameter_list or ())]

@@ -1,0 +1,155 @@
+"""The one place where parts meet: strategy → mesh → loaders → learner → trainer, for recipes, scripts and proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.data import Loader, Share
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.seed import part_ways
+from paddle_dp.parallel import Learner, Strategy, Task
+from paddle_dp.parallel.finished import check_within
+from paddle_dp.part import Part
+from paddle_dp.recipe import LoaderSettings, Recipe
+from paddle_dp.train.callback import Callback
+from paddle_dp.train.run import Run
+from paddle_dp.units import Length
+
+if TYPE_CHECKING:
+    from paddle_dp.train.trainer import Trainer
+
+    Kind = TypeVar("Kind", bound=Trainer)
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a training is assembled from, whoever described it: a recipe, a script, a proof.
+
+    `dataset` gives the data set of a split, or None where there is none; `task`, what is learned in so many steps with
+    so many an epoch; `callbacks`, those of a run. `length` is None where only `fit` will know. `batch` is global.
+    """
+
+    name: str
+    folder: Path
+    strategy: Part
+    dataset: Callable[[Split], Any]
+    task: Callable[[int, int], Task]
+    batch: int
+    micros: int = 1
+    shuffle: bool = True
+    last: Literal["keep", "drop"] = "keep"
+    seed: int = 0
+    length: Length | None = None
+    loader: LoaderSettings = field(default_factory=LoaderSettings)
+    callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
+    recipe: Recipe | None = None
+
+
+class Assembly:
+    """The parts of one training on this rank, each made when it is first asked for, with the strategy's mesh.
+
+    Collective, as is everything that it makes. Raises UsageError for a layout that the recipe does not allow.
+    """
+
+    def __init__(self, setup: Setup, mesh: Mesh):
+        self.setup = setup
+        if setup.recipe is not None:
+            setup.strategy.refuse(setup.recipe, mesh.ranks, mesh.device.partition(":")[0])
+        self.strategy: Strategy = setup.strategy.build(mesh)
+        # As the strategy splits it: it says which ranks read the same samples and draw the same numbers.
+        self.mesh = self.strategy.mesh
+
+    @cached_property
+    def train_loader(self) -> Loader:
+        """Shuffled, in micros."""
+        s = self.setup
+        return self._loader(s.dataset("train"), seed=s.seed, shuffle=s.shuffle, last=s.last, micros=s.micros)
+
+    @cached_property
+    def test_loader(self) -> Loader | None:
+        """In order, every held-out sample once; None where nothing is held out."""
+        dataset = self.setup.dataset("test")
+        return None if dataset is None else self._loader(dataset, seed=self.setup.seed, shuffle=False)
+
+    @property
+    def total_steps(self) -> int:
+        """How many updates the training has; 0 where nobody has said so yet."""
+        return self.setup.length.steps(self.train_loader.batches) if self.setup.length else 0
+
+    def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
+        """The placed task, for so many updates; from here on every rank draws its own random numbers."""
+        task = self.setup.task(steps, steps_per_epoch)
+        check_within(task.optimizer, task.model)
+        learner = self.strategy.place(task)
+        part_ways(self.setup.seed, self.mesh)
+        return learner
+
+    def trainer(self, kind: type[Kind], resume: str | None = None) -> Kind:
+        """A trainer that is ready to fit, at its beginning or where a checkpoint left off.
+
+        `resume` is None, "newest", "best" or a checkpoint's path. Raises UsageError or CheckpointError when there is
+        nothing fitting to resume.
+        """
+        found = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
+        if found is not None:
+            self._check_same_run(found)
+        run = Run(
+            name=self.setup.name,
+            folder=self.setup.folder,
+            mesh=self.mesh,
+            train_loader=self.train_loader,
+            test_loader=self.test_loader,
+            recipe=self.setup.recipe,
+            resumed=found,
+            total_steps=self.total_steps,
+        )
+        learner = self.learner(self.total_steps, self.train_loader.batches)
+        trainer = kind(
+            learner,
+            self.train_loader,
+            self.setup.callbacks(run),
+            run=run,
+            check_every=self.strategy.check_every,
+        )
+        if found is not None:
+            trainer.restore(found)
+        return trainer
+
+    def _loader(self, dataset: Any, **how: Any) -> Loader:
+        settings = self.setup.loader
+        return Loader(
+            dataset,
+            Share.of(len(dataset), self.setup.batch, self.mesh, **how),
+            workers=settings.workers,
+            prefetch=settings.prefetch,
+            timeout=settings.timeout.seconds,
+        )
+
+    def _check_same_run(self, found: checkpoints.Checkpoint) -> None:
+        """A resumed run goes on with the same global batches; what would change them is refused."""
+        share, saved = self.train_loader.share, found.state["data"]
+        now = {"samples": share.samples, "batch": share.batch, "seed": share.seed}
+        train = "train." if self.setup.recipe else ""
+        words = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
+        changed = [
+            f"{words[key]} was {saved[key]} and is {now[key]}" for key in now if now[key] != saved[key]
+        ]
+        if changed:
+            another = "a new run with --out DIR" if self.setup.recipe else "a new run in another folder"
+            raise UsageError(
+                f"{found.folder} cannot be resumed as the same run: {'; '.join(changed)}. Give the old value, or start "
+                f"{another} ({self.setup.name})."
+            )
+
+
+def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:
+    """The checkpoint of the run in `folder` that `which` means: "newest", "best" or a path. Verified. Collective."""
+    return checkpoints.load(checkpoints.find(which, folder / "checkpoints", mesh), mesh)

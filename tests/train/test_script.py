@@ -1,0 +1,169 @@
+"""A training described in Python is the one that a recipe would describe, in every layout, and stays the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.train import Trainer
+from tests.ranks import run_ranks
+
+HERE = "tests/train/test_script.py"
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pipeline": {"use": "hybrid", "pipeline": 2},
+    "tensor": {"use": "hybrid", "tensor": 2},
+}
+CALLBACKS = [{"use": "metrics", "every": "1 step"}, {"use": "checkpoint", "every": "1 epoch"}]
+
+
+class Points:
+    def __init__(self, samples: int = 100):
+        draw = np.random.RandomState(0)
+        self.x = draw.randn(samples, 6).astype("float32")
+        self.y = self.x[:, :4].argmax(1)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.y[i]
+
+
+class Block(nn.Layer):
+    cuts: ClassVar = {"up": "columns", "down": "rows"}
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+class Two(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.LayerList([Block(6), Block(4)])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def described(folder: Path, **more: Any) -> dict[str, Any]:
+    paddle.seed(1)
+    model = Two()
+    return {
+        "model": model,
+        "loss": nn.CrossEntropyLoss(reduction="none"),
+        "optimizer": paddle.optimizer.AdamW(1e-2, parameters=model.parameters()),
+        "train": Points(),
+        "test": Points(30),
+        "batch": 16,
+        "micros": 2,
+        "folder": folder,
+        "callbacks": CALLBACKS,
+        **more,
+    }
+
+
+def learn(folders: dict[str, str]) -> None:
+    """Every layout in a folder of its own, one after another in the same ranks."""
+    for layout, folder in folders.items():
+        trainer = Trainer.of(**described(Path(folder), strategy=LAYOUTS[layout]))
+        trainer.fit("2 epochs")
+        trainer.evaluate()
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["event"] in ("step", "evaluated")]
+
+
+def weights(run: Path) -> dict[str, np.ndarray[Any, Any]]:
+    found = checkpoints.load(checkpoints.newest(run / "checkpoints"))
+    return {name: found.read(name) for name in found.names if name.startswith("model/")}
+
+
+def test_a_layout_learns_what_one_rank_learns(tmp_path: Path) -> None:
+    one = Trainer.of(**described(tmp_path / "one"))
+    one.fit("2 epochs")
+    one.evaluate()
+    truth, learned = losses(tmp_path / "one"), weights(tmp_path / "one")
+    assert len(truth) == 15 and truth[0] > truth[12] > truth[14] - 0.1
+    run_ranks(f"{HERE}:learn", 2, {layout: str(tmp_path / layout) for layout in LAYOUTS})
+    for layout in LAYOUTS:
+        np.testing.assert_allclose(losses(tmp_path / layout), truth, rtol=1e-5, err_msg=layout)
+        found = weights(tmp_path / layout)
+        assert found.keys() == learned.keys()
+        for name, weight in learned.items():
+            np.testing.assert_allclose(found[name], weight, atol=2e-5, err_msg=f"{layout} {name}")
+
+
+def test_a_resumed_script_goes_on_with_the_same_batches_or_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Trainer.of(**described(run)).fit("1 epoch")
+    for change, said in (
+        ({"batch": 20}, r"batch was 16 and is 20\. Give the old value, or start a new run in another folder"),
+        ({"seed": 3}, "seed was 0 and is 3"),
+        ({"train": Points(90)}, "samples in the data set was 100 and is 90"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Trainer.of(**described(run, resume=True, **change))
+    again = Trainer.of(**described(run, resume=True))
+    assert again.progress.step == 7 and again.fit("2 epochs").step == 14
+
+
+def test_parts_in_a_recipes_words(tmp_path: Path) -> None:
+    words = {
+        "loss": {"use": "cross_entropy", "label_smoothing": 0.1},
+        "optimizer": {"use": "adamw", "clip": 1.0},
+        "schedule": {"use": "cosine", "peak": 0.01, "warmup": "2 steps"},
+        "precision": "bfloat16",
+        "loader": {"timeout": "30 s"},
+        "length": "2 epochs",
+    }
+    trainer = Trainer.of(**described(tmp_path / "run", **words))
+    assert trainer.run.total_steps == 14 and trainer.learner.mixed.low
+    assert trainer.learner.optimizer.get_lr() == pytest.approx(0.01 / 3)
+    assert trainer.fit().step == 14
+    assert trainer.learner.optimizer.get_lr() == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"precision": "bfloat61"}, RecipeError, "bfloat16"),
+        ({"schedule": {"use": "cosine", "peak": 0.01}}, UsageError, r'give length="3 epochs"'),
+        ({"strategy": "data_paralel"}, RecipeError, "Did you mean 'data_parallel'"),
+        ({"loader": {"worker": 1}}, RecipeError, "Did you mean 'workers'"),
+        ({"epochs": 3}, TypeError, "epochs"),
+    ],
+)
+def test_a_wrong_word_is_met_at_the_door(
+    tmp_path: Path, wrong: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        Trainer.of(**described(tmp_path / "run", **wrong))
+
+
+def test_a_training_without_a_length_is_not_fitted_by_guess(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="say how long"):
+        Trainer.of(**described(tmp_path / "run")).fit()
+
+
+def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
+    centre = paddle.create_parameter([4], "float32")
+    given = described(tmp_path / "run")
+    given["optimizer"] = paddle.optimizer.SGD(0.1, parameters=[*given["model"].parameters(), centre])
+    with pytest.raises(UsageError, match=r"\[4\] is not one of the model's \(Two\)"):
+        Trainer.of(**given)
