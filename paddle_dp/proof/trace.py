@@ -83,7 +83,12 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         drops.append(silence_dropout(given.model))
         return given
 
-    read = {"dataset": lambda split: chosen, "shuffle": False, "last": "keep", "loader": LoaderSettings()}
+    read: dict[str, Any] = {
+        "dataset": lambda split: chosen,
+        "shuffle": False,
+        "last": "keep",
+        "loader": LoaderSettings(),
+    }
     assembly = Assembly(replace(setup(recipe), task=silenced, **read), joined)
     mesh, loader, learner = assembly.mesh, assembly.train_loader, assembly.learner()
     holdings = Holdings(learner)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.units import Every, Positive, Recompute
 
 Counts = tuple[Positive, ...]
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
-    from paddle_dp.mesh.degrees import Degrees
     from paddle_dp.parallel import Learner, Task
     from paddle_dp.recipe import Recipe
 
@@ -46,8 +46,6 @@ class Config:
 
     def degrees(self, ranks: int) -> Degrees:
         """The degrees on `ranks` ranks; `data: auto` is what the others leave, 1 at least."""
-        from paddle_dp.mesh.degrees import Degrees
-
         others = self.tensor * self.pipeline * self.sharding * self.sequence
         data = max(ranks // others, 1) if self.data == "auto" else self.data
         names = ("pipeline", "sharding", "sequence", "tensor")
