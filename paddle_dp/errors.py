@@ -77,6 +77,10 @@ class LossError(PaddleDPError):
     """A loss that does not say what it is over, or is no longer a finite number."""
 
 
+class NotFiniteError(LossError):
+    """A loss, a gradient, a weight, an optimizer's state or a held-out score that is NaN or infinite; it is named."""
+
+
 class RunError(PaddleDPError):
     """A job of several processes that failed; the message carries the first failing rank's own words."""
 

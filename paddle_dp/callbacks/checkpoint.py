@@ -26,7 +26,9 @@ class Config:
 class Checkpoint(Callback):
     """Saves on all ranks together, at most once a step, in <run>/checkpoints.
 
-    The best is settled when an evaluation is told, so it does not matter whether that comes before or after a save.
+    Weights that are not finite, or not the same on all ranks, are never saved: asked for a snapshot of such, the
+    trainer ends the training instead. The best is settled when an evaluation is told, so it does not matter whether
+    that comes before or after a save.
     """
 
     reads = False
@@ -59,7 +61,9 @@ class Checkpoint(Callback):
 
     def evaluated(self, moment: Moment) -> None:
         name = self.config.best
-        if name is None:
+        if (
+            name is None or moment.detail.not_finite
+        ):  # no model is good whose loss is none, whatever its accuracy
             return
         value = _watched.read(name, moment.detail, "checkpoint.best")
         if _watched.better(name, value, than=self._best):

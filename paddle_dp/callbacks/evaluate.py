@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from paddle_dp.callbacks._confusion import draw
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train.evaluation import as_json
 from paddle_dp.units import Every
 
 
@@ -61,8 +61,7 @@ class Evaluate(Callback):
         if not self.run.mesh.is_first:
             return
         self.run.folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(self._content(moment), indent=1) + "\n"
-        replace(self.run.folder / "evaluation.json", content.encode())
+        replace(self.run.folder / "evaluation.json", as_json(self._content(moment), indent=1).encode())
 
     def _evaluate(self, moment: Moment) -> None:
         if moment.progress.step != self._step:

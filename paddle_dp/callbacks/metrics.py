@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from paddle_dp.callbacks._journal import Journal
 from paddle_dp.callbacks._silent import Silent
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train.evaluation import as_json
 from paddle_dp.units import Every
 
 
@@ -97,8 +97,4 @@ def kept(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:
-    """One line of standard JSON, which has no NaN: such a number is null, and `not_finite` says what it was."""
-    strange = {k: repr(v) for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)}
-    if strange:
-        line = {**line, **dict.fromkeys(strange), "not_finite": strange}
-    return (json.dumps(line, allow_nan=False, separators=(", ", ": ")) + "\n").encode()
+    return as_json(line).encode()

@@ -7,7 +7,8 @@ state see `train.progress`; for who saves how often, the `checkpoint` callback.
 from __future__ import annotations
 
 from paddle_dp.checkpoint.folder import check, clean, find, newest
-from paddle_dp.checkpoint.keep import best, best_numbers, prune, set_best
+from paddle_dp.checkpoint.keep import best, best_numbers, newest_good, prune, set_best
+from paddle_dp.checkpoint.manifest import Checks
 from paddle_dp.checkpoint.merge import merge
 from paddle_dp.checkpoint.naming import UnusableError, checkpoints, step_name, step_of
 from paddle_dp.checkpoint.opened import Checkpoint, load
@@ -18,7 +19,8 @@ from paddle_dp.checkpoint.snapshot import Snapshot, save
 from paddle_dp.checkpoint.tensors import dtype_of, fill, piece, put
 
 __all__ = [
-    "Box", "Checkpoint", "Piece", "Snapshot", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean",
-    "dtype_of", "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest", "optimizer_name",
-    "optimizer_tensors", "piece", "prune", "put", "rng_state", "save", "set_best", "step_name", "step_of",
+    "Box", "Checkpoint", "Checks", "Piece", "Snapshot", "UnusableError", "best", "best_numbers", "check", "checkpoints",
+    "clean", "dtype_of", "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest", "newest_good",
+    "optimizer_name", "optimizer_tensors", "piece", "prune", "put", "rng_state", "save", "set_best", "step_name",
+    "step_of",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from paddle_dp.checkpoint.disk import flush_folder
 from paddle_dp.checkpoint.keep import best
 from paddle_dp.checkpoint.manifest import MANIFEST, read_manifest
 from paddle_dp.checkpoint.naming import LEFTOVER, UnusableError, checkpoints, step_name
+from paddle_dp.checkpoint.opened import load
 from paddle_dp.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -53,8 +54,16 @@ def clean(folder: Path) -> list[Path]:
 
 
 def check(checkpoint: Path) -> None:
-    """Returns when every byte of a checkpoint is as it was written; UnusableError otherwise."""
-    read_manifest(checkpoint).verify(checkpoint)
+    """Returns when every byte of a checkpoint is as it was written and what was written was good; UnusableError
+    otherwise.
+
+    Where the manifest does not say that somebody looked (saved by an older version), its numbers are looked at now.
+    """
+    manifest = read_manifest(checkpoint)
+    manifest.verify(checkpoint)
+    opened = load(checkpoint, verify=False)  # says so, too, if it was not good
+    if manifest.checks is None and (name := opened.not_a_number()):
+        raise UnusableError(checkpoint, f"'{name}' in it holds NaN")
 
 
 def _stderr(line: str) -> None:
@@ -62,7 +71,7 @@ def _stderr(line: str) -> None:
 
 
 def newest(folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _stderr) -> Path | None:
-    """The newest checkpoint that is whole, or None; `say` is told which were skipped and why.
+    """The newest checkpoint that is whole, agreed and finite, or None; `say` is told which were skipped and why.
 
     With a mesh (collective) the first rank looks, and all ranks get its answer.
     """

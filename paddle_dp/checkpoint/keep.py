@@ -51,10 +51,11 @@ def _read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | None = None) -> list[Path]:
-    """Deletes all but the newest `keep` checkpoints, the best one, those in `spare`, and the newest whole one.
+    """Deletes all but the newest `keep` checkpoints, the best one, those in `spare`, the newest whole one, and the
+    newest whole one that was found agreed and finite.
 
-    Returns what it deleted. `trusted` is known to be whole, because it was just saved: without it the newest ones
-    are read to find one that is. For one rank.
+    Returns what it deleted. `trusted` is known to be all that, because it was checked and saved just now: without it
+    the newest ones are read to find one that is. For one rank.
     """
     if keep < 1:
         raise ValueError(f"keep is 1 or more, not {keep}")
@@ -62,7 +63,8 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     if len(found) <= keep:
         return []
     whole = trusted or next(filter(_is_whole, reversed(found)), None)
-    stay = {path.name for path in (*found[-keep:], *spare, best(folder), whole) if path is not None}
+    good = trusted or newest_good(folder)
+    stay = {path.name for path in (*found[-keep:], *spare, best(folder), whole, good) if path is not None}
     # A link is somebody's own arrangement.
     gone = [path for path in found if path.name not in stay and not path.is_symlink()]
     for path in gone:
@@ -74,6 +76,19 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
             raise CheckpointError(f"The old checkpoint {path} was not removed: {error.strerror}.") from None
         shutil.rmtree(hidden, ignore_errors=True)
     return gone
+
+
+def newest_good(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole and was found agreed and finite before it was written, or None."""
+    return next((path for path in reversed(checkpoints(folder)) if _is_good(path) and _is_whole(path)), None)
+
+
+def _is_good(checkpoint: Path) -> bool:
+    try:
+        checks = read_manifest(checkpoint).checks
+    except UnusableError:
+        return False
+    return checks is not None and checks.fault is None
 
 
 def _is_whole(checkpoint: Path) -> bool:

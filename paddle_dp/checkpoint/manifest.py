@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,49 @@ def pieces_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """What was looked at before a checkpoint was written, after update `step`.
+
+    `agreed`: ranks that hold copies of a tensor held the same bits. `finite`: no weight, statistic or optimizer's state
+    was NaN or infinite.
+    """
+
+    agreed: bool
+    finite: bool
+    step: int
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with a checkpoint that says so of itself."""
+        if not self.finite:
+            return f"it says of itself that not all of its numbers were finite (looked at after step {self.step})"
+        if not self.agreed:
+            return (
+                f"it says of itself that the ranks' weights had come apart (looked at after step {self.step})"
+            )
+        return None
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """How many ranks saved, and every file's size and checksum."""
+    """How many ranks saved, every file's size and checksum, and what was looked at before: None where nobody looked."""
 
     ranks: int
     files: dict[str, Seal]
+    checks: Checks | None = None
 
     def write(self, folder: Path) -> None:
         """Writes manifest.json, which makes the folder a checkpoint."""
         files = {name: {"size": s.size, "crc32": s.crc32} for name, s in sorted(self.files.items())}
-        content = {"format": _FORMAT, "version": _VERSION, "ranks": self.ranks, "files": files}
+        content: dict[str, Any] = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "ranks": self.ranks,
+            "files": files,
+        }
+        if self.checks is not None:
+            content["checks"] = asdict(self.checks)
         write(folder / MANIFEST, [plain.encode({**content, "crc32": _own(content)})])
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
@@ -87,7 +119,8 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
     for name in [STATE, *(f(r) for r in range(ranks) for f in (tensors_name, pieces_name))]:
         if name not in files:
             raise UnusableError(folder, f"{MANIFEST} does not list {name}")
-    return Manifest(ranks, files)
+    checks = content.get("checks")
+    return Manifest(ranks, files, None if checks is None else Checks(**checks))
 
 
 def _own(content: dict[str, Any]) -> int:

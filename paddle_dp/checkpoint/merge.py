@@ -17,9 +17,13 @@ def merge(checkpoint: Path, out: Path) -> int:
     """Writes the whole model's tensors, under its own names, into one safetensors file; returns how many.
 
     `safetensors.paddle.load_file(out)` gives a state dict for `model.set_state_dict`. The file is there whole or not
-    at all. Raises CheckpointError for a checkpoint that is damaged, or when the file cannot be written.
+    at all. Raises CheckpointError for a checkpoint that is damaged or holds NaN, or when the file cannot be written.
     """
     saved = load(checkpoint)
+    if saved.checks is None and (bad := saved.not_a_number()):
+        raise CheckpointError(
+            f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
+        )
     names = [name for name in saved.names if name.startswith(_MODEL)]
     pieces = {}
     for name in names:

@@ -43,6 +43,8 @@ def load(folder: Path, mesh: Mesh | None = None, *, verify: bool = True) -> Chec
 
 def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
     manifest = read_manifest(folder)
+    if manifest.checks is not None and manifest.checks.fault:
+        raise UnusableError(folder, manifest.checks.fault)
     manifest.verify(folder, names)
     try:
         return Checkpoint(folder, manifest)
@@ -51,12 +53,15 @@ def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
 
 
 class Checkpoint:
-    """A checkpoint on disk: `state`, each rank's own state, and tensors by their whole-model names."""
+    """A checkpoint on disk: `state`, each rank's own state, and tensors by their whole-model names.
+
+    `checks` says what was looked at before it was written; None: nobody did (an older version saved it).
+    """
 
     def __init__(self, folder: Path, manifest: Manifest):
         """Use `load`: it checks the files first."""
         self.folder = folder
-        self.ranks = manifest.ranks
+        self.ranks, self.checks = manifest.ranks, manifest.checks
         self.state: dict[str, Any] = plain.decode((folder / STATE).read_bytes())
         self._rows = check_whole(read_table(folder, rank) for rank in range(self.ranks))
         self._entries = [read_entries(folder / tensors_name(rank)) for rank in range(self.ranks)]
@@ -99,6 +104,18 @@ class Checkpoint:
         for number, part in takes:
             result[part.inside(target)] = self._part(rows[number], part)
         return result
+
+    def not_a_number(self) -> str | None:
+        """The first tensor of the model or of the optimizer that holds NaN; None where none does."""
+        for name in self.names:
+            array, dtype = self.read(name), self.dtype(name)
+            if dtype == "bfloat16":
+                bad = bool(((array & 0x7FFF) > 0x7F80).any())
+            else:
+                bad = array.dtype.kind == "f" and bool(np.isnan(array).any())
+            if bad:
+                return name
+        return None
 
     def _part(self, row: Row, part: Box) -> np.ndarray:
         cut = part.inside(row.box)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.checkpoint import plain
 from paddle_dp.checkpoint.disk import Seal, flush_folder, write
 from paddle_dp.checkpoint.folder import place
-from paddle_dp.checkpoint.manifest import STATE, Manifest, pieces_name, tensors_name
+from paddle_dp.checkpoint.manifest import STATE, Checks, Manifest, pieces_name, tensors_name
 from paddle_dp.checkpoint.naming import step_name
 from paddle_dp.checkpoint.pieces import Piece
 from paddle_dp.checkpoint.table import check_whole, read_table, table_of
@@ -29,12 +29,14 @@ class Snapshot:
     """What one rank hands over: the pieces it owns, the state all ranks share, and its own state.
 
     `state["progress"]["step"]` names the checkpoint. `state` and `own` hold plain JSON values. The keys of `tensors`
-    are free (a piece knows its tensor's name): a rank may own several pieces of one tensor.
+    are free (a piece knows its tensor's name): a rank may own several pieces of one tensor. `checks` says what was
+    looked at just before; None: nobody looked.
     """
 
     tensors: Mapping[str, Piece]
     state: Mapping[str, Any]
     own: Mapping[str, Any] = field(default_factory=dict)
+    checks: Checks | None = None
 
     @property
     def step(self) -> int:
@@ -103,7 +105,7 @@ def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[di
     ranks = len(files) // 2
     check_whole([read_table(partial, rank) for rank in range(ranks)])
     files[STATE] = write(partial / STATE, [plain.encode(snapshot.state)])
-    Manifest(ranks, files).write(partial)
+    Manifest(ranks, files, snapshot.checks).write(partial)
     flush_folder(partial)
     place(partial, final)
 
@@ -113,6 +115,12 @@ def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
+            f"{final.parent.absolute()} as rank 0 has made it. All ranks save into one folder: on several machines it "
+            "must be on a disk that they share (train with --out there). Earlier checkpoints are untouched."
+        )
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return (
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "

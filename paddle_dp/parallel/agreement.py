@@ -1,30 +1,61 @@
-"""Do the ranks still hold the same model? Digests of the bits, compared; and gradients that only some ranks have."""
+"""Do the ranks still hold the same model, and is all of it finite? Digests of the bits, compared over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ctypes
+import zlib
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 
+import numpy as np
 import paddle
 
-from paddle_dp.errors import DivergenceError
+from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.finite import not_finite
 
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _CYCLE = 8191
 _RUN = 128 * _CYCLE  # elements at once: the digest of a large tensor must not take a multiple of its memory
+_LANES = 1021  # a prime: rows of a matrix that change places change lanes, too
 Named = Iterable[tuple[str, paddle.Tensor]]
+Digest = tuple[int, int]
 
 
 def has_gradient(parameter: paddle.Tensor) -> bool:
     return parameter.grad is not None
 
 
-def digest(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Two int64 sums [2] over the tensor's bits: plain, and weighted by position. Stays on the device.
+def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
+    """Two numbers for each tensor, from all of its bits; read from the device at once.
 
-    Equal bits give equal digests; one changed, or two swapped, elements change them.
+    Equal bits give equal digests; one changed, or two swapped, elements change them. On a CPU the memory is read once,
+    where it lies, at the speed of a sum (tools/check_cost.py shows the price beside that of a checkpoint).
     """
-    flat = tensor.detach().flatten()
+    tensors = [tensor.detach() for tensor in tensors]
+    if all(tensor.place.is_cpu_place() for tensor in tensors):
+        return [_of_memory(tensor) for tensor in tensors]
+    found = paddle.stack([_on_device(tensor) for tensor in tensors]).tolist()
+    return [(plain, weighted) for plain, weighted in found]
+
+
+def _of_memory(tensor: paddle.Tensor) -> Digest:
+    """Eight bytes a word, the words added up in lanes: a checksum of the lanes, and one of the bytes that are left."""
+    tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+    size = tensor.size * tensor.element_size()
+    if not size:
+        return 0, 0
+    # Tensor.numpy() copies, which takes ten times as long as the sums.
+    memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
+    row = 8 * _LANES
+    whole = size // row * row
+    lanes = memory[:whole].view(np.uint64).reshape(-1, _LANES).sum(0, dtype=np.uint64)
+    return zlib.crc32(lanes.tobytes()), zlib.crc32(memory[whole:].data)
+
+
+def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Two int64 sums [2] over the tensor's bits: plain, and weighted by position. Stays on the device."""
+    flat = tensor.flatten()
     bits = flat.view(_AS_INTEGERS[flat.element_size()]) if flat.size else flat
     weights = paddle.arange(1, min(bits.size, _RUN) + 1, dtype="int64") % _CYCLE + 1
     found = paddle.zeros([2], "int64")
@@ -34,36 +65,101 @@ def digest(tensor: paddle.Tensor) -> paddle.Tensor:
     return found
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A tensor of which other ranks may hold copies: those with the same name and the same part of it.
+
+    `part` is the seat on the tensor axis for a slice, -1 for a whole tensor.
+    """
+
+    name: str
+    tensor: paddle.Tensor
+    part: int = -1
+
+
+def copy_of(name: str, tensor: paddle.Tensor, parameter: paddle.Tensor, mesh: Mesh) -> Copy:
+    """A parameter, or an optimizer's state of it: cut as the parameter is, where it has the parameter's shape."""
+    is_slice = hasattr(parameter, "cut") and tensor.shape == parameter.shape
+    return Copy(name, tensor, mesh.seats["tensor"] if is_slice else -1)
+
+
 def check_equal(named: Named, mesh: Mesh, when: str) -> None:
     """Raises DivergenceError, naming tensor and rank, unless ranks that hold the same tensor hold the same bits.
 
-    Collective. Tensors of one name are the same unless they are parts of it: then they are where the tensor seats are.
+    Collective.
     """
-    if mesh.ranks == 1:
+    _compare([copy_of(name, tensor, tensor, mesh) for name, tensor in named], {}, mesh, when)
+
+
+def check_sound(
+    copies: Iterable[Copy], own: Named, mesh: Mesh, when: str, excused: Container[str] = ()
+) -> None:
+    """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `own` are finite and
+    ranks that hold copies of one tensor hold the same bits. Collective, and the same error on every rank.
+
+    `own` is what each rank may have for itself, such as buffers; what is `excused` need not be finite.
+    """
+    copies = list(copies)
+    bad = not_finite([*((copy.name, copy.tensor) for copy in copies), *own])
+    _compare(copies, {name: what for name, what in bad.items() if name not in excused}, mesh, when)
+
+
+def _compare(copies: list[Copy], bad: dict[str, str], mesh: Mesh, when: str) -> None:
+    """One exchange of a line for each tensor."""
+    held = []
+    if mesh.ranks > 1:
+        found = digests(copy.tensor for copy in copies)
+        held = [[copy.name, copy.part, *sums] for copy, sums in zip(copies, found, strict=True)]
+    rows = mesh.gather([list(bad.items()), held])
+    _refuse_not_finite([row[0] for row in rows], when)
+    _refuse_different([row[1] for row in rows], when)
+
+
+def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
+    """`rows`: for each rank, its bad tensors with what they hold."""
+    holders: dict[str, list[int]] = {}
+    held: dict[str, str] = {}
+    for rank, row in enumerate(rows):
+        for name, what in row:
+            holders.setdefault(name, []).append(rank)
+            held.setdefault(name, what)
+    if not holders:
         return
-    named = list(named)
-    digests = paddle.stack([digest(tensor) for _, tensor in named]).tolist() if named else []
-    seat = mesh.seats["tensor"]
-    held = [
-        [name, seat if hasattr(tensor, "cut") else -1, *sums]
-        for (name, tensor), sums in zip(named, digests, strict=True)
-    ]
-    first: dict[tuple[str, int], tuple[int, list[int]]] = {}
-    differing = []
-    for rank, rows in enumerate(mesh.gather(held)):
-        for name, part, *sums in rows:
-            owner, theirs = first.setdefault((name, part), (rank, sums))
-            if theirs != sums:
-                differing.append((rank, name, owner))
-    if differing:
-        rank, name, owner = differing[0]
-        others = len({name for _, name, _ in differing}) - 1
-        raise DivergenceError(
-            f"{when}: rank {rank} holds other values than rank {owner} in '{name}'"
-            f"{f' (and {others} more)' if others else ''}. Every rank must start "
-            "from equal weights and take equal updates. Is a parameter changed, or random, on one rank only? "
-            "The newest checkpoint before this is still good."
-        )
+    name, ranks = next(iter(holders.items()))
+    who = f" on {_ranks(ranks)}" if len(rows) > 1 else ""
+    raise NotFiniteError(f"{when}: '{name}' is not finite{who}: {held[name]}{_more(len(holders))}.")
+
+
+def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
+    """`rows`: for each rank, its tensors' names, parts and digests."""
+    seen: dict[tuple[str, int], dict[Digest, list[int]]] = {}
+    for rank, row in enumerate(rows):
+        for name, part, plain, weighted in row:
+            seen.setdefault((str(name), int(part)), {}).setdefault((int(plain), int(weighted)), []).append(
+                rank
+            )
+    differing = [(name, list(groups.values())) for (name, _), groups in seen.items() if len(groups) > 1]
+    if not differing:
+        return
+    name, groups = differing[0]
+    most = max(groups, key=len)  # the first of those that are as many
+    others = sorted(rank for group in groups if group is not most for rank in group)
+    holds = "holds" if len(others) == 1 else "hold"
+    raise DivergenceError(
+        f"{when}: {_ranks(others)} {holds} other values than rank {most[0]} in '{name}'"
+        f"{_more(len({name for name, _ in differing}))}. Every rank must start from equal weights and take equal "
+        "updates. Is something changed, or random, on one rank only?"
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    """«rank 2», «ranks 0, 1, 2», «ranks 0, 1, 2, 3, … (64 of them)»."""
+    some = ", ".join(map(str, ranks[:8])) + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {some}"
+
+
+def _more(count: int) -> str:
+    return f" (and {count - 1} more)" if count > 1 else ""
 
 
 def check_gradients(

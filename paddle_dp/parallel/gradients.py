@@ -28,6 +28,11 @@ def _wide(gradient: paddle.Tensor) -> paddle.Tensor:
     return gradient if gradient.dtype == paddle.float32 else gradient.astype("float32")
 
 
+def sum_of_squares(tensor: paddle.Tensor) -> paddle.Tensor:
+    """The sum of the squares of a tensor of any floating dtype, on the device; not finite where a number is not."""
+    return _squares(_wide(tensor))
+
+
 def scale(parameters: Iterable[paddle.Tensor], factor: float) -> None:
     """Multiplies every gradient by `factor`, in place."""
     with paddle.no_grad():

@@ -16,7 +16,6 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.agreement import check_equal
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.sharding import Shards
 
@@ -90,9 +89,6 @@ class HybridLearner(Learner):
     def state(self) -> dict[str, paddle.Tensor]:
         """What of the model lies on this rank between updates, under whole-model names."""
         return {name: tensor for name, tensor in super().state().items() if self._holds(tensor)}
-
-    def check(self, when: str) -> None:
-        check_equal([(name, p) for name, p in self.named_parameters() if self._holds(p)], self.mesh, when)
 
     def _holds(self, tensor: paddle.Tensor) -> bool:
         return self.shards is None or self.shards.holds(tensor)

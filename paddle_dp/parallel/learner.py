@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,13 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
+from paddle_dp.errors import NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.agreement import check_equal, check_gradients
+from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.counting import Loss, total_and_count
+from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.rate import Rate
 
@@ -40,6 +43,9 @@ class Learner:
     averaged: int = 1
     find_unused: bool = False
     observed: dict[str, float] = field(default_factory=dict)
+    faulty_gradients: dict[str, str] = field(
+        default_factory=dict
+    )  # at the last observed update; name: what it holds
 
     def __post_init__(self) -> None:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
@@ -51,11 +57,13 @@ class Learner:
         self._exchange_checked = self.mesh.ranks == 1
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
+        self._excused = self._never_finite()
 
     def train_batch(self, batch: Batch, observe: bool = False) -> None:
         """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
 
-        Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged.
+        Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged,
+        NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
         count = self.global_count(batch)
         seen = self._learn(batch, count, observe)
@@ -140,9 +148,30 @@ class Learner:
                 mean = self.mesh.sum_tensor(statistic.astype("float32").clone()) / self.mesh.ranks
                 statistic.set_value(mean.astype(statistic.dtype))
 
-    def check(self, when: str) -> None:
-        """Raises DivergenceError unless all ranks hold bit-equal parameters. Collective."""
-        check_equal(self.named_parameters(), self.mesh, when)
+    def check(self, when: str, states: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]] = ()) -> None:
+        """Raises NotFiniteError unless every number of the model is finite, DivergenceError unless ranks that hold
+        the same parameter hold the same bits. Collective. `states` are tensors of the optimizer to look at as well:
+        name, tensor, parameter.
+        """
+        parameters = [(name, p) for name, p in self.named_parameters() if self._holds(p)]
+        copies = [copy_of(name, p, p, self.mesh) for name, p in parameters]
+        copies += [copy_of(name, tensor, parameter, self.mesh) for name, tensor, parameter in states]
+        check_sound(copies, self._buffers(), self.mesh, when, self._excused)
+
+    def _holds(self, tensor: paddle.Tensor) -> bool:
+        """Whether the tensor is here between updates."""
+        return True
+
+    def _buffers(self) -> list[tuple[str, paddle.Tensor]]:
+        """This rank's running statistics and buffers under their whole-model names."""
+        parameters = {id(p) for _, p in self.named_parameters()}
+        return [(name, tensor) for name, tensor in self.state().items() if id(tensor) not in parameters]
+
+    def _never_finite(self) -> set[str]:
+        """What nobody trains and is not finite from the beginning, such as a mask of minus infinities."""
+        statistics = {id(t) for t in self._statistics.values()}
+        frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
+        return set(not_finite(frozen + [(n, t) for n, t in self._buffers() if id(t) not in statistics]))
 
     def _forward(self, micro: Micro) -> tuple[Any, paddle.Tensor]:
         with self.mixed.context():
@@ -177,7 +206,14 @@ class Learner:
         finite = bool(paddle.isfinite(self.gradient_norm()).item())
         if finite:
             gradients.scale(self.trainable, factor)
-        return self.mixed.scale.accept(finite)
+        usable = self.mixed.scale.accept(finite)
+        if self.mixed.scale.hopeless:  # on all ranks alike: they have the same gradients
+            raise NotFiniteError(
+                f"the gradients of {self.mixed.scale.running} updates running are not finite, and the loss scale is 1 "
+                "already: the model has learned nothing from them. Its numbers do not fit into float16: try "
+                "train.precision=bfloat16 or float32."
+            )
+        return usable
 
     def _numbers(self, outputs: Any, total: paddle.Tensor, micro: Micro) -> dict[str, float]:
         """This micro's sums, by name; a ghost has the same names, with nothing in them."""
@@ -189,7 +225,16 @@ class Learner:
 
     def _observe(self, seen: list[dict[str, float]], count: Any) -> None:
         sums = {name: sum(row[name] for row in seen) / float(count) for name in seen[0]}
-        self.observed = {**sums, "gradient_norm": number(self.gradient_norm())}
+        norm = number(self.gradient_norm())
+        self.observed = {**sums, "gradient_norm": norm}
+        # Under a loss scale an overflow is no fault: that update is left out.
+        faulty = not math.isfinite(norm) and self.mixed.scale is None
+        self.faulty_gradients = self._faulty_gradients() if faulty else {}
+
+    def _faulty_gradients(self) -> dict[str, str]:
+        """This rank's gradients that are not finite, and what they hold."""
+        named = self.named_parameters(trainable=True)
+        return not_finite((name, p.grad) for name, p in named if p.grad is not None)
 
     def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Keeps gradients to this rank while more micros come; the last one of a batch exchanges them all."""

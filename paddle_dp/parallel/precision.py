@@ -13,6 +13,7 @@ from paddle_dp.parallel.rounding import Rounder
 from paddle_dp.recipe import Precision
 
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
+HOPELESS = 50  # from 65536, a scale has come down to 1 after 16
 
 
 class LossScale:
@@ -24,15 +25,22 @@ class LossScale:
 
     def __init__(self, scale: float):
         self.scale, self.good, self.skipped = scale, 0, 0
+        self.running = 0  # updates left out one after another
 
     def accept(self, finite: bool) -> bool:
         """Takes note of one update's gradients and returns whether they may be used."""
         self.good = self.good + 1 if finite else 0
+        self.running = 0 if finite else self.running + 1
         if not finite:
             self.scale, self.skipped = max(self.scale * SHRINK, 1.0), self.skipped + 1
         elif self.good == GROW_EVERY:
             self.scale, self.good = self.scale * GROW, 0
         return finite
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many updates were left out, one after another, that no smaller scale would help."""
+        return self.running >= HOPELESS and self.scale == 1.0
 
     def state(self) -> dict[str, Any]:
         return {"scale": self.scale, "good": self.good, "skipped": self.skipped}

@@ -19,7 +19,8 @@ class Config:
     `sync_batch_norm`: BatchNorm over the samples of all ranks.
     `init`: equal initial weights by sending rank 0's (`broadcast`), or by drawing them from one seed (`seed`).
     `recompute`: what backward computes again instead of keeping it.
-    `check_every`: how often the ranks compare the bits of their weights; null for at the start and the end only."""
+    `check_every`: how often all weights are looked at: are they finite, and the same bits on all ranks? null for at
+    the start, the end and saves only."""
 
     bucket: Bytes = Bytes.parse("25 MB")
     last_bucket: Bytes = Bytes.parse("1 MB")
@@ -42,7 +43,7 @@ class DataParallel:
 
     @property
     def check_every(self) -> Every | None:
-        return self.config.check_every if self.mesh.ranks > 1 else None
+        return self.config.check_every
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""

@@ -27,7 +27,8 @@ class Config:
     `offload`: between updates optimizer states wait in host memory (GPU only).
     `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the tokens.
     `recompute`: what backward computes again instead of keeping it.
-    `check_every`: how often ranks that hold the same weights compare their bits."""
+    `check_every`: how often all weights are looked at: are they finite, and the same bits on ranks that hold the same?
+    null for at the start, the end and saves only."""
 
     data: Positive | Literal["auto"] = "auto"
     tensor: Positive = 1
@@ -115,7 +116,7 @@ class Hybrid:
 
     @property
     def check_every(self) -> Every | None:
-        return self.config.check_every if self.mesh.ranks > 1 else None
+        return self.config.check_every
 
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""

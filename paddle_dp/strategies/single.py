@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`recompute`: what backward computes again instead of keeping it."""
+    """`recompute`: what backward computes again instead of keeping it.
+    `check_every`: how often all weights are looked at: are they finite? null for at the start, the end and
+    saves only."""
 
     recompute: Recompute = Recompute.parse("none")
+    check_every: Every | None = Every.parse("100 steps")
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more ranks than one, before any of them starts."""
@@ -41,7 +44,7 @@ class Single:
 
     @property
     def check_every(self) -> Every | None:
-        return None
+        return self.config.check_every
 
     def place(self, task: Task) -> Learner:
         from paddle_dp.parallel import place_whole

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+
+def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """Standard JSON, which has no NaN and no infinity: such a number is null, and `not_finite` says what it was."""
+    strange = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
+    if strange:
+        content = {**content, **dict.fromkeys(strange), "not_finite": strange}
+    separators = (", ", ": ") if indent is None else None
+    return json.dumps(content, allow_nan=False, indent=indent, separators=separators) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +31,11 @@ class Evaluation:
     samples: int
     confusion: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
+
+    @property
+    def not_finite(self) -> list[str]:
+        """The names of the numbers that are NaN or infinite."""
+        return [name for name, value in self.numbers.items() if not math.isfinite(value)]
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall, F1 and support of each class, 0 where nothing was there (as scikit-learn does)."""

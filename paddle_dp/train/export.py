@@ -13,7 +13,7 @@ import paddle
 
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.data.sample import read_sample
-from paddle_dp.errors import ExportError, UsageError
+from paddle_dp.errors import ExportError, NotFiniteError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
 from paddle_dp.train import onnx, program
@@ -60,6 +60,7 @@ def _fill(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     model, found = _trained(recipe, options.get("checkpoint") or "newest")
     inputs = program.batches(_samples(dataset), lambda batch: program.outputs(model, batch))
     wanted = [program.outputs(model, batch) for batch in inputs]
+    program.insist_on_numbers(wanted)
     shape = program.write(model, inputs, folder)
     parity = {"program": program.compare(program.load(folder), inputs, wanted, TOLERANCE)}
     if options.get("onnx"):
@@ -88,6 +89,12 @@ def _trained(recipe: Recipe, which: str) -> tuple[paddle.nn.Layer, Checkpoint]:
     learner = learner_of(recipe, mesh)
     found = find_checkpoint(recipe.folder, which, mesh)
     load_model(found, learner)
+    try:
+        learner.check(f"{found.folder} cannot be exported")
+    except NotFiniteError as error:
+        raise ExportError(
+            f"{error} Nothing was written: name an earlier checkpoint with --checkpoint."
+        ) from None
     learner.model.eval()
     return learner.model, found
 

@@ -50,6 +50,18 @@ def outputs(model: nn.Layer, inputs: Array) -> list[Array]:
     return [np.asarray(t.numpy()) for t in paddle.utils.flatten(answer) if isinstance(t, paddle.Tensor)]
 
 
+def insist_on_numbers(answers: Sequence[list[Array]]) -> None:
+    """Raises ExportError when the model's own outputs are not finite: nothing can be shown to equal them."""
+    for answer in answers:
+        for array in answer:
+            if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+                sample = int(np.argwhere(~finite)[0][0]) if array.ndim else 0
+                raise ExportError(
+                    f"the model's outputs are not finite (held-out sample {sample} is the first), so nothing was "
+                    "written: export another checkpoint, or look at the data."
+                )
+
+
 def batches(samples: Array, call: Call) -> list[Array]:
     """Real samples as one batch, one sample alone, and, where the model takes it, texts of half the length."""
     found = [samples, samples[:1]]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from paddle_dp.train.evaluation import Evaluation
+from paddle_dp.train.evaluation import Evaluation, as_json
 
 
 def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
@@ -23,4 +22,4 @@ def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> Non
         name, support = row["class"], row["support"]
         print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
     content = {"checkpoint": checkpoint.name, "samples": found.samples, **found.numbers, "per_class": rows}
-    (folder / "evaluation.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "evaluation.json").write_text(as_json(content, indent=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.checkpoint import Checkpoint, Piece, Snapshot
+from paddle_dp.checkpoint import Checkpoint, Checks, Piece, Snapshot
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, piece
@@ -19,11 +19,24 @@ from paddle_dp.train.run import Run
 FORMAT = 1
 
 
-def snapshot(learner: Learner, progress: Progress, run: Run, loader: Loader) -> Snapshot:
-    """What this rank brings to a checkpoint: its slices, and what it is the first to hold. Collective."""
-    learner.meet()
+def snapshot(
+    learner: Learner, progress: Progress, run: Run, loader: Loader, checks: Checks | None = None
+) -> Snapshot:
+    """What this rank brings to a checkpoint: its slices, and what it is the first to hold. The learner's running
+    statistics have met, and `checks` says what was looked at."""
     tensors = pieces(learner) | optimizer_pieces(learner)
-    return Snapshot(tensors=tensors, state=_state(learner, progress, run, loader), own={"rng": rng_state()})
+    state = _state(learner, progress, run, loader)
+    return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)
+
+
+def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
+    """The optimizer's tensors on this rank: name, tensor, and the parameter that it is a state of.
+
+    To be called, and used, within `learner.states_at_hand()`.
+    """
+    named = dict(learner.named_parameters())
+    tensors = optimizer_tensors(learner.optimizer, named.items())
+    return [(name, tensor, named[_parameter(name)]) for name, tensor in tensors.items()]
 
 
 def pieces(learner: Learner) -> dict[str, Piece]:
@@ -33,10 +46,9 @@ def pieces(learner: Learner) -> dict[str, Piece]:
 
 def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
     """The optimizer's state of the parameters that this rank is the one to save."""
-    named = dict(learner.named_parameters())
     with learner.states_at_hand():
-        tensors = optimizer_tensors(learner.optimizer, named.items())
-        return _owned(learner, {name: (tensor, named[_parameter(name)]) for name, tensor in tensors.items()})
+        states = optimizer_states(learner)
+        return _owned(learner, {name: (tensor, parameter) for name, tensor, parameter in states})
 
 
 def _owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:

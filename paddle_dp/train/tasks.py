@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import NotFiniteError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe, write_recipe
 
@@ -47,3 +47,8 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         evaluation = evaluate_all(learner, test_loader, mesh)
     if mesh.is_first:
         report(evaluation, found.folder, recipe.folder, mesh.ranks)
+    if evaluation.not_finite:
+        numbers = ", ".join(f"{name} {evaluation.numbers[name]}" for name in evaluation.not_finite)
+        raise NotFiniteError(
+            f"the evaluation of {found.folder} gives {numbers}: its weights or the data are broken."
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
-from paddle_dp.checkpoint import Checkpoint, Snapshot
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
 from paddle_dp.data import Batch, Loader
-from paddle_dp.errors import LossError, UsageError
+from paddle_dp.errors import DivergenceError, NotFiniteError, PaddleDPError, UsageError
 from paddle_dp.parallel import Learner
-from paddle_dp.train import state
+from paddle_dp.train import blame, state
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.evaluation import Evaluation
@@ -47,6 +48,7 @@ class Trainer(FromPython):
         self.callbacks, self.check_every = tuple(sorted(callbacks, key=lambda c: c.reads)), check_every
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
+        self.sound: int | None = None  # the last step after which the weights were looked at, and were good
         self.meter = Meter(self.mesh)
         self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
 
@@ -63,8 +65,9 @@ class Trainer(FromPython):
         self.total_steps = self.until.steps(self.loader.batches)
         try:
             self.tell("start")
+            self.check("before the first update", states=True)
             self._train()
-            self.learner.check("at the end of the training")
+            self.check("at the end of the training")
             self.tell("end")
         except BaseException as error:
             self._tell_failed(error)
@@ -80,17 +83,40 @@ class Trainer(FromPython):
     def evaluate(self) -> Evaluation:
         """Evaluates on every held-out sample and tells the callbacks. Collective.
 
-        Raises UsageError when the run has nothing held out.
+        Raises UsageError when the run has nothing held out, NotFiniteError, once they have heard of it, when a number
+        of the evaluation is NaN or infinite.
         """
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         found = evaluate(self.learner, self.run.test_loader, self.mesh)
         self.tell("evaluated", found.numbers, found)
+        if found.not_finite:
+            self._explain_evaluation(found)
         return found
 
+    def check(self, when: str, states: bool = False) -> None:
+        """Raises NotFiniteError unless all weights are finite, DivergenceError unless ranks that hold the same weights
+        hold the same bits; with `states`, so for the optimizer's states. Collective, and the same error on every rank.
+
+        The message says which tensor, on which rank, until when all was good, and which checkpoint to go back to.
+        """
+        try:
+            with self.learner.states_at_hand() if states else nullcontext():
+                self.learner.check(when, state.optimizer_states(self.learner) if states else ())
+        except (DivergenceError, NotFiniteError) as error:
+            raise self._explained(error) from None
+        self.sound = self.progress.step
+
     def snapshot(self) -> Snapshot:
-        """What this rank brings to a checkpoint. Collective: running statistics meet first."""
-        return state.snapshot(self.learner, self.progress, self.run, self.loader)
+        """What this rank brings to a checkpoint. Collective: running statistics meet first.
+
+        Raises NotFiniteError or DivergenceError, as `check` does, instead of handing over what is not good.
+        """
+        self.learner.meet()
+        step = self.progress.step
+        self.check(f"before the checkpoint of step {step}, which was not written", states=True)
+        checks = Checks(agreed=True, finite=True, step=step)
+        return state.snapshot(self.learner, self.progress, self.run, self.loader, checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint: bitwise on as many ranks as saved it, exactly counted on any other number."""
@@ -118,11 +144,11 @@ class Trainer(FromPython):
         due = [callback for callback in self._steppers if callback.due_at_step(step)]
         observe = any(callback.reads for callback in due)
         rate = self.learner.optimizer.get_lr() if observe else 0.0
-        self.learner.train_batch(batch, observe)
+        self._learn(batch, observe)
         self.progress = self.progress.advance(batch.samples)
         self.meter.add(batch.samples, batch.waited)
         if self.check_every is not None and self.check_every.due_at_step(step):
-            self.learner.check(f"after step {step}")
+            self.check(f"after step {step}")
         if due:
             numbers = self._numbers(rate, batch) if observe else {}
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
@@ -130,20 +156,80 @@ class Trainer(FromPython):
                 with nullcontext() if callback.reads else self.meter.paused():
                     callback.step(moment)
 
+    def _learn(self, batch: Batch, observe: bool) -> None:
+        try:
+            self.learner.train_batch(batch, observe)
+        except NotFiniteError as error:
+            raise self._explained(error) from None
+
     def _numbers(self, rate: float, batch: Batch) -> dict[str, float]:
-        """The update just done, in global numbers. Collective. Raises LossError when the loss is not finite."""
-        seen = dict(self.learner.observed)
+        """The update just done, in global numbers. Collective. Raises NotFiniteError when the loss or a gradient is
+        not finite; on every rank, whoever has seen it.
+        """
+        seen, scale = dict(self.learner.observed), self.learner.mixed.scale
         norm = seen.pop("gradient_norm")
-        numbers = dict(zip(seen, self.mesh.sum(list(seen.values())), strict=True))
-        scale = self.learner.mixed.scale
+        overflow = not math.isfinite(norm) and scale is None  # with a loss scale, that update was left out
+        *sums, overflows = self.mesh.sum([*seen.values(), overflow])
+        numbers = dict(zip(seen, sums, strict=True))
         if not math.isfinite(numbers["loss"]):
-            raise LossError(
-                f"the loss is {numbers['loss']} at step {self.progress.step}: training cannot go on from here. A lower "
-                "schedule.peak, a longer schedule.warmup or optimizer.clip usually helps; --resume goes back to the "
-                "newest checkpoint."
-            )
+            self._refuse(f"the loss is {numbers['loss']} at step {self.progress.step}")
+        if overflows:
+            norms, faulty = zip(*self.mesh.gather([str(norm), self.learner.faulty_gradients]), strict=True)
+            first = next(((rank, *row) for rank, rows in enumerate(faulty) for row in rows.items()), None)
+            who = f": that of '{first[1]}' has {first[2]} on rank {first[0]}" if first else ""
+            worst = next((word for word in norms if not math.isfinite(float(word))), norms[0])
+            self._refuse(f"the gradient norm is {worst} at step {self.progress.step}{who}")
         numbers |= {"lr": rate, "gradient_norm": norm, **self.meter.read(batch)}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Ends the training for a number that is none; the error says what may help. Collective."""
+        raise self._explained(
+            NotFiniteError(
+                f"{what}: training cannot go on from here. A lower schedule.peak, a longer schedule.warmup or "
+                "optimizer.clip usually helps."
+            )
+        )
+
+    def _explain_evaluation(self, found: Evaluation) -> NoReturn:
+        """Raises NotFiniteError for an evaluation with numbers that are none: by the weights, or by its data."""
+        self.check(f"by the evaluation after step {self.progress.step}")
+        loader = self.run.test_loader
+        assert loader is not None
+        why = blame.bad_sample(loader, range(1, loader.batches + 1), self.mesh, "held-out")
+        numbers = ", ".join(f"{name} {found.numbers[name]}" for name in found.not_finite)
+        raise NotFiniteError(
+            f"the evaluation after step {self.progress.step} gives {numbers}, though all weights are finite. "
+            f"{why or 'Look at the loss, its scores and the held-out data.'} {self._last_good()}"
+        )
+
+    def _explained(self, error: PaddleDPError) -> PaddleDPError:
+        """The same error, saying too until when all was good, which sample may have done it, and what to go back to.
+
+        Collective.
+        """
+        step, words = self.progress.step, [str(error)]
+        if self.sound is not None and self.sound < step:
+            words.append(f"All was good after step {self.sound}, when it was last looked at.")
+        if isinstance(error, NotFiniteError):
+            self.loader.close()
+            first = step if self.sound is None or self.sound >= step else self.sound + 1
+            words.append(blame.bad_sample(self.loader, range(max(first, 1), step + 1), self.mesh))
+        return type(error)(" ".join(filter(None, [*words, self._last_good()])))
+
+    def _last_good(self) -> str:
+        """Which checkpoint to go back to, as the first rank sees the folder. Collective."""
+        folder, said = self.run.folder / "checkpoints", ""
+        if self.mesh.is_first:
+            again = "--resume" if self.run.recipe is not None else "resume=True"
+            if good := checkpoints.newest_good(folder):
+                said = f"The newest checkpoint that was found good is {good}: {again} goes on from it."
+            elif checkpoints.checkpoints(folder):
+                said = f"No checkpoint in {folder} was found good when it was saved."
+            else:
+                said = f"There is no checkpoint in {folder} to go back to."
+        self.mesh.wait("newest good checkpoint")
+        return str(self.mesh.gather(said)[0])
 
     def _tell_epoch(self) -> None:
         moment = Moment(name="epoch", progress=self.progress, trainer=self)

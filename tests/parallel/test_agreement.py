@@ -4,29 +4,58 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.agreement import digest
+from paddle_dp.parallel.agreement import _on_device, digests
+from paddle_dp.parallel.finite import not_finite
 from tests.ranks import run_ranks
 
 HERE = "tests/parallel/test_agreement.py"
 
 
+def digest(x):
+    """Both ways: of the memory, and by sums on the device."""
+    return (*digests([x])[0], *_on_device(x.detach()).tolist())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "bool"])
 def test_equal_bits_equal_digests(dtype):
     x = paddle.to_tensor([[1, 0, 3], [4, 5, 6]]).astype(dtype)
-    assert digest(x).tolist() == digest(x.clone()).tolist()
+    assert digest(x) == digest(x.clone())
 
 
-def test_one_changed_bit_and_two_swapped_elements_show():
-    x = paddle.arange(10000, dtype="float32")
+def test_parts_and_turned_tensors_have_the_digest_of_their_own_numbers():
+    x = paddle.randn([300, 64])
+    for part in (x[7:290], x[:, 3:50], x.transpose([1, 0])):
+        assert digests([part]) == digests([part.clone()]) == digests([paddle.to_tensor(part.numpy())])
+
+
+@pytest.mark.parametrize("size", [5, 10_000])  # bytes that are left over, and whole rows of lanes
+def test_one_changed_bit_and_two_swapped_elements_show(size):
+    x = paddle.arange(size, dtype="float32")
     changed, swapped = x.clone(), x.clone()
-    changed[7] = 7.0000005
-    swapped[8], swapped[9] = 9.0, 8.0
-    assert len({tuple(digest(t).tolist()) for t in (x, changed, swapped)}) == 3
-    assert digest(paddle.to_tensor([0.0])).tolist() != digest(paddle.to_tensor([-0.0])).tolist()
+    changed[3] = 3.0000002
+    swapped[2], swapped[4] = 4.0, 2.0
+    for found in zip(*map(digests, ([x], [changed], [swapped])), strict=True):
+        assert len(set(found)) == 3
+    assert len({tuple(_on_device(t).tolist()) for t in (x, changed, swapped)}) == 3
+    assert digest(paddle.to_tensor([0.0])) != digest(paddle.to_tensor([-0.0]))
+
+
+def test_rows_that_change_places_show():
+    x = paddle.randn([64, 2048])
+    assert digests([x]) != digests([paddle.concat([x[1:2], x[:1], x[2:]])])
 
 
 def test_an_empty_tensor_has_a_digest():
-    assert digest(paddle.zeros([0, 3])).tolist() == [0, 0]
+    assert digest(paddle.zeros([0, 3])) == (0, 0, 0, 0)
+
+
+def test_what_is_not_finite_is_counted_and_named():
+    good, large = paddle.ones([4]), paddle.full([4], 3e38)  # the squares overflow
+    bad = paddle.to_tensor([1.0, float("nan"), float("inf"), float("-inf")])
+    named = {"good": good, "large": large, "empty": paddle.zeros([0]), "whole": paddle.arange(3), "bad": bad}
+    assert not_finite(named.items()) == {"bad": "1 NaN, 2 inf of 4"}
+    for dtype in ("float64", "float16", "bfloat16"):
+        assert not_finite([("bad", bad.astype(dtype))]) == {"bad": "1 NaN, 2 inf of 4"}
 
 
 class Branches(nn.Layer):
