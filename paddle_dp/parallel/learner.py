@@ -168,10 +168,9 @@ class Learner:
         return [(name, tensor) for name, tensor in self.state().items() if id(tensor) not in parameters]
 
     def _never_finite(self) -> set[str]:
-        """What nobody trains and is not finite from the beginning, such as a mask of minus infinities."""
-        statistics = {id(t) for t in self._statistics.values()}
+        """What nobody trains and is infinite, but never NaN, from the beginning: a mask of minus infinities."""
         frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
-        return set(not_finite(frozen + [(n, t) for n, t in self._buffers() if id(t) not in statistics]))
+        return {name for name, held in not_finite(frozen + self._buffers()).items() if "NaN" not in held}
 
     def _forward(self, micro: Micro) -> tuple[Any, paddle.Tensor]:
         with self.mixed.context():
