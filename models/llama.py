@@ -28,8 +28,9 @@ def rotate(x: paddle.Tensor, base: float, start: int = 0) -> paddle.Tensor:
     The first half of a head is turned against the second, as in the weights published for transformers.
     """
     half = x.shape[-1] // 2
-    speeds = base ** (-paddle.arange(half, dtype="float32") / half)
-    where = paddle.arange(start, start + x.shape[1], dtype="float32")
+    wide = "float64" if x.dtype == paddle.float64 else "float32"
+    speeds = base ** (-paddle.arange(half, dtype=wide) / half)
+    where = paddle.arange(start, start + x.shape[1], dtype=wide)
     angles = (where.unsqueeze(-1) * speeds).unsqueeze(1)  # [t, 1, half]
     cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
     first, second = x.split(2, axis=-1)

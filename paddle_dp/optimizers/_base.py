@@ -37,7 +37,7 @@ class OptimizerConfig:
 
     def shared(self, learning_rate: Any, named_parameters: Named) -> dict[str, Any]:
         """The arguments that all take: rate, parameters, clip, float32 copies of weights in half precision."""
-        from paddle import float32
+        from paddle import bfloat16, float16
 
         parameters = [parameter for _, parameter in named_parameters]
         return {
@@ -45,7 +45,7 @@ class OptimizerConfig:
             "parameters": parameters,
             "grad_clip": self._clip(),
             # Asked of every parameter at every step, which costs a small model 50 µs: only where there are such.
-            "multi_precision": any(parameter.dtype != float32 for parameter in parameters),
+            "multi_precision": any(parameter.dtype in (float16, bfloat16) for parameter in parameters),
         }
 
     def decaying(self, named_parameters: Named) -> list[Tensor]:

@@ -67,6 +67,13 @@ class Engine(PipelineParallel):
         self.set_virtual_pipeline_rank(0)
         return x
 
+    def _broadcast_final_loss(self, *_: Any) -> None:
+        """Nothing: `Till` knows the loss of each micro, and nobody asks the other stages for it.
+
+        Fleet's own sends it to them as float32, or else takes it for float16 (3.3.1): in float64 the stages send and
+        receive different numbers of bytes, and wait for ever.
+        """
+
     def _begin(self, shapes: tuple[Any, ...]) -> None:
         """Takes up what the stages have told each other of such a batch's shapes; a new one's they will tell again.
 

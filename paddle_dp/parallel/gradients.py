@@ -8,7 +8,7 @@ import paddle
 
 
 def global_norm(parameters: Iterable[paddle.Tensor]) -> paddle.Tensor:
-    """The 2-norm over all gradients together, a 0-d float32 tensor on the device (0 when there are none)."""
+    """The 2-norm over all gradients together, 0-d and in float32 at least, on the device (0 when there are none)."""
     with paddle.no_grad():
         squares = [_squares(_wide(p.grad)) for p in parameters if p.grad is not None]
         return paddle.add_n(squares).reshape([]).sqrt() if squares else paddle.zeros([])
@@ -25,7 +25,7 @@ def _squares(gradient: paddle.Tensor) -> paddle.Tensor:
 
 
 def _wide(gradient: paddle.Tensor) -> paddle.Tensor:
-    return gradient if gradient.dtype == paddle.float32 else gradient.astype("float32")
+    return gradient if gradient.dtype in (paddle.float32, paddle.float64) else gradient.astype("float32")
 
 
 def sum_of_squares(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -33,7 +33,7 @@ def sum_of_squares(tensor: paddle.Tensor) -> paddle.Tensor:
     return _squares(_wide(tensor))
 
 
-def scale(parameters: Iterable[paddle.Tensor], factor: float) -> None:
+def scale(parameters: Iterable[paddle.Tensor], factor: float | paddle.Tensor) -> None:
     """Multiplies every gradient by `factor`, in place."""
     with paddle.no_grad():
         for parameter in parameters:

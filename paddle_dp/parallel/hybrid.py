@@ -67,7 +67,8 @@ class HybridLearner(Learner):
         first = seats["tensor"] == 0
         mine = [p for p in self.trainable if (first or hasattr(p, "cut")) and not seats["sequence"]]
         mine = [p for p in mine if getattr(p, "is_firstly_shared", True)]  # tied: one stage counts
-        squares = gradients.global_norm(mine).square().reshape([1])
+        # In float64 everywhere: a rank that counts nothing has no gradient to take the type from.
+        squares = gradients.global_norm(mine).astype("float64").square().reshape([1])
         return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
 
     @property

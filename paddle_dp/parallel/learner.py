@@ -65,6 +65,7 @@ class Learner:
         Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
+        batch = self.mixed.taken_batch(batch)
         count = self.global_count(batch)
         seen = self._learn(batch, count, observe)
         self._exchange()
@@ -103,12 +104,12 @@ class Learner:
 
     def global_count(self, batch: Batch) -> Any:
         """What the losses of this global batch are over, summed over micros and ranks: samples, unless the loss
-        counts otherwise (then a 0-d float32 tensor, one exchange)."""
+        counts otherwise (then a 0-d float64 tensor, one exchange)."""
         if self._count is None:
             return batch.samples
         counts = [self._count(micro.targets) for micro in batch.micros if micro.samples]
-        mine = paddle.zeros([]) + sum(
-            count.astype("float32") if hasattr(count, "astype") else count for count in counts
+        mine = paddle.zeros([], "float64") + sum(
+            count.astype("float64") if hasattr(count, "astype") else count for count in counts
         )
         return self.mesh.sum_tensor(mine) * (self.mesh.readers / self.mesh.ranks)
 

@@ -79,7 +79,7 @@ class StretchLoss:
         """The loss's scores over whole samples."""
         found = self.loss.scores(outputs, stretch(targets, self.group))
         share = 1 if hasattr(self, "count") else self.group.nranks
-        return {name: self._added(value.astype("float32") / share) for name, value in found.items()}
+        return {name: self._added(value.astype("float64") / share) for name, value in found.items()}
 
     def _added(self, value: paddle.Tensor) -> paddle.Tensor:
         """The sum over the seats; its gradient is each seat's own."""

@@ -13,7 +13,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.counting import Loss
 from paddle_dp.parallel.finished import give_parameters
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.precision import MixedPrecision
+from paddle_dp.parallel.precision import MixedPrecision, widen
 from paddle_dp.parallel.rate import check_taken
 from paddle_dp.recipe import Precision
 from paddle_dp.units import Every
@@ -26,6 +26,7 @@ class Task:
     """What is to be learned, before anything of it is placed on ranks.
 
     `optimizer` is finished, or a function of (learning rate, named parameters) for strategies that change them.
+    Under precision float64 the model is cast here, in place, before any strategy cuts it.
     """
 
     model: nn.Layer
@@ -33,6 +34,10 @@ class Task:
     optimizer: paddle.optimizer.Optimizer | OptimizerMaker
     schedule: paddle.optimizer.lr.LRScheduler | None = None
     precision: Precision = field(default_factory=Precision)
+
+    def __post_init__(self) -> None:
+        if self.precision.dtype == "float64":
+            widen(self.model)
 
 
 class Strategy(Protocol):

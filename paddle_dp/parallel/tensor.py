@@ -19,6 +19,7 @@ from paddle.distributed.fleet.layers.mpu import (
 )
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.precision import default_dtype
 from paddle_dp.parallel.streams import draw_own
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
@@ -100,10 +101,11 @@ class Cutter:
         if isinstance(whole, DROPOUTS):
             draw_own(whole, "forward")
             return whole
-        layer = self.kinds[0](
-            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
-            mp_group=self.group,
-        )  # fmt: skip
+        with default_dtype(whole.weight.dtype):
+            layer = self.kinds[0](
+                whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
+                mp_group=self.group,
+            )  # fmt: skip
         self._take(layer, "weight", whole.weight, 1)
         if whole.bias is not None:
             self._take(layer, "bias", whole.bias, 0)
@@ -111,10 +113,11 @@ class Cutter:
 
     def rows(self, whole: nn.Linear) -> nn.Layer:
         """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
-        layer = self.kinds[1](
-            whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, input_is_parallel=True,
-            mp_group=self.group,
-        )  # fmt: skip
+        with default_dtype(whole.weight.dtype):
+            layer = self.kinds[1](
+                whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None,
+                input_is_parallel=True, mp_group=self.group,
+            )  # fmt: skip
         self._take(layer, "weight", whole.weight, 0)
         if whole.bias is not None:
             layer.bias = whole.bias
@@ -123,7 +126,8 @@ class Cutter:
     def vocabulary(self, whole: nn.Layer) -> nn.Layer:
         """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(whole, nn.Embedding):
-            layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
+            with default_dtype(whole.weight.dtype):
+                layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
             self._take(layer, "weight", whole.weight, 0)
             return layer
         if isinstance(whole, nn.Linear):

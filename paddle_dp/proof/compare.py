@@ -16,6 +16,7 @@ from paddle_dp.checkpoint import find, load
 # another order differ by about 1e-7 a step; the low precisions round each product to 8 or 11 bits.
 TOLERANCE: Mapping[str, tuple[float, float, float]] = {
     "float32": (1e-5, 1e-4, 1e-4),
+    "float64": (1e-12, 1e-11, 1e-11),
     "float16": (2e-3, 2e-2, 1e-3),
     "bfloat16": (1e-2, 5e-2, 5e-3),
 }

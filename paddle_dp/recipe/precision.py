@@ -11,13 +11,14 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchem
 from paddle_dp.part import Owner, read_settings
 from paddle_dp.part.config import adapter
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """`dtype` of the products; `level` O1 (autocast) or O2 (low-precision weights with float32 masters); `scale`, the
-    initial loss scale of float16. In a recipe the dtype alone is enough: `precision: bfloat16`."""
+    """`dtype` of the products, or float64: of everything, from the same initial weights (for proofs; slow on a GPU).
+    `level` O1 (autocast) or O2 (low-precision weights with float32 masters); `scale`, the initial loss scale of
+    float16. In a recipe the dtype alone is enough: `precision: bfloat16`."""
 
     dtype: Dtype = "float32"
     level: Literal["O1", "O2"] = "O1"

@@ -27,6 +27,7 @@ class _Tally:
     confusion: np.ndarray | None = None
 
     def add(self, learner: Learner, micro: Any) -> None:
+        micro = learner.mixed.taken(micro)
         outputs = learner.predict(micro.inputs)
         if outputs is None or not micro.samples:  # they are on another stage; they are a ghost's
             return

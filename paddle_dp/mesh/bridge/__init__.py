@@ -30,6 +30,7 @@ too, because gloo has none.
 | _c_concat _c_split                                | no CPU kernel; c_split's gradient joins the wrong  | tensor_ops |
 |                                                   | dim on every device                                |            |
 | _c_softmax_with_cross_entropy                     | no CPU kernel                                      | tensor_ops |
+| _c_lookup_table                                   | float64: half the gradient is garbage              | tensor_ops |
 | broadcast_input_data (two modules)                | asserts a GPU                                      | gates      |
 | pp_layers.recompute_hybrid                        | asserts a GPU                                      | gates      |
 | parallel.ParallelEnv._device_id                   | AttributeError in PipelineLayer                    | gates      |

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def cross_entropy(
     logits: paddle.Tensor, label: paddle.Tensor, seats: Any, ignore_index: int = -100
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """The loss [..., 1] and this seat's columns of the softmax, computed in float32, in the type of `logits`.
+    """The loss [..., 1] and this seat's columns of the softmax, computed in float32 at least, in the type of `logits`.
 
     `logits` is [..., classes / seats], `label` [...] or [..., 1] with whole-model class numbers. Losses are exact also
     above 64, where Paddle's own are cut off.
@@ -25,14 +25,15 @@ def cross_entropy(
 
 
 def _place(label: paddle.Tensor, seats: Any, classes: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """The label's column on this seat [..., 1], and 1 where this seat holds it; another and 0 where it does not."""
+    """The label's column on this seat [..., 1], and whether this seat holds it; another column where not."""
     local = label.astype("int64") - seats.rank() * classes
-    here = (local >= 0).logical_and(local < classes).astype("float32")
+    here = (local >= 0).logical_and(local < classes)
     return local.clip(0, classes - 1), here
 
 
 @cache
 def _layer() -> Any:
+    import paddle
     from paddle.autograd import PyLayer
     from paddle.base import core
 
@@ -41,15 +42,17 @@ def _layer() -> Any:
 
         @staticmethod
         def forward(ctx: Any, logits: paddle.Tensor, label: paddle.Tensor, seats: Any, ignore: int) -> Any:
-            z, classes = logits.astype("float32"), logits.shape[-1]
+            wide = "float64" if logits.dtype == paddle.float64 else "float32"
+            z, classes = logits.astype(wide), logits.shape[-1]
             z = z - reduced(seats, z.max(-1, keepdim=True), core.ReduceOp.MAX)
-            column, here = _place(label, seats, classes)
+            column, held = _place(label, seats, classes)
+            here = held.astype(wide)
             score = reduced(seats, z.take_along_axis(column, -1, broadcast=False) * here)
             softmax = z.exp_()
             # sum() adds one number after another: over a million of them float32 is off by 1e-3.
-            total = reduced(seats, softmax.sum(-1, keepdim=True, dtype="float64")).astype("float32")
+            total = reduced(seats, softmax.sum(-1, keepdim=True, dtype="float64")).astype(wide)
             softmax.multiply_(1 / total)
-            counts = (label != ignore).astype("float32")
+            counts = (label != ignore).astype(wide)
             ctx.softmax, ctx.column, ctx.here, ctx.counts = softmax, column, here, counts
             ctx.dtype = logits.dtype
             loss = (total.log() - score) * counts
@@ -57,7 +60,7 @@ def _layer() -> Any:
 
         @staticmethod
         def backward(ctx: Any, of_loss: paddle.Tensor, *_: Any) -> paddle.Tensor:
-            each = ctx.counts * of_loss.astype("float32")
+            each = ctx.counts * of_loss.astype(ctx.softmax.dtype)
             gradient = ctx.softmax * each
             gradient.put_along_axis_(ctx.column, -each * ctx.here, -1, reduce="add", broadcast=False)
             return gradient.astype(ctx.dtype)

@@ -7,13 +7,13 @@ cross-entropy keeps each rank's columns of the logits to itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.mesh.bridge.collectives import gathered, reduced
 from paddle_dp.mesh.bridge.cross_entropy import cross_entropy
 from paddle_dp.mesh.bridge.library import process_group_of
-from paddle_dp.mesh.bridge.patch import Patch
+from paddle_dp.mesh.bridge.patch import Patch, look_up
 
 if TYPE_CHECKING:
     import paddle
@@ -131,7 +131,33 @@ def c_softmax_with_cross_entropy(
     return (loss, softmax) if return_softmax else loss
 
 
+def lookup_in(kept: Callable[..., Any]) -> Callable[..., Any]:
+    """`_c_lookup_table`: the rows [..., width] of class numbers [...] that this seat's table holds, else zeros.
+
+    The kernel's gradient of a float64 table is wrong on a CPU (3.3.1): it clears the first half only, as many bytes as
+    float32 would have, and adds to whatever lies in memory behind. There, ordinary embedding and a mask.
+    """
+
+    @wraps(kept)
+    def ours(table: paddle.Tensor, index: paddle.Tensor, start_index: int = 0, *rest: Any, **named: Any) -> Any:
+        import paddle
+        import paddle.nn.functional as F
+
+        if table.dtype != paddle.float64:
+            return kept(table, index, start_index, *rest, **named)
+        local, size = index - start_index, table.shape[0]
+        here = (local >= 0).logical_and(local < size).unsqueeze(-1)
+        return F.embedding(local.clip(0, size - 1), table) * here.astype(table.dtype)
+
+    return ours
+
+
 def patches() -> Iterator[Patch]:
+    mpu = "paddle.distributed.fleet.layers.mpu.mp_ops"
+    yield Patch(
+        owner=mpu, name="_c_lookup_table", value=lookup_in(look_up(mpu)._c_lookup_table),  # type: ignore[union-attr]
+        symptom="in float64 the gradient of half the table is what lay in memory",
+    )  # fmt: skip
     replaced: tuple[Callable[..., Any], ...] = (
         c_identity,
         mp_allreduce,
@@ -141,7 +167,6 @@ def patches() -> Iterator[Patch]:
     )
     for ours in replaced:
         symptom = f"{ours.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
-        mpu = "paddle.distributed.fleet.layers.mpu.mp_ops"
         yield Patch(owner=mpu, name=f"_{ours.__name__}", value=ours, symptom=symptom)
         # 2.6 calls some of them by a second name.
         yield Patch(
