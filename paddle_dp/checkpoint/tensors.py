@@ -41,7 +41,8 @@ def fill(
 ) -> None:
     """Gives a tensor the values of `name`, in place: all of it, or the box at `offset` of the tensor's shape.
 
-    A float32 tensor takes 16-bit floats, too, whose every value it holds: what precision level O2 kept on a GPU.
+    A float32 tensor takes 16-bit floats, too, whose every value it holds: what precision level O2 kept on a GPU. It
+    takes float64 rounded, and a float64 tensor takes float32: a run whose precision was changed between the two.
     Raises CheckpointError when the checkpoint's tensor is of another shape or of any other dtype.
     """
     shape = tuple(tensor.shape)
@@ -54,6 +55,9 @@ def fill(
     array = checkpoint.read(name, offset, shape)
     if wanted == "float32" and saved in ("bfloat16", "float16"):
         put(tensor, _widened(array, saved), name)
+        return
+    if {saved, wanted} == {"float32", "float64"}:
+        put(tensor, array.astype(wanted), name)
         return
     if saved != wanted:
         raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {wanted} in this model.")

@@ -29,11 +29,14 @@ class Widths:
     optimizer: int = 8
 
     @classmethod
-    def of(cls, optimizer: str, low: bool = False) -> Widths:
-        """Of a recipe's optimizer. `low`: weights and gradients in 2 bytes, and a copy of the weights in 4 (O2).
+    def of(cls, optimizer: str, low: bool = False, double: bool = False) -> Widths:
+        """Of a recipe's optimizer. `low`: weights and gradients in 2 bytes, and a copy of the weights in 4 (O2);
+        `double`: everything in 8 (float64).
 
         Raises KeyError for an optimizer that is not among `STATES`.
         """
+        if double:
+            return cls(parameter=8, gradient=8, optimizer=8 * STATES[optimizer])
         states = 4 * STATES[optimizer]
         return cls(parameter=2, gradient=2, optimizer=states + 4) if low else cls(optimizer=states)
 

@@ -49,7 +49,11 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
         split=getattr(strategy, "split", "uniform"),
         each=getattr(strategy, "each", 1),
         stage=getattr(strategy, "stage", 1),
-        widths=Widths.of(optimizer, low=precision.level == "O2" and precision.dtype != "float32"),
+        widths=Widths.of(
+            optimizer,
+            low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
+            double=precision.dtype == "float64",
+        ),
     )
 
 
@@ -83,7 +87,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=getattr(strategy, "sequence_parallel", False),
-        bytes=4 if recipe.train.precision.dtype == "float32" else 2,
+        bytes={"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2),
     )  # fmt: skip
     schedule: Any = getattr(strategy, "schedule", "1f1b")
     micros = waiting(schedule, degrees.pipeline, mine.seats["pipeline"], recipe.train.micros, layout.each)

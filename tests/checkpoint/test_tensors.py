@@ -69,3 +69,11 @@ def test_16_bit_floats_fill_a_float32_tensor_as_they_are(saved, dtype, shape):
     wide = paddle.zeros(shape)
     fill(wide, saved(tensor), "w")
     np.testing.assert_array_equal(wide.numpy(), tensor.astype("float32").numpy())
+
+
+@pytest.mark.parametrize(("kept", "wanted"), [("float64", "float32"), ("float32", "float64")])
+def test_a_run_may_change_between_float32_and_float64(saved, kept, wanted):
+    tensor = paddle.randn([5], dtype=kept)
+    other = paddle.zeros([5], wanted)
+    fill(other, saved(tensor), "w")
+    np.testing.assert_array_equal(other.numpy(), tensor.astype(wanted).numpy())

@@ -16,6 +16,7 @@ def test_widths_are_those_of_the_optimizer() -> None:
     assert Widths.of("adamw") == Widths(parameter=4, gradient=4, optimizer=8)
     assert Widths.of("momentum").optimizer == 4
     assert Widths.of("sgd").optimizer == 0
+    assert Widths.of("adamw", double=True) == Widths(parameter=8, gradient=8, optimizer=16)
     assert Widths.of("momentum", low=True) == Widths(parameter=2, gradient=2, optimizer=8)
 
 
