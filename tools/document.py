@@ -40,7 +40,7 @@ MEANINGS = {
     "loader.workers": "Processes that read ahead, for each rank; 0 reads in the rank itself.",
     "loader.prefetch": "How many batches they may be ahead.",
     "loader.timeout": "How long one sample may take before its worker counts as hung.",
-    "train.precision.dtype": "The number format of products and convolutions; `float64` is that of everything, for proofs.",
+    "train.precision.dtype": "The number format of products and convolutions; of everything if `float64`.",
     "train.precision.level": "`O1` computes in it where that is safe; `O2` also keeps weights in it.",
     "train.precision.scale": "The loss scale to begin with, for float16 only; it then adapts.",
 }

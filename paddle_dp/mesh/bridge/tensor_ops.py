@@ -139,7 +139,9 @@ def lookup_in(kept: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(kept)
-    def ours(table: paddle.Tensor, index: paddle.Tensor, start_index: int = 0, *rest: Any, **named: Any) -> Any:
+    def ours(
+        table: paddle.Tensor, index: paddle.Tensor, start_index: int = 0, *rest: Any, **named: Any
+    ) -> Any:
         import paddle
         import paddle.nn.functional as F
 
