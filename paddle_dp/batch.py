@@ -15,11 +15,13 @@ class Micro:
 
     `samples` is 0 for a *ghost*: the one sample that a reader without any gets, so that it can take its part
     in the collectives of the pass. Whatever a ghost's loss is, it has to be multiplied by zero.
+    `first` is the place of the first sample in the global batch; the others follow it.
     """
 
     inputs: Tensor
     targets: Tensor
     samples: int
+    first: int = 0
 
     @property
     def is_ghost(self) -> bool:
@@ -32,7 +34,7 @@ class Batch:
     """This rank's slice of global batch `index` of `epoch`, in micros.
 
     `samples` counts the *global* batch, over all ranks; `waited` is how many seconds the rank stood still for
-    it.
+    it. `seed` is what everything random in its update is drawn from, with (epoch, index) and places of samples.
     """
 
     micros: tuple[Micro, ...]
@@ -40,6 +42,7 @@ class Batch:
     index: int
     epoch: int
     waited: float = 0.0
+    seed: int = 0
 
     @property
     def mine(self) -> int:

@@ -36,6 +36,9 @@ MEANINGS = {
     "train.precision": "`float32`, `bfloat16`, `float16` or `float64`, or a mapping: see below.",
     "train.seed": "Where all randomness begins: weights, order of samples, augmentation, dropout.",
     "train.last": "The last batch of an epoch, when it is short: `keep` or `drop` it.",
+    "train.dropout": "`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). "
+    "`own`: each rank draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one "
+    "process.",
     "train.device": "`auto` takes a GPU for each rank when Paddle sees any.",
     "loader.workers": "Processes that read ahead, for each rank; 0 reads in the rank itself.",
     "loader.prefetch": "How many batches they may be ahead.",

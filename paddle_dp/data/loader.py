@@ -79,11 +79,19 @@ class Loader:
         source = self._source.read(epoch, start)
         for k in range(start, self.batches):
             begun = time.perf_counter()
+            size = self.share.size(k)
             micros = tuple(
-                Micro(paddle.to_tensor(inputs, place=place), paddle.to_tensor(targets, place=place), count)
-                for inputs, targets, count in next(source)
+                Micro(
+                    paddle.to_tensor(inputs, place=place),
+                    paddle.to_tensor(targets, place=place),
+                    count,
+                    first,
+                )
+                for (inputs, targets, count), (first, _) in zip(
+                    next(source), self.share.cuts(size), strict=True
+                )
             )
-            yield Batch(micros, self.share.size(k), k, epoch, time.perf_counter() - begun)
+            yield Batch(micros, size, k, epoch, time.perf_counter() - begun, self.share.seed)
 
     def close(self) -> None:
         """End the workers; a later `read` starts new ones."""

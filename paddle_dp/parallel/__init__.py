@@ -4,9 +4,9 @@ Nothing here reads data, writes files or knows what an epoch is. Which placement
 `strategies`; what the ranks are is `mesh`.
 """
 
-from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.strategy import Strategy, Task, place_whole
 from paddle_dp.recipe import Precision
 
-__all__ = ["Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole"]
+__all__ = ["Dropout", "Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -18,9 +18,12 @@ from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.counting import Loss, total_and_count
+from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.rate import Rate
+
+Dropout = Literal["exact", "own"]
 
 
 @dataclass(kw_only=True)
@@ -30,7 +33,7 @@ class Learner:
     The gradient of an update is the one-process gradient: with k micros and r ranks, each backward runs on
     total / (global count), and what meets is summed, for equal and for unequal shares alike.
     `placed` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange *averages* over
-    `averaged` ranks, which is undone by a factor.
+    `averaged` ranks, which is undone by a factor. `dropout`: `exact` draws the masks that one process draws.
     """
 
     model: nn.Layer
@@ -42,6 +45,7 @@ class Learner:
     mesh: Mesh
     averaged: int = 1
     find_unused: bool = False
+    dropout: Dropout = "exact"
     observed: dict[str, float] = field(default_factory=dict)
     faulty_gradients: dict[str, str] = field(
         default_factory=dict
@@ -58,6 +62,8 @@ class Learner:
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
         self._excused = self._never_finite()
+        number_elements(self.elements())
+        self._draws = Draws(exact=self.dropout == "exact")
 
     def train_batch(self, batch: Batch, observe: bool = False) -> None:
         """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
@@ -76,13 +82,15 @@ class Learner:
             self._step()
         self.optimizer.clear_grad(set_to_zero=False)
         self.rate.step()
+        self._draws.meet(self.mesh)
 
     def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
         """Forward and backward of every micro; with `observe`, the sums of each."""
         seen: list[dict[str, float]] = []
         for number, micro in enumerate(batch.micros, start=1):
             with nullcontext() if micro.samples else self._ghost(), self._quiet(number < len(batch.micros)):
-                outputs, total = self._forward(micro)
+                with self._draws.around(batch, micro, self.named_layers):
+                    outputs, total = self._forward(micro)
                 with self.mixed.again():
                     total.backward(self._weight(total, self._factor(micro, count)))
             if observe:
@@ -97,6 +105,21 @@ class Learner:
 
     def _step(self) -> None:
         self.optimizer.step()
+
+    def random_differences(self) -> list[str]:
+        """What draws random numbers in the model that are others on another number of ranks: a sentence for each.
+
+        Known after the first update, on every rank alike; empty before it.
+        """
+        return self._draws.differences()
+
+    def elements(self) -> dict[int, nn.Layer]:
+        """The model's ordered blocks that lie here, by their number; empty for a model without."""
+        return dict(enumerate(getattr(self.model, "blocks", ())))
+
+    def named_layers(self) -> list[tuple[str, nn.Layer]]:
+        """Every layer that lies here, under its whole-model name."""
+        return list(self.model.named_sublayers(include_self=True))
 
     def gradient_norm(self) -> paddle.Tensor:
         """The 2-norm over all gradients of the whole model, 0-d, once they have met."""

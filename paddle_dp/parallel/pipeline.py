@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.parallel.batch_norm import statistics
@@ -52,14 +53,14 @@ class PipelineLearner(HybridLearner):
     till: Till
     held: Held
     names: list[str] = field(default_factory=list)  # of the numbers that the last stage knows
-    micros: tuple[Micro, ...] = ()
+    batch: Batch | None = None  # that is being learned
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recorder = Recorder(self.mesh)
 
     def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
-        micros = self.micros = batch.micros
+        self.batch, micros = batch, batch.micros
         # Fleet divides each micro's loss by their number; the factor has that, and the global count, already in it.
         self.till.open(micros, [self._factor(micro, count) * len(micros) for micro in micros], observe)
         self.recorder.begin()
@@ -71,9 +72,16 @@ class PipelineLearner(HybridLearner):
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:
-        """Around each forward and backward: its time, and no trace of a ghost in running statistics."""
-        with self.recorder.span(work), nullcontext() if self.micros[work.micro].samples else self._ghost():
+        """Around each forward and backward: its time, its random numbers, no trace of a ghost in running statistics."""
+        assert self.batch is not None
+        micro = self.batch.micros[work.micro]
+        drawing = self._drawing(micro) if work.kind == "forward" else nullcontext()
+        with self.recorder.span(work), nullcontext() if micro.samples else self._ghost(), drawing:
             yield
+
+    def _drawing(self, micro: Micro) -> AbstractContextManager[Any]:
+        assert self.batch is not None
+        return self._draws.around(self.batch, micro, self.named_layers)
 
     def _seen(self) -> list[dict[str, float]]:
         """Each micro's sums where they count, and nothing, under the same names, everywhere else. Collective once."""
@@ -108,6 +116,15 @@ class PipelineLearner(HybridLearner):
         engine: Engine = self.placed
         with paddle.no_grad(), self.mixed.context():
             return engine.predict(inputs)
+
+    def elements(self) -> dict[int, nn.Layer]:
+        return self.held.blocks
+
+    def named_layers(self) -> list[tuple[str, nn.Layer]]:
+        blocks = self.held.blocks.items()
+        return [
+            found for n, block in blocks for found in block.named_sublayers(f"blocks.{n}", include_self=True)
+        ]
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
         """The parameters of this rank's stages under their whole-model names."""

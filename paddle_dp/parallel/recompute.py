@@ -1,7 +1,8 @@
 """Activations that forward does not keep, because backward computes them again: less memory, one more forward.
 
-By fleet's `recompute` (reentrant), which gives the second forward the random state of the first, so dropout draws the
-same masks: the gradients are those of the plain run, bit for bit.
+By fleet's `recompute` (reentrant), which gives the second forward the random state of the first and puts it back where
+the first one was (parallel.dropout), so dropout draws the same masks: the gradients are those of the plain run, bit for
+bit.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.dropout import within_part
 
 
 def along_sequence(model: nn.Layer, loss: Any, group: Any) -> tuple[nn.Layer, Any]:
@@ -42,6 +43,8 @@ def along_sequence(model: nn.Layer, loss: Any, group: Any) -> tuple[nn.Layer, An
         for name in layer.attends:
             setattr(layer, name, _over_heads(getattr(layer, name), group))
     blocks[0].forward = _dealt(blocks[0].forward, group)
+    for block in blocks[1:]:
+        block.forward = within_part(block.forward, "sequence", "tokens", group.rank, group.nranks)
     return model, StretchLoss(loss, group)
 
 
@@ -99,6 +102,8 @@ def _over_heads(attend: Callable[..., Any], group: Any) -> Callable[..., Any]:
 
     Its tensors, and its answer, are [n, t, heads · …] with whole heads beside each other.
     """
+
+    attend = within_part(attend, "sequence", "heads", group.rank, group.nranks)
 
     @functools.wraps(attend)
     def attended(*inputs: Any) -> paddle.Tensor:

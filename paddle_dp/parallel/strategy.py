@@ -12,7 +12,7 @@ from paddle import nn
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.counting import Loss
 from paddle_dp.parallel.finished import give_parameters
-from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.precision import MixedPrecision, widen
 from paddle_dp.parallel.rate import check_taken
 from paddle_dp.recipe import Precision
@@ -27,6 +27,7 @@ class Task:
 
     `optimizer` is finished, or a function of (learning rate, named parameters) for strategies that change them.
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
+    `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
     """
 
     model: nn.Layer
@@ -34,6 +35,7 @@ class Task:
     optimizer: paddle.optimizer.Optimizer | OptimizerMaker
     schedule: paddle.optimizer.lr.LRScheduler | None = None
     precision: Precision = field(default_factory=Precision)
+    dropout: Dropout = "exact"
 
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":
@@ -71,6 +73,5 @@ def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: An
         check_taken(optimizer, schedule)
     model, optimizer = mixed.place(model, optimizer)
     how.setdefault("placed", model)
-    return kind(
-        model=model, loss=task.loss, optimizer=optimizer, schedule=schedule, mixed=mixed, mesh=mesh, **how
-    )
+    how |= {"loss": task.loss, "schedule": schedule, "mixed": mixed, "mesh": mesh, "dropout": task.dropout}
+    return kind(model=model, optimizer=optimizer, **how)

@@ -26,7 +26,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 )
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.streams import draw_own
+from paddle_dp.parallel.streams import draw_part
 from paddle_dp.parallel.tensor import Cutter, Entered
 
 
@@ -92,7 +92,7 @@ class SequenceCutter(Cutter):
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
         for number, block in enumerate(blocks):
             if dealt[number]:
-                _mark(block)
+                _mark(block, self.group)
             if dealt[number] and not dealt[number - 1]:
                 blocks[number - 1].register_forward_post_hook(self._deal)
             if number and dealt[number - 1] and not dealt[number]:
@@ -113,12 +113,12 @@ class SequenceCutter(Cutter):
         return (_Turn.apply(GatherOp.apply(_Turn.apply(inputs[0]))), *inputs[1:])
 
 
-def _mark(block: nn.Layer) -> None:
-    """A block on stretches draws masks of its own; gradients of its whole parameters are of this seat's tokens only.
+def _mark(block: nn.Layer, group: Any) -> None:
+    """A block on stretches draws its tokens' masks; gradients of its whole parameters are of this seat's tokens only.
 
     They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
     """
-    draw_own(block, "forward")
+    draw_part(block, "tokens", group, "forward")
     for parameter in block.parameters():
         if not hasattr(parameter, "cut"):
             mark_as_sequence_parallel_parameter(parameter)

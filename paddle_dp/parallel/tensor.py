@@ -20,7 +20,7 @@ from paddle.distributed.fleet.layers.mpu import (
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision import default_dtype
-from paddle_dp.parallel.streams import draw_own
+from paddle_dp.parallel.streams import draw_part
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
@@ -85,7 +85,7 @@ class Cutter:
         return model
 
     def replace(self, layers: nn.Layer) -> bool:
-        """Replaces what tables of `layers` name; whether there was any. Attention cut by heads draws its own masks."""
+        """Replaces what tables of `layers` name; whether there was any. Attention draws the masks of its heads."""
         found = False
         for parent in layers.sublayers(include_self=True):
             table = getattr(parent, "cuts", {})
@@ -93,13 +93,13 @@ class Cutter:
                 setattr(parent, name, WAYS[way](self, getattr(parent, name)))
                 found = True
             if "heads" in table.values():
-                draw_own(parent, *getattr(parent, "attends", ()))
+                draw_part(parent, "heads", self.group, *getattr(parent, "attends", ()))
         return found
 
     def columns(self, whole: nn.Linear) -> nn.Layer:
-        """Each rank holds some of the outputs; a dropout that follows on them draws masks of its own."""
+        """Each rank holds some of the outputs; a dropout that follows on them draws its part of the masks."""
         if isinstance(whole, DROPOUTS):
-            draw_own(whole, "forward")
+            draw_part(whole, "columns", self.group, "forward")
             return whole
         with default_dtype(whole.weight.dtype):
             layer = self.kinds[0](

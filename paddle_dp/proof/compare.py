@@ -29,7 +29,7 @@ class Side:
     ranks: int
     rows: list[dict[str, Any]]
     weights: Mapping[str, np.ndarray]
-    dropouts: int = 0
+    random: tuple[str, ...] = ()  # what draws other numbers on another number of ranks, in sentences
     local_norms: tuple[str, ...] = ()
     memory: int = 0  # peak bytes of the largest rank
     held: tuple[Mapping[str, int], ...] = ()  # by rank: bytes of parameters, gradients, optimizer states
@@ -43,7 +43,7 @@ class Side:
             ranks=ranks,
             rows=record["rows"],
             weights={name.removeprefix("model/"): saved.read(name) for name in names},
-            dropouts=record["dropouts"],
+            random=tuple(record["random"]),
             local_norms=tuple(record["local_norms"]),
             memory=record["memory"],
             held=tuple(record["held"]),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paddle import nn
 
 from paddle_dp.checkpoint import Snapshot, save
 from paddle_dp.data import Share
@@ -22,8 +21,6 @@ from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import memory
 from paddle_dp.train.state import pieces
-
-_DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,6 @@ def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
     return Chosen(dataset, whole.order(0)[:count])
 
 
-def silence_dropout(model: nn.Layer) -> int:
-    """Switches dropout off and returns how many layers had it: every rank draws masks of its own, by design."""
-    drops = [layer for layer in model.sublayers() if isinstance(layer, _DROPOUTS) and layer.p]
-    for layer in drops:
-        layer.p = 0.0
-    return len(drops)
-
-
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     """Learns options["steps"] batches and writes losses, gradient norms and weights into options["trace"].
 
@@ -76,12 +65,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     joined = join(seed=recipe.train.seed, device=recipe.train.device)
     chosen = first_samples(recipe, options["steps"], options["ranks"])
     per_epoch = Share(len(chosen.dataset), recipe.train.batch, last=recipe.train.last).batches
-    drops: list[int] = []
 
-    def silenced(*_: int) -> Task:
-        given = task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
-        drops.append(silence_dropout(given.model))
-        return given
+    def given(*_: int) -> Task:
+        return task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
 
     read: dict[str, Any] = {
         "dataset": lambda split: chosen,
@@ -89,7 +75,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         "last": "keep",
         "loader": LoaderSettings(),
     }
-    assembly = Assembly(replace(setup(recipe), task=silenced, **read), joined)
+    assembly = Assembly(replace(setup(recipe), task=given, **read), joined)
     mesh, loader, learner = assembly.mesh, assembly.train_loader, assembly.learner()
     holdings = Holdings(learner)
     rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
@@ -99,7 +85,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     save(snapshot, folder, mesh)
     peak, held = max(mesh.gather(memory(mesh.device))), mesh.gather(holdings.read())
     if mesh.is_first:
-        record = {"rows": rows, "memory": peak, "held": held, "dropouts": drops[0]}
+        record = {"rows": rows, "memory": peak, "held": held, "random": learner.random_differences()}
         record["local_norms"] = local_norms(learner.model)
         (folder / "trace.json").write_text(json.dumps(record))
 

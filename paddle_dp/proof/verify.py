@@ -78,10 +78,7 @@ def _shares(shares: list[int]) -> str:
 def sentences(one: Side, many: Side, verdict: Verdict) -> list[str]:
     """What the comparison means, and what was left out of it."""
     said = []
-    if one.dropouts:
-        said.append(
-            f"Dropout was off during the comparison ({one.dropouts} layers): each rank draws its own masks."
-        )
+    said.extend(f"{sentence}." for sentence in dict.fromkeys((*one.random, *many.random)))
     if many.local_norms:
         said.append(
             f"{len(many.local_norms)} BatchNorm layers ({many.local_norms[0]}, …) normalize over one rank's samples, "

@@ -38,6 +38,7 @@ class Train:
     precision: PrecisionSetting = FLOAT32
     seed: Count = 0
     last: Literal["keep", "drop"] = "keep"
+    dropout: Literal["exact", "own"] = "exact"
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
     def __post_init__(self) -> None:

@@ -57,6 +57,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
         optimizer=recipe.optimizer.build,
         schedule=schedule,
         precision=recipe.train.precision,
+        dropout=recipe.train.dropout,
     )
 
 

@@ -10,7 +10,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data.sample import Dataset
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Task
+from paddle_dp.parallel import Dropout, Task
 from paddle_dp.part import Owner, Part, read_part, read_settings
 from paddle_dp.recipe import LoaderSettings, Precision
 from paddle_dp.recipe.folder import claim
@@ -47,6 +47,7 @@ class FromPython:
         last: Literal["keep", "drop"] = "keep",
         schedule: paddle.optimizer.lr.LRScheduler | Words | None = None,
         precision: Precision | Words = "float32",
+        dropout: Dropout = "exact",
         strategy: Words = "data_parallel",
         callbacks: Sequence[Words | Callback] = CALLBACKS,
         folder: str | Path = "runs/script",
@@ -60,7 +61,8 @@ class FromPython:
         `micros` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
         `optimizer` is finished, or a function of (learning rate, named parameters). `length` ("3 epochs") is what
         `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
-        (True), from "best", or from a path. Parts may be words, as in a recipe: "adamw", or
+        (True), from "best", or from a path. `dropout`: `exact` is the same on any number of ranks,
+        `own` each rank's own. Parts may be words, as in a recipe: "adamw", or
         {"use": "adamw", "clip": 1.0}.
 
         Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
@@ -75,6 +77,7 @@ class FromPython:
                 optimizer=_optimizer(optimizer),
                 schedule=_schedule(schedule, steps, steps_per_epoch, batch),
                 precision=computed_in,
+                dropout=dropout,
             )
 
         setup = Setup(

@@ -1,0 +1,71 @@
+"""What a learner draws: a scope around each of its forwards, and what was noticed there that is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from paddle import nn
+
+from paddle_dp.batch import Batch, Micro
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.dropout.calls import install
+from paddle_dp.parallel.dropout.scope import Scope
+from paddle_dp.parallel.dropout.unseen import Watch
+
+Layers = Sequence[tuple[str, nn.Layer]]
+
+
+class Draws:
+    """The random numbers of a learner's forwards: masks that one process would draw (`exact`), or each rank's own.
+
+    The forwards of its first update are watched for draws that no scope decides.
+    """
+
+    def __init__(self, exact: bool):
+        self.exact = exact
+        self._watch: Watch | None = Watch()
+        self._found: dict[str, list[str]] = {}
+        if exact:
+            install()
+
+    def around(self, batch: Batch, micro: Micro, layers: Callable[[], Layers]) -> AbstractContextManager[Any]:
+        """Around the forward of one micro-batch; `layers`: those of the model that lie here, with their names."""
+        if not self.exact and self._watch is None:
+            return nullcontext()
+        scope = self._scope(batch, micro)
+        if self._watch is None:
+            return scope
+        both = ExitStack()
+        both.enter_context(scope)
+        both.enter_context(self._watch.on(layers()))
+        return both
+
+    def meet(self, mesh: Mesh) -> None:
+        """After the first update: what was noticed on any rank, known on all of them. Collective once."""
+        if self._watch is None:
+            return
+        mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}
+        self._watch = None
+        for found in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
+            for label, kinds in found.items():
+                self._found[label] = sorted({*self._found.get(label, []), *kinds})
+
+    def differences(self) -> list[str]:
+        """A sentence for what draws numbers that are others on another number of ranks."""
+        if not self._found:
+            return []
+        first, more = min(self._found), len(self._found) - 1
+        who = f"{first} and {more} more draw" if more else f"{first} draws"
+        whose = sorted({kind for kinds in self._found.values() for kind in kinds})
+        if not self.exact and "paddle" in whose:
+            said = f"{who} random numbers of each rank's own"
+            return [f"{said}; train.dropout=exact draws those of dropout alike on any number of ranks"]
+        said = f"{who} random numbers of {' and '.join(whose)} that are not dropout's"
+        return [f"{said}, so they are others on another number of ranks (docs/dropout.md)"]
+
+    def _scope(self, batch: Batch, micro: Micro) -> AbstractContextManager[Any]:
+        if not self.exact:
+            return nullcontext()
+        return Scope(batch.seed, batch.epoch, batch.index, micro.first, max(micro.samples, 1))

@@ -1,0 +1,138 @@
+"""Which elements are dropped, as arithmetic on (seed, update, place of the sample in the global batch, call, position).
+
+    keys of a sample    two 32-bit words: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) over seed, update, place and call
+    bits of an element  a counter hash: two multiply-xorshift rounds (constants of lowbias32, Wellons 2018) of its
+                        position in the whole sample; the first key enters before them, the second between them
+    dropped             bits < p · 2^32
+
+One 32-bit key alone would let the streams of two samples overlap (5e-4 for a pair of a million elements): hence two.
+NumPy computes it on a CPU; elsewhere int32 operations of Paddle give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint32]
+Keys = tuple[Words, Words]  # two words for each sample, [n] each
+Spans = tuple[tuple[int, int], ...]  # from where to where of each dim
+
+EVERYBODY = 2**64 - 1  # the place of what belongs to no sample: one mask for all
+CHUNK = (
+    2**16
+)  # elements that are hashed at a time, so that they stay in the cache: 2 to 4 times as fast as all at once
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_M0, _M1, _M2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+
+
+def word(*numbers: int) -> int:
+    """One 64-bit word that depends on every bit of each number and on their order."""
+    z = 0
+    for number in numbers:
+        z = (z ^ ((number & _MASK) + 0x1234567)) + _GOLDEN & _MASK
+        z = (z ^ z >> 30) * _FIRST & _MASK
+        z = (z ^ z >> 27) * _SECOND & _MASK
+        z ^= z >> 31
+    return z
+
+
+def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output function of each."""
+    with np.errstate(over="ignore"):
+        z = z + np.uint64(_GOLDEN)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
+        return z ^ (z >> np.uint64(31))
+
+
+def keys(update: int, places: NDArray[np.uint64], call: int) -> Keys:
+    """The keys of samples at `places` of a global batch, in one call of one update (both as a `word`)."""
+    z = _mixed(_mixed(places ^ np.uint64(update)) ^ np.uint64(call))
+    return z.astype(np.uint32), (z >> np.uint64(32)).astype(np.uint32)
+
+
+@lru_cache(maxsize=32)
+def positions(whole: tuple[int, ...], held: Spans) -> Words:
+    """The first round of the hash of each position of a sample of shape `whole`, of the part within `held`. Flat."""
+    with np.errstate(over="ignore"):
+        h = np.arange(math.prod(whole), dtype=np.uint32) * np.uint32(_M0)
+        h ^= h >> np.uint32(16)
+        h *= np.uint32(_M1)
+    part = h.reshape(whole)[tuple(slice(*span) for span in held)]
+    return np.ascontiguousarray(part).reshape(-1)
+
+
+def bound(p: float) -> int:
+    """What bits, read as int32, must be below to be dropped with probability `p`, which is below 1."""
+    return min(round(p * 2**32) - 2**31, 2**31 - 1)
+
+
+def dropped(of: Keys, where: Words, p: float) -> NDArray[np.bool_]:
+    """What is dropped: bool [n, positions], each True with probability `p` from 0 to below 1."""
+    n, count, limit = len(of[0]), where.size, np.int32(bound(p))
+    out = np.empty((n, count), np.bool_)
+    columns = max(min(count, CHUNK), 1)
+    rows = max(CHUNK // columns, 1)
+    hashes, spare = np.empty((2, min(rows, n), columns), np.uint32)
+    for top in range(0, n, rows):
+        first, second = of[0][top : top + rows, None], of[1][top : top + rows, None]
+        for left in range(0, count, columns):
+            some = where[left : left + columns]
+            h, other = hashes[: len(first), : some.size], spare[: len(first), : some.size]
+            np.add(some, first, out=h)
+            _round(h, other, 15, _M2)
+            np.bitwise_xor(h, second, out=h)
+            _round(h, other, 16, _M1)
+            np.right_shift(h, np.uint32(15), out=other)
+            np.bitwise_xor(h, other, out=h)
+            np.less(h.view(np.int32), limit, out=out[top : top + rows, left : left + columns])
+    return out
+
+
+def _round(h: Words, spare: Words, shift: int, factor: int) -> None:
+    np.right_shift(h, np.uint32(shift), out=spare)
+    np.bitwise_xor(h, spare, out=h)
+    np.multiply(h, np.uint32(factor), out=h)
+
+
+def dropped_there(of: Keys, whole: tuple[int, ...], held: Spans, p: float, place: Any) -> paddle.Tensor:
+    """The same bits as `dropped`, bool [n, positions], computed on the device at `place`.
+
+    In int32, whose products and sums wrap: Paddle has no arithmetic on uint32 (3.3.1).
+    """
+    words = np.stack(of).view(np.int32)[:, :, None]
+    first, second = paddle.to_tensor(words, place=place)
+    h = _positions_there(whole, held, str(place)) + first
+    h = _round_there(h, 15, _M2)
+    h = _round_there(h.bitwise_xor(second), 16, _M1)
+    return _shifted(h, 15) < paddle.full([], bound(p), "int32")
+
+
+@lru_cache(maxsize=32)
+def _positions_there(whole: tuple[int, ...], held: Spans, place: str) -> paddle.Tensor:
+    return paddle.to_tensor(positions(whole, held).view(np.int32))
+
+
+def _round_there(h: paddle.Tensor, shift: int, factor: int) -> paddle.Tensor:
+    signed = int(np.uint32(factor).astype(np.int32))
+    return _shifted(h, shift) * paddle.full([], signed, "int32")
+
+
+def _shifted(h: paddle.Tensor, shift: int) -> paddle.Tensor:
+    """h ^ (h >> shift), the sign moved like any other bit."""
+    by = paddle.full([], shift, "int32")
+    return h.bitwise_xor(paddle.bitwise_right_shift(h, by, is_arithmetic=False))
+
+
+def everything(shape: Sequence[int]) -> Spans:
+    """The whole of every dim."""
+    return tuple((0, size) for size in shape)

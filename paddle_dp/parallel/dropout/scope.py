@@ -1,0 +1,183 @@
+"""Where a forward is: in which update, with which samples of the global batch, in which block, in which part of what.
+
+A learner opens a `Scope` around each forward; outside of one, Paddle draws its own masks. What is in a scope can be
+written down and put back, so that a forward that backward computes again (recompute) draws what the first one drew.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from paddle import nn
+
+from paddle_dp.parallel.dropout import masks
+from paddle_dp.parallel.dropout.masks import Keys, Spans
+
+Kind = Literal["tokens", "columns", "heads"]
+Axis = Literal["tensor", "sequence"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a seat holds of an activation along one axis: number `seat` of `seats` equal runs.
+
+    Of its `tokens` ([n, t / seats, …]); of its `columns`, the last dim; or of the `heads` of an attention over `length`
+    tokens ([n, heads / seats, t, t], [n, t, heads / seats, …], [n, t, heads / seats · …] or [n · heads / seats, t, t]).
+    """
+
+    kind: Kind
+    seat: int
+    seats: int
+    length: int = 0
+
+    def dim(self, shape: tuple[int, ...]) -> int:
+        """Which dim is cut, of a sample's shape: rows of one sample first, then the dims behind."""
+        if self.kind == "columns":
+            return len(shape) - 1
+        rows = shape[0] > 1  # samples · something lie in one dim: flattened tokens, or heads
+        if self.kind == "tokens":
+            return 0 if rows or len(shape) == 1 else 1
+        if rows or shape[1:] == (self.length,) * 2:  # one head here of [n · heads, t, t]
+            return 0
+        if len(shape) == 4 and not (shape[1] == self.length and shape[2:] != (self.length,) * 2):
+            return 1
+        return min(2, len(shape) - 1)
+
+
+# Where two axes cut one dim, the first named holds the larger runs: heads are cut over the tensor axis before they are
+# traded over the sequence axis, and stretches of tokens the other way round.
+_ORDER: Mapping[Kind, tuple[Axis, ...]] = {
+    "tokens": ("sequence", "tensor"),
+    "columns": ("tensor", "sequence"),
+    "heads": ("tensor", "sequence"),
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A scope as it was at one moment."""
+
+    scope: Scope
+    element: int
+    calls: dict[int, int]
+    parts: dict[Axis, Part]
+
+
+class Scope:
+    """The samples of one micro-batch in one update, and which call of which block comes next.
+
+    The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`: known by
+    arithmetic on every rank, so equal on any number of them, and after a resume. Calls are counted per element: the
+    number of the block that is running (from 1), 0 outside of all.
+    """
+
+    def __init__(self, seed: int, epoch: int, index: int, first: int, samples: int):
+        self.samples = samples
+        self._first, self._update = first, masks.word(seed, epoch, index)
+        self._places = np.arange(first, first + samples, dtype=np.uint64)
+        self._everybody = np.array([masks.EVERYBODY], np.uint64)
+        self.element = 0
+        self.calls: dict[int, int] = {}
+        self.parts: dict[Axis, Part] = {}
+
+    def __enter__(self) -> Scope:
+        global _current
+        self._before, _current = _current, self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        global _current
+        _current = self._before
+
+    def next_keys(self, shared: bool = False) -> Keys:
+        """The keys of this micro-batch's samples in the call that comes now; the one key of all samples if `shared`."""
+        number = self.calls.get(self.element, 0)
+        self.calls[self.element] = number + 1
+        places = self._everybody if shared else self._places
+        return masks.keys(self._update, places, masks.word(self.element, number))
+
+    def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Spans]:
+        """The whole of a sample's `shape` (its rows first) that lies here in parts, and where this part lies in it."""
+        whole, spans = list(shape), list(masks.everything(shape))
+        for kind, order in _ORDER.items():
+            for axis in reversed(order):  # the smaller runs first
+                part = self.parts.get(axis)
+                if part is None or part.kind != kind:
+                    continue
+                dim = part.dim(shape)
+                low, high = spans[dim]
+                offset = part.seat * whole[dim]
+                spans[dim] = (low + offset, high + offset)
+                whole[dim] *= part.seats
+        return tuple(whole), tuple(spans)
+
+
+_current: Scope | None = None
+
+
+def current() -> Scope | None:
+    """The scope of the forward that is running, if it is a learner's and draws exactly."""
+    return _current
+
+
+def keep() -> Kept | None:
+    """Where the forward is now; None outside of all scopes."""
+    scope = _current
+    if scope is None:
+        return None
+    return Kept(scope, scope.element, dict(scope.calls), dict(scope.parts))
+
+
+def put_back(kept: Kept | None) -> None:
+    """Goes on where `keep` was called, whatever came after."""
+    global _current
+    _current = None if kept is None else kept.scope
+    if kept is not None:
+        kept.scope.element = kept.element
+        kept.scope.calls, kept.scope.parts = dict(kept.calls), dict(kept.parts)
+
+
+def within_part(
+    function: Callable[..., Any], axis: Axis, kind: Kind, seat: int, seats: int
+) -> Callable[..., Any]:
+    """`function`, which works on one seat's part of its activations: masks there are that part of the whole's masks."""
+
+    @functools.wraps(function)
+    def forward(*inputs: Any, **named: Any) -> Any:
+        scope = _current
+        if scope is None:
+            return function(*inputs, **named)
+        length = inputs[0].shape[1] if kind == "heads" and inputs and len(inputs[0].shape) > 1 else 0
+        before = scope.parts
+        scope.parts = {**before, axis: Part(kind, seat, seats, length)}
+        try:
+            return function(*inputs, **named)
+        finally:
+            scope.parts = before
+
+    return forward
+
+
+def number_elements(blocks: Mapping[int, nn.Layer]) -> None:
+    """Lets each of these blocks count its calls for itself: a stage of a pipeline then needs no other's count.
+
+    `blocks`: by their number in the whole model.
+    """
+    for number, block in blocks.items():
+        entered: list[int] = []
+
+        def enter(layer: nn.Layer, inputs: Any, number: int = number, entered: list[int] = entered) -> None:
+            if _current is not None:
+                entered.append(_current.element)
+                _current.element = number + 1
+
+        def leave(layer: nn.Layer, inputs: Any, outputs: Any, entered: list[int] = entered) -> None:
+            if _current is not None and entered:
+                _current.element = entered.pop()
+
+        block.register_forward_pre_hook(enter)
+        block.register_forward_post_hook(leave)

@@ -1,0 +1,69 @@
+"""Notices what draws random numbers in a forward and is not dropout of ours: rrelu, paddle.rand, a fused kernel, numpy.
+
+By comparing the states of the generators before and after each layer, in one forward; so it costs nothing later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+States = dict[str, Any]
+
+
+class Watch:
+    """Names the layers of a model that draw random numbers while it is `on`.
+
+    `found`: by layer («name (Class)») the generators that it moved: "paddle", "numpy", "python". A layer is named for
+    what it draws itself, not for what its sublayers draw.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = {}
+        self._inside: list[str] = []
+        self._before: States = {}
+
+    @contextmanager
+    def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
+        """Watches one forward through these named layers, and what is computed of its outputs in it (the loss)."""
+        self._inside, self._before = ["the loss, or what is around the model"], _states()
+        hooks = []
+        for name, layer in layers:
+            label = f"{name or 'the model'} ({type(layer).__name__})"
+            hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: self._enter(label)))
+            hooks.append(layer.register_forward_post_hook(lambda *_: self._leave()))
+        try:
+            yield
+            self._look()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, label: str) -> None:
+        self._look()
+        self._inside.append(label)
+
+    def _leave(self) -> None:
+        self._look()
+        self._inside.pop()
+
+    def _look(self) -> None:
+        """Blames the layer that is running for what has moved since the last look."""
+        now = _states()
+        moved = {name for name, state in now.items() if state != self._before[name]}
+        if moved:
+            self.found.setdefault(self._inside[-1], set()).update(moved)
+        self._before = now
+
+
+def _states() -> States:
+    """Of every generator something that a draw changes."""
+    paddles = [state.__getstate__()[1:] for state in paddle.get_rng_state()]
+    __, keys, *rest = np.random.get_state()
+    return {"paddle": paddles, "numpy": (np.asarray(keys).tobytes(), *rest), "python": random.getstate()}

@@ -1,0 +1,44 @@
+"""A small model that drops wherever a transformer can: embedding, attention, between cut layers, what is added."""
+
+from typing import ClassVar
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from models import _transformer, gpt
+from models._chain import Chain
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+
+CONFIG = gpt.Config(vocab=32, width=32, depth=4, heads=4, length=16, dropout=0.3)
+
+
+class Block(_transformer.Block):
+    """As gpt's, and its attention weights and hidden layer drop, too."""
+
+    cuts: ClassVar[dict[str, str]] = {**_transformer.Block.cuts, "inner": "columns"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = nn.Dropout(0.2)
+
+    def forward(self, x):
+        x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)))))
+        return x + self.dropout(self.down(self.inner(F.gelu(self.up(self.norm2(x))))))
+
+    def _attend(self, qkv):
+        q, k, v = qkv.reshape([0, 0, -1, 3 * self.head]).split(3, axis=-1)
+        drops = {"dropout_p": 0.2, "training": self.training}
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, **drops).flatten(2)
+
+
+def dropping(kind=Block):
+    """A chain of an embedding, four blocks and a head, from a fixed seed."""
+    paddle.seed(3)
+    blocks = [kind(CONFIG) for _ in range(CONFIG.depth)]
+    out = _transformer.linear(CONFIG.width, CONFIG.vocab, bias=False)
+    return Chain([gpt.Embedding(CONFIG), *blocks, gpt.Head(CONFIG.width, out)])
+
+
+def loss():
+    return CrossEntropy().build()
