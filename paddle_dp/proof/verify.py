@@ -77,8 +77,7 @@ def _shares(shares: list[int]) -> str:
 
 def sentences(one: Side, many: Side, verdict: Verdict) -> list[str]:
     """What the comparison means, and what was left out of it."""
-    said = []
-    said.extend(f"{sentence}." for sentence in dict.fromkeys((*one.random, *many.random)))
+    said = [f"{sentence}." for sentence in dict.fromkeys((*one.random, *many.random))]
     if many.local_norms:
         said.append(
             f"{len(many.local_norms)} BatchNorm layers ({many.local_norms[0]}, …) normalize over one rank's samples, "
