@@ -24,7 +24,11 @@ def answers(loss, whole, outputs, targets):
     total, count = loss(outputs, targets)
     (total * 0.7).backward()
     scores = {name: float(score) for name, score in loss.scores(outputs.detach(), targets).items()}
-    said = {"said": loss.said(outputs.detach()), "many": loss.many(outputs), "gradient": whole(outputs.grad)}
+    said = {
+        "said": loss.predictions(outputs.detach()),
+        "many": loss.num_classes(outputs),
+        "gradient": whole(outputs.grad),
+    }
     return {"total": float(total), "count": float(count), **scores, **said}
 
 
