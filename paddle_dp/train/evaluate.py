@@ -43,7 +43,9 @@ class _Tally:
             self._confuse(said.numpy(), micro.targets.numpy().reshape(-1), classes)
 
     def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
-        pairs = np.bincount(true * classes + said, minlength=classes * classes).reshape(classes, classes)
+        known = (true >= 0) & (true < classes)  # what a loss leaves out may be the number of no class
+        pairs = np.bincount(true[known] * classes + said[known], minlength=classes * classes)
+        pairs = pairs.reshape(classes, classes)
         self.confusion = pairs if self.confusion is None else self.confusion + pairs
 
 
@@ -95,7 +97,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     names = list(dict.fromkeys(name for row in rows for name in row[0]))
     numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
     confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
-    if confusion is not None:  # a loss without scores of its own: the counts know
+    if confusion is not None and confusion.any():  # a loss without scores of its own: the counts know
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     classes = getattr(loader.dataset, "classes", None)
     return Evaluation(
