@@ -15,13 +15,15 @@ class Micro:
 
     `samples` is 0 for a *ghost*: the one sample that a reader without any gets, so that it can take its part
     in the collectives of the pass. Whatever a ghost's loss is, it has to be multiplied by zero.
-    `first` is the place of the first sample in the global batch; the others follow it.
+    `first` is the place of the first sample in the global batch; the others follow it, unless `places` says where each
+    one is.
     """
 
     inputs: Tensor
     targets: Tensor
     samples: int
     first: int = 0
+    places: tuple[int, ...] | None = None
 
     @property
     def is_ghost(self) -> bool:

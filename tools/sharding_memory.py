@@ -14,8 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.memory import Held, Widths, formula, held
-from paddle_dp.proof.compare import Side
-from paddle_dp.proof.sides import Comparison
+from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.recipe import read_recipe
 
 HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters dealt |"
@@ -47,7 +46,10 @@ def main() -> int:
     given = parser.parse_args()
     widths = Widths.of(read_recipe(given.recipe, given.overrides).optimizer.name)
     with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
-        sides = Comparison(given.recipe, tuple(given.overrides), given.steps, given.ranks, Path(scratch))
+        overrides = tuple(given.overrides)
+        sides = Comparison(
+            given.recipe, overrides, given.steps, given.ranks, Path(scratch), wide=False, holdings=True
+        )
         print(HEAD, "|---" * 7 + "|", sep="\n", flush=True)
         for stage in range(4):
             words = [f"strategy.sharding={given.ranks if stage else 1}", f"strategy.stage={stage or 1}"]
@@ -56,8 +58,7 @@ def main() -> int:
             except PaddleDPError as error:
                 print(f"stage {stage}: {error}", file=sys.stderr)
                 return 1
-            sizes = [array.size for array in side.weights.values()]
-            print(line(stage, counted(side), sizes, given.ranks, widths), flush=True)
+            print(line(stage, counted(side), side.sizes, given.ranks, widths), flush=True)
     return 0
 
 

@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.errors import EndedError, PaddleDPError
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.plan import Shape, legal_layouts, problems
-from paddle_dp.proof.compare import Side, compare
-from paddle_dp.proof.sides import Comparison
+from paddle_dp.proof.report import number
+from paddle_dp.proof.sides import Comparison, Side
+from paddle_dp.proof.verdict import compare_sides
 from paddle_dp.recipe import read_recipe
 
 HELD = ("parameters", "most gradients", "optimizer")  # at rest, in backward, at rest
-HEAD = "| layout | ranks | loss | gradient norm | weights | seconds | held by a rank | verdict |"
+HEAD = "| layout | ranks | r in float64 | r in its own | loss apart | seconds | held by a rank | verdict |"
 
 
 Variant = tuple[str, list[str]]
@@ -48,9 +49,7 @@ def _each(variants: list[Variant], setting: str, values: list[str]) -> list[Vari
     return [(n + named[v], [*words, f"strategy.{setting}={v}"]) for n, words in variants for v in values]
 
 
-def row(
-    named: tuple[str, list[str]], ranks: int, comparison: Comparison, one: Side, dtype: str
-) -> tuple[str, bool]:
+def row(named: tuple[str, list[str]], ranks: int, comparison: Comparison, one: Side) -> tuple[str, bool]:
     """A variant's line of the table, and whether it is the same as one process."""
     layout, words = named
     start = time.perf_counter()
@@ -60,12 +59,21 @@ def row(
         raise  # nobody wants the other layouts either
     except PaddleDPError as error:
         return f"| {layout} | {ranks} | | | | | | {error} |", False
-    verdict, seconds = compare(one, many, dtype), time.perf_counter() - start
-    found = (verdict.loss, verdict.gradient_norm, verdict.weights)
-    numbers = " | ".join(f"{value:.1e}" for value in found)
-    said = "same" if verdict.same else "**different**"
+    verdict = compare_sides(one, many)
+    largest = [
+        number(max(row.worst.r for row in part.rows)) if part is not None else ""
+        for part in (verdict.wide, verdict.own)
+    ]
+    apart = max(step.loss.apart / max(abs(step.loss.one), 1e-30) for step in verdict.steps.steps)
+    said = (
+        "same"
+        if verdict.same
+        else f"**different**: {verdict.where.sentence if verdict.where else verdict.sentences[-1]}"
+    )
     held = f"{max(sum(rank[what] for what in HELD) for rank in many.held) / 2**10:.0f} kB"
-    return f"| {layout} | {ranks} | {numbers} | {seconds:.1f} | {held} | {said} |", verdict.same
+    seconds = time.perf_counter() - start
+    numbers = " | ".join([*largest, f"{apart:.1e}", f"{seconds:.1f}"])
+    return f"| {layout} | {ranks} | {numbers} | {held} | {said} |", verdict.same
 
 
 def main() -> int:
@@ -88,14 +96,15 @@ def main() -> int:
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]
     table, all_same = [HEAD, "|---" * 8 + "|"], True
     with tempfile.TemporaryDirectory(prefix="paddle-dp-matrix-") as scratch:
-        comparison = Comparison(given.recipe, tuple(given.overrides), given.steps, given.ranks, Path(scratch))
+        words = tuple(given.overrides)
+        comparison = Comparison(given.recipe, words, given.steps, given.ranks, Path(scratch), holdings=True)
         one = comparison.one()
         print("\n".join(table), flush=True)
         every = [
             (found, layout.ranks) for layout in layouts for found in variants(layout, shape, given.recompute)
         ]
         for named, ranks in every:
-            line, same = row(named, ranks, comparison, one, recipe.train.precision.dtype)
+            line, same = row(named, ranks, comparison, one)
             print(line, flush=True)
             table, all_same = [*table, line], all_same and same
     if given.markdown:

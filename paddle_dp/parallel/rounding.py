@@ -20,7 +20,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 )
 
 _CUT = (ColumnParallelLinear, RowParallelLinear, ColumnSequenceParallelLinear, RowSequenceParallelLinear)
-_ROUNDED = (
+ROUNDED = (
     *_CUT,
     nn.Linear,
     nn.Conv1D,
@@ -51,7 +51,7 @@ class Rounder:
     def __init__(self, model: nn.Layer, dtype: str):
         self.dtype, self.active = dtype, False
         for layer in model.sublayers(include_self=True):
-            if isinstance(layer, _ROUNDED):
+            if isinstance(layer, ROUNDED):
                 layer.register_forward_pre_hook(self._before)
                 layer.register_forward_post_hook(self._after)
 

@@ -3,6 +3,8 @@
 Nothing here trains for its own sake, and nothing else in the package imports this room; the command line does.
 """
 
+from paddle_dp.proof.sides import Comparison, Side
+from paddle_dp.proof.verdict import Verdict, compare_sides
 from paddle_dp.proof.verify import verify
 
-__all__ = ["verify"]
+__all__ = ["Comparison", "Side", "Verdict", "compare_sides", "verify"]

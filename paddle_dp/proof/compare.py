@@ -1,90 +1,190 @@
-"""Two traces side by side, and the verdict. No paddle."""
+"""Two sides laid beside each other: how far each quantity is off, in units of one process's own noise. No paddle.
+
+For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms over its elements:
+
+    F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|
+    r_p = |many - one| / F_p
+
+Honest layouts give r of about 1, for their difference is made of the same rounding; K = 8 leaves room for chance.
+Elements whose noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged apart from the others,
+so that an optimizer which divides by their size does not hide what happens to the rest.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from paddle_dp.checkpoint import find, load
+from paddle_dp.proof.sheets import Key, Run, key
 
-# Largest relative difference that rounding explains, per precision: (loss, gradient norm, weights). float32 sums in
-# another order differ by about 1e-7 a step; the low precisions round each product to 8 or 11 bits.
-TOLERANCE: Mapping[str, tuple[float, float, float]] = {
-    "float32": (1e-5, 1e-4, 1e-4),
-    "float64": (1e-12, 1e-11, 1e-11),
-    "float16": (2e-3, 2e-2, 1e-3),
-    "bfloat16": (1e-2, 5e-2, 5e-3),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """What one layout did: one row per step, and the weights at the end."""
-
-    ranks: int
-    rows: list[dict[str, Any]]
-    weights: Mapping[str, np.ndarray]
-    random: tuple[str, ...] = ()  # what draws other numbers on another number of ranks, in sentences
-    local_norms: tuple[str, ...] = ()
-    memory: int = 0  # peak bytes of the largest rank
-    held: tuple[Mapping[str, int], ...] = ()  # by rank: bytes of parameters, gradients, optimizer states
-
-    @classmethod
-    def read(cls, folder: Path, ranks: int) -> Side:
-        record = json.loads((folder / "trace.json").read_text())
-        saved = load(find("newest", folder))
-        names = [name for name in saved.names if not name.endswith(("._mean", "._variance"))]
-        return cls(
-            ranks=ranks,
-            rows=record["rows"],
-            weights={name.removeprefix("model/"): saved.read(name) for name in names},
-            random=tuple(record["random"]),
-            local_norms=tuple(record["local_norms"]),
-            memory=record["memory"],
-            held=tuple(record["held"]),
-        )
+K = 8.0
+NO_GRADIENT = (
+    0.3  # F/|g| from which on an element is noise: 0.07 at most was seen of real ones, 1.2 at least of others
+)
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Of the whole gradient: what is smaller in a parameter is zero. Only for quantities whose own noise is nothing.
+NOTHING = {"float64": 2.0**-53}
+SLIGHT = 2.0**-40
+JUDGED = ("initial", "loss", "gradient norm", "gradient", "update", "frozen", "state", "statistic", "buffer")
+EXACT = ("initial", "frozen")  # equal bits, or different
+_NUMBERS = ("loss", "gradient norm")  # of every step; those behind the watched ones are proof.steps'
+_MASKED = ("gradient", "update", "weight")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """How far two sides are apart, relatively, and how far they may be."""
+class Finding:
+    """One quantity on both sides. `r` is infinite where one side has it and the other has not."""
 
-    loss: float
-    gradient_norm: float
-    weights: float
-    worst: str
-    tolerance: tuple[float, float, float]
+    key: Key
+    r: float
+    noise: float = 0.0  # F / |one|
+    undetermined: float = 0.0  # the part of its elements that have no true gradient
+    missing: str = ""  # "one" or "many": the side that lacks it
 
     @property
     def same(self) -> bool:
-        return all(
-            a <= b for a, b in zip((self.loss, self.gradient_norm, self.weights), self.tolerance, strict=True)
+        return self.r <= K
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """All quantities of a kind: the worst of them, the median noise."""
+
+    kind: str
+    count: int
+    worst: Finding
+
+    @property
+    def same(self) -> bool:
+        return self.worst.same
+
+
+@dataclass
+class Part:
+    """A run of one process, and the same on many ranks, in one precision."""
+
+    one: Run
+    many: Run
+    findings: list[Finding] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype: str = self.one.facts["dtype"]
+        self._sizes: dict[tuple[str, int, str], float] = {}
+        self.findings = list(self._findings())
+
+    @property
+    def same(self) -> bool:
+        return not self.amiss and all(finding.same for finding in self.findings)
+
+    @property
+    def amiss(self) -> str | None:
+        """What the many ranks' own comparison of their weights found."""
+        found: str | None = self.many.facts.get("amiss")
+        return found
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        found = []
+        for kind in JUDGED:
+            some = [finding for finding in self.findings if finding.key.kind == kind]
+            if some:
+                found.append(Row(kind=kind, count=len(some), worst=max(some, key=lambda one: one.r)))
+        return found
+
+    @property
+    def noise(self) -> float:
+        """The median over parameters of F/|g|, of the first gradient."""
+        first = [
+            f for f in self.findings if f.key.kind == "gradient" and f.undetermined < 1 and not f.missing
+        ]
+        steps = [f.noise for f in first if f.key.step == min(one.key.step for one in first)]
+        return float(np.median(steps)) if steps else 0.0
+
+    def visible(self, ranks: int) -> float:
+        """The least fault of one rank's gradient that would show, as a part of it: K times the noise, of one of N."""
+        return K * self.noise * ranks
+
+    @property
+    def without_gradient(self) -> list[Finding]:
+        """Gradients of which a tenth or more is noise."""
+        return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
+
+    def _findings(self) -> Iterator[Finding]:
+        kinds = set(JUDGED)
+        watched = set(self.one.facts["recorded"]) | set(self.many.facts["recorded"])
+        for number in sorted(self.one.keys | self.many.keys):
+            what = Key.read(number)
+            if what.kind not in kinds or (what.kind in _NUMBERS and what.step not in watched):
+                continue
+            if number not in self.one.keys or number not in self.many.keys:
+                side = "one" if number not in self.one.keys else "many"
+                yield Finding(key=what, r=float("inf"), missing=side)
+            else:
+                yield self._finding(what, self.one.array(number), self.many.array(number))
+
+    def _finding(self, what: Key, one: np.ndarray, many: np.ndarray) -> Finding:
+        if one.shape != many.shape:
+            return Finding(key=what, r=float("inf"))
+        apart, broken = _apart(one, many)
+        if broken or what.kind in EXACT:
+            return Finding(key=what, r=float("inf") if broken or np.any(apart) else 0.0)
+        size, noise = _norm(one), self.one.noise(key(*what))
+        most, floor = noise if noise is not None else (np.zeros(one.shape), 0.0)
+        mask = self._undetermined(what, one.shape)
+        nothing = NOTHING.get(self.dtype, SLIGHT) * self._size(what)
+        worst = 0.0
+        groups = [(~mask, size)] if not mask.any() else [(~mask, size), (mask, 0.0)]
+        for chosen, at_least in groups:
+            noisy = floor if chosen.all() else _norm(most[chosen])
+            allowed = max(noisy, EPS[self.dtype] * at_least, nothing)
+            worst = max(worst, ratio(_norm(apart[chosen]), allowed))
+        return Finding(
+            key=what, r=worst, noise=ratio(floor, size), undetermined=float(mask.mean()) if mask.size else 0.0
         )
 
+    def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
+        """Which elements have no true gradient; nowhere where it is not a gradient's or a weight's."""
+        number = key("gradient", what.step, what.name)
+        noise = self.one.noise(number) if what.kind in _MASKED else None
+        if noise is None:
+            return np.zeros(shape, bool)
+        return undetermined(self.one.array(number), noise[0])
 
-def relative(a: float, b: float) -> float:
-    """|a - b| / max(|a|, |b|); infinite where either is not a number."""
-    if not (np.isfinite(a) and np.isfinite(b)):
-        return float("inf")
-    return abs(a - b) / max(abs(a), abs(b), 1e-30)
+    def _size(self, what: Key) -> float:
+        """The 2-norm over everything of one kind and step: of an optimizer's states, those of one accumulator."""
+        alike = _alike(what)
+        if alike not in self._sizes:
+            some = [n for n in self.one.keys if _alike(Key.read(n)) == alike]
+            self._sizes[alike] = _norm(np.array([_norm(self.one.array(n)) for n in some]))
+        return self._sizes[alike]
 
 
-def compare(one: Side, many: Side, precision: str) -> Verdict:
-    """The largest relative differences: of any step's loss and gradient norm, and of the weights, as the 2-norm of the
-    difference over the 2-norm of the whole model (single elements near zero say nothing under Adam)."""
-    apart = {n: float(np.square(w - many.weights[n], dtype=np.float64).sum()) for n, w in one.weights.items()}
-    whole = sum(float(np.square(w, dtype=np.float64).sum()) for w in one.weights.values())
-    distance = (sum(apart.values()) / max(whole, 1e-30)) ** 0.5
-    pairs = list(zip(one.rows, many.rows, strict=True))
-    return Verdict(
-        loss=max(relative(a["loss"], b["loss"]) for a, b in pairs),
-        gradient_norm=max(relative(a["gradient_norm"], b["gradient_norm"]) for a, b in pairs),
-        weights=distance if np.isfinite(distance) else float("inf"),
-        worst=max(apart, key=lambda name: apart[name]),
-        tolerance=TOLERANCE[precision],
-    )
+def _alike(what: Key) -> tuple[str, int, str]:
+    """What quantities of one size have in common: moments are not as large as powers of beta."""
+    return what.kind, what.step, what.name.rpartition("/")[2] if what.kind == "state" else ""
+
+
+def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Where one process's noise is 0.3 of the gradient or more; not where both are nothing at all."""
+    return (noise > NO_GRADIENT * np.abs(gradient)) & (noise > 0)
+
+
+def ratio(apart: float, allowed: float) -> float:
+    """apart / allowed, 0 where nothing is apart."""
+    if apart == 0:
+        return 0.0
+    return apart / allowed if allowed > 0 else float("inf")
+
+
+def _norm(array: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(array, "float64").reshape(-1)))
+
+
+def _apart(one: np.ndarray, many: np.ndarray) -> tuple[np.ndarray, bool]:
+    """many - one with 0 where both are the same infinity, or both no number; and whether only one of them is finite."""
+    finite = np.isfinite(one) & np.isfinite(many)
+    equal = finite | (one == many) | (np.isnan(one) & np.isnan(many))
+    return np.where(finite, many, 0.0) - np.where(finite, one, 0.0), not bool(equal.all())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paddle_dp.errors import EndedError, RunError
 from paddle_dp.launch.command import WORKER, Job, environment
@@ -17,7 +20,43 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.supervise import run
 from paddle_dp.launch.supervision import MARK
-from paddle_dp.proof.compare import Side
+from paddle_dp.proof.sheets import Key, Run
+
+NOT_RUN = 4  # a side that stopped before its end
+REFUSED = 2  # the exit status of a job that somebody can mend by typing something else
+
+
+@dataclass
+class Side:
+    """What one layout left in its folder: runs by name ("wide" in float64, "own"), and what there is to know of it."""
+
+    folder: Path
+    ranks: int
+
+    def __post_init__(self) -> None:
+        self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
+        self.failed: str | None = self.facts["wide"]  # why there is no run in float64
+        self.random: list[str] = self.facts["random"]  # what draws other numbers on other ranks, in sentences
+        self.local_norms: list[str] = self.facts["local_norms"]
+        self.axes: dict[str, int] = self.facts["axes"]
+        self.seconds: float = 0.0  # of the whole side, its processes' start included
+
+    @property
+    def held(self) -> list[dict[str, int]]:
+        """By rank: bytes of parameters, gradients, optimizer states, where the comparison asked for them."""
+        found: list[dict[str, int]] = self.facts["held"]
+        return found
+
+    def run(self, name: str) -> Run | None:
+        """None where the side has no such run."""
+        return Run.read(self.folder, name, self.ranks)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each parameter of the whole model has."""
+        own = self.run("own")
+        weights = [n for n in own.keys if Key.read(n).kind == "weight"] if own is not None else []
+        return [own.array(n).size for n in weights] if own is not None else []
 
 
 @dataclass(frozen=True)
@@ -29,12 +68,15 @@ class Comparison:
     steps: int
     ranks: int
     scratch: Path
+    wide: bool = True  # in float64, too
+    holdings: bool = False  # count what each rank holds, too (slow for many parameters)
 
     def one(self) -> Side:
         """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError, EndedError."""
         words = [word for word in self.overrides if not word.startswith("strategy")]
         job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one")
-        return self._side(run_alone(job), job)
+        begun = time.perf_counter()
+        return self._side(run_alone(job), job, begun)
 
     def many(
         self, ranks: int, words: Sequence[str] = (), name: str = "many", patch: str | None = None
@@ -45,17 +87,25 @@ class Comparison:
         so an examination puts a fault into a run. The module is found from the current folder.
         """
         job = self._job([*self.overrides, *words], ranks, self.scratch / name, patch)
-        return self._side(run(job), job)
+        begun = time.perf_counter()
+        return self._side(run(job), job, begun)
 
-    def _side(self, status: int, job: Job) -> Side:
+    def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
         if status - 128 in ASKED_TO_END:
             raise EndedError(status - 128)
         if status:
-            raise RunError(f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above.")
-        return Side.read(Path(str(job.out)) / "trace", job.ranks or 1)
+            error = RunError(
+                f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above."
+            )
+            error.exit_status = REFUSED if status == REFUSED else NOT_RUN
+            raise error
+        side = Side(Path(str(job.out)) / "trace", job.ranks or 1)
+        side.seconds = time.perf_counter() - begun
+        return side
 
     def _job(self, words: Sequence[str], ranks: int, folder: Path, patch: str | None = None) -> Job:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
+        what |= {"wide": self.wide, "holdings": self.holdings}
         if patch is not None:
             what["patch"] = patch
         return Job(

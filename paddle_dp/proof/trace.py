@@ -1,40 +1,55 @@
-"""One side of a comparison: the first steps of a recipe in this layout, written down."""
+"""One side of a comparison, inside its ranks: the first steps of a recipe in this layout, written down.
+
+Two runs: `wide`, two steps in float64, and `own`, the recipe's first steps in its own precision. On one process each is
+followed by runs with noise (proof.noise), of which only the distance from the run without is kept.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paddle_dp.checkpoint import Snapshot, save
+from paddle_dp.batch import Batch
+from paddle_dp.checkpoint import Piece
 from paddle_dp.data import Share
+from paddle_dp.errors import PaddleDPError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.batch_norm import local_norms
 from paddle_dp.parallel.holdings import Holdings
-from paddle_dp.recipe import LoaderSettings, Recipe
+from paddle_dp.proof import noise
+from paddle_dp.proof.outputs import Outputs
+from paddle_dp.proof.record import Recorder
+from paddle_dp.proof.sheets import key, write_sheet
+from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import memory
-from paddle_dp.train.state import pieces
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some samples of a data set, as a data set."""
+    """Some samples of a data set, as a data set; `read` has the numbers of those that were asked for."""
 
     dataset: Any
     indices: np.ndarray
+    read: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, i: int) -> Any:
-        return self.dataset[int(self.indices[i])]
+        number = int(self.indices[i])
+        self.read.append(number)
+        return self.dataset[number]
 
 
 def short(batch: int, ranks: int) -> int:
@@ -54,49 +69,212 @@ def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Learns options["steps"] batches and writes losses, gradient norms and weights into options["trace"].
+    """Writes the sheets of a side into options["trace"]; rank 0 also side.json.
 
-    options["ranks"] is the larger side's number of ranks, so that both sides read the same batches. options["patch"],
-    if any, is "module:function", called first.
+    options["ranks"] is the larger side's number of ranks, so that both sides read the same batches; "steps" how many
+    of the recipe's own are done; "wide" whether two are done in float64; "holdings" whether what a rank holds is
+    counted. options["patch"], if any, is "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
-    joined = join(seed=recipe.train.seed, device=recipe.train.device)
-    chosen = first_samples(recipe, options["steps"], options["ranks"])
-    per_epoch = Share(len(chosen.dataset), recipe.train.batch, last=recipe.train.last).batches
-
-    def given(*_: int) -> Task:
-        return task(recipe, recipe.train.length.steps(per_epoch), per_epoch)
-
-    read: dict[str, Any] = {
-        "dataset": lambda split: chosen,
-        "shuffle": False,
-        "last": "keep",
-        "loader": LoaderSettings(),
-    }
-    assembly = Assembly(replace(setup(recipe), task=given, **read), joined)
-    mesh, loader, learner = assembly.mesh, assembly.train_loader, assembly.learner()
-    holdings = Holdings(learner)
-    rows = [_step(learner, batch, mesh) for batch in loader.read(0)]
-    learner.check("after the last step of the comparison")
-    folder = Path(options["trace"])
-    snapshot = Snapshot(tensors=pieces(learner), state={"progress": {"step": len(rows)}})
-    save(snapshot, folder, mesh)
-    peak, held = max(mesh.gather(memory(mesh.device))), mesh.gather(holdings.read())
-    if mesh.is_first:
-        record = {"rows": rows, "memory": peak, "held": held, "random": learner.random_differences()}
-        record["local_norms"] = local_norms(learner.model)
-        (folder / "trace.json").write_text(json.dumps(record))
+    side = Side(recipe, options)
+    told: dict[str, Any] = {"wide": None}
+    if options.get("wide", True):
+        try:
+            side.run("wide", Precision(dtype="float64"))
+        except PaddleDPError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a model's own code may know float32 only, in any words
+            told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+    learner = side.run("own", recipe.train.precision)
+    told |= {"local_norms": local_norms(learner.model), "random": learner.random_differences()}
+    told |= {"axes": side.mesh.axes.as_dict(), **side.told}
+    if side.mesh.is_first:
+        (side.folder / "side.json").write_text(json.dumps(told))
 
 
-def _step(learner: Learner, batch: Any, mesh: Mesh) -> dict[str, float]:
-    learner.train_batch(batch, observe=True)
-    shares = [share for share in mesh.gather(batch.mine if mesh.speaks else None) if share is not None]
-    loss = mesh.sum([learner.observed["loss"]])[0]
-    return {
-        "loss": loss,
-        "gradient_norm": learner.observed["gradient_norm"],
-        "samples": batch.samples,
-        "shares": shares,
-    }
+class Side:
+    """A recipe in one layout, learned again and again from its one initial state. Collective, all of it."""
+
+    def __init__(self, recipe: Recipe, options: dict[str, Any]):
+        self.recipe, self.options, self.folder = recipe, options, Path(options["trace"])
+        joined = join(seed=recipe.train.seed, device=recipe.train.device)
+        self.chosen = first_samples(recipe, options["steps"], options["ranks"])
+        samples = len(self.chosen.dataset)
+        self.per_epoch = Share(samples, recipe.train.batch, last=recipe.train.last).batches
+        self.given = Given(recipe.train.precision)
+        read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "last": "keep"}
+        read |= {"task": self._task, "loader": LoaderSettings()}
+        self.assembly = Assembly(replace(setup(recipe), **read), joined)
+        self.mesh: Mesh = self.assembly.mesh
+        self.told: dict[str, Any] = {}
+
+    def _task(self, *_: int) -> Task:
+        """The recipe's task in the precision, and with the noise, of the run that begins."""
+        train = replace(self.recipe.train, precision=self.given.precision)
+        recipe = self.recipe.model_copy(update={"train": train})
+        found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
+        if self.given.noise is not None:
+            self.given.noise.model(found.model)
+        return found
+
+    def batches(self, wide: bool) -> Iterator[Batch]:
+        """The first global batches; in float64 the first of them, and the one of unequal shares."""
+        loader = self.assembly.train_loader
+        if not wide:
+            yield from loader.read(0)
+            return
+        for start in sorted({0, loader.batches - 1}):
+            yield next(loader.read(0, start))
+
+    def run(self, name: str, precision: Precision) -> Learner:
+        """A run and, on one process, its runs with noise; returns the run's learner."""
+        begun, wide = time.perf_counter(), name == "wide"
+        self.given = Given(precision)
+        seen = Watched(self, wide)
+        seconds = time.perf_counter() - begun
+        floors, drift = Floors(seen), []
+        for one in noise.runs(precision.dtype, self.options["ranks"]) if self.mesh.ranks == 1 else ():
+            self.given = Given(precision, one)
+            again = Watched(self, wide, None if wide or one.long else 1)
+            floors.add(again)
+            drift += [again.rows] if one.long and not wide else []
+        facts = {
+            "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorder.recorded,
+            "apart": seen.recorder.apart, "amiss": seen.amiss, "broken": seen.broken, "noise": floors.norms,
+            "drift": drift, "seconds": seconds, "all seconds": time.perf_counter() - begun,
+            "reader": self.mesh.reader, "seats": self.mesh.seats, "dtype": precision.dtype,
+            "numbers": sum(piece.array.size for piece in seen.pieces.values()),
+        }  # fmt: skip
+        groups = {"copy": seen.recorder.copies, "output": seen.outputs, "noise": floors.most}
+        write_sheet(self.folder, name, self.mesh.rank, seen.pieces, facts, **groups)
+        return seen.learner
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run is done in, and with which noise."""
+
+    precision: Precision
+    noise: noise.Noise | None = None
+
+
+class Watched:
+    """A run: the rows of its steps, and what its recorder saw."""
+
+    def __init__(self, side: Side, wide: bool, steps: int | None = None):
+        self.side, self.mesh, self.wide = side, side.mesh, wide
+        noisy = side.given.noise
+        self.order_of = noisy.order if noisy is not None else None
+        self.learner = side.assembly.learner()
+        self.recorder = Recorder(self.learner)
+        self.hooks = Outputs(self.learner) if wide or noisy is None else None
+        holdings = Holdings(self.learner) if side.options.get("holdings") and not wide else None
+        if noisy is None:
+            self.recorder.initial()
+        self.order: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+        self.places: dict[int, list[int]] = {}
+        self.outputs: dict[str, np.ndarray] = {}
+        self.broken: dict[int, str] = {}  # by step: the first layer that gave something that is not finite
+        self.amiss: str | None = None
+        for step, batch in enumerate(side.batches(wide), start=1):
+            self._learn(step, batch)
+            if step == steps:
+                break
+        if wide:
+            self.amiss = self.recorder.final(len(self.rows))
+        else:
+            self.recorder.weights(len(self.rows))
+        if self.hooks is not None:
+            self.hooks.remove()
+        if holdings is not None:
+            peak, held = max(self.mesh.gather(memory(self.mesh.device))), self.mesh.gather(holdings.read())
+            side.told |= {"memory": peak, "held": held}
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        """What the recorder saw, and on the first rank losses and gradient norms."""
+        found = dict(self.recorder.pieces)
+        if self.mesh.is_first:
+            for step, row in enumerate(self.rows, start=1):
+                for kind in ("loss", "gradient_norm"):
+                    number = key(kind.replace("_", " "), step, "")
+                    found[number] = Piece.whole(number, np.array([row[kind]], "float64"))
+        return found
+
+    def _learn(self, step: int, batch: Batch) -> None:
+        """One step, watched where it is worth it: in float64 each, else the first that ends in an update."""
+        rows, counted = [len(m.targets) for m in batch.micros], [m.samples for m in batch.micros]
+        asked = self.side.chosen.read
+        read = _counting(asked[-sum(rows) :], rows, counted)
+        asked.clear()
+        self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
+        if self.order_of is not None:
+            batch = noise.permute(batch, self.order_of)
+        with self.hooks or nullcontext():
+            self.learner.train_batch(batch, observe=True)
+        cuts = self.side.assembly.train_loader.share.cuts(batch.samples)
+        self.places[step] = [place for start, stop in cuts for place in range(start, stop)]
+        if self.hooks is not None:
+            self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
+        shares = self.mesh.gather([self.mesh.reader, self.mesh.speaks, read])
+        self.rows.append({
+            "loss": self.mesh.sum([self.learner.observed["loss"]])[0],
+            "gradient_norm": self.learner.observed["gradient_norm"], "samples": batch.samples,
+            "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
+            "read": [[reader, numbers] for reader, _, numbers in shares],
+        })  # fmt: skip
+
+    def _take_outputs(self, step: int, found: dict[str, np.ndarray], back: np.ndarray) -> None:
+        self.order = self.hooks.order if self.hooks is not None else []
+        bad = {name.rpartition("#")[0] for name, sums in found.items() if not np.isfinite(sums).all()}
+        if bad:
+            self.broken[step] = min(bad, key=self.order.index)
+        if self.wide:
+            self.outputs |= {key("output", step, name): sums[back] for name, sums in found.items()}
+
+
+def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
+    """The samples that count: not the one that a ghost reads."""
+    found, start = [], 0
+    for n, counts in zip(rows, counted, strict=True):
+        found += read[start : start + n] if counts else []
+        start += n
+    return found
+
+
+def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
+    """Where each sample of the batch went, when the samples of its micros were put into another order."""
+    found, start = [], 0
+    for samples in counted:
+        places = np.argsort(order(samples)) if order is not None else np.arange(samples)
+        found.append(start + places)
+        start += samples
+    return np.concatenate(found) if found else np.zeros(0, int)
+
+
+class Floors:
+    """How far runs with noise were from the run without: by key the most of each element, and of the 2-norm."""
+
+    def __init__(self, base: Watched):
+        self._base = base.pieces
+        self._outputs = base.outputs
+        self.most: dict[str, np.ndarray] = {}
+        self.norms: dict[str, float] = {}
+
+    def add(self, run: Watched) -> None:
+        for number, piece in run.pieces.items():
+            if number in self._base:
+                self._add(number, piece.array.astype("float64") - self._base[number].array)
+        for number, seen in run.outputs.items():
+            if number in self._outputs and seen.shape == self._outputs[number].shape:
+                self._add(number, seen - self._outputs[number])
+
+    def _add(self, number: str, apart: np.ndarray) -> None:
+        apart = np.abs(apart)
+        self.norms[number] = max(self.norms.get(number, 0.0), float(np.linalg.norm(apart)))
+        most = self.most.get(number)
+        small = apart.astype("float32")
+        self.most[number] = small if most is None else np.maximum(most, small)

@@ -41,18 +41,19 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
 
 def pieces(learner: Learner) -> dict[str, Piece]:
     """The weights and statistics that this rank is the one to save, under whole-model names."""
-    return _owned(learner, {f"model/{name}": (tensor, tensor) for name, tensor in learner.state().items()})
+    return owned(learner, {f"model/{name}": (tensor, tensor) for name, tensor in learner.state().items()})
 
 
 def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
     """The optimizer's state of the parameters that this rank is the one to save."""
     with learner.states_at_hand():
         states = optimizer_states(learner)
-        return _owned(learner, {name: (tensor, parameter) for name, tensor, parameter in states})
+        return owned(learner, {name: (tensor, parameter) for name, tensor, parameter in states})
 
 
-def _owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:
-    """Pieces of the (tensor, its parameter) pairs that are this rank's to save: copies once, shards by their owners."""
+def owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:
+    """Pieces of the (tensor, its parameter) pairs, by whole-model names, that are this rank's to save: copies once,
+    shards by their owners. A gradient or an optimizer's state is placed as its parameter is."""
     seats = learner.mesh.seats
     if seats["data"] or seats["sequence"]:
         return {}

@@ -1,5 +1,6 @@
-"""`paddle-dp verify` as a person runs it: the table, the verdict, the exit status."""
+"""`paddle-dp verify` as a person runs it, and faults of real ranks that it must name."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,54 +9,99 @@ import pytest
 
 from paddle_dp.errors import EndedError, RunError
 from paddle_dp.launch.command import Job
-from paddle_dp.proof.sides import Comparison
+from paddle_dp.proof import Comparison, compare_sides
 
 RECIPE = """
 model: {{use: convnet, classes: 10, norm: {norm}}}
 dataset: {{use: digits, as_image: true}}
 loss: {{use: cross_entropy}}
-optimizer: {{use: momentum}}
-schedule: {{use: constant, peak: 0.05}}
-strategy: {{use: data_parallel, sync_batch_norm: {sync}}}
+optimizer: {{use: {optimizer}}}
+schedule: {{use: constant, peak: {peak}}}
+strategy: {{use: data_parallel, sync_batch_norm: true}}
 train: {{length: 1 epoch, batch: 50, micros: 2}}
 """
+FAULTS = "tests.proof.faults:"
 
 
-def verify(folder: Path, norm: str, sync: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    recipe = folder / "case.yaml"
-    recipe.write_text(RECIPE.format(norm=norm, sync=sync))
-    words = [sys.executable, "-m", "paddle_dp", "verify", str(recipe), "--ranks", str(ranks), "--steps", "4"]
-    return subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)
+def recipe(folder: Path, norm: str = "batch", optimizer: str = "momentum", peak: float = 0.05) -> Path:
+    found = folder / "case.yaml"
+    found.write_text(RECIPE.format(norm=norm, optimizer=optimizer, peak=peak))
+    return found
 
 
-@pytest.mark.parametrize(("norm", "ranks"), [("none", 2), ("batch", 3)])
-def test_equal_layouts_pass(tmp_path, norm, ranks):
-    done = verify(tmp_path, norm, "true", ranks)
+def verify(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paddle_dp", "verify", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
+    done = verify(str(recipe(tmp_path)), "--ranks", "3", "--steps", "4")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"SAME: {ranks} ranks learn what one process learns" in done.stdout
+    assert "SAME: 3 ranks learn what one process learns" in done.stdout
     assert "=49" in done.stdout  # the batch that cannot be shared equally
+    assert "of a parameter's gradient on one rank would show" in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_local_batch_norm_differs_and_verify_says_why(tmp_path):
-    done = verify(tmp_path, "batch", "false", 2)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "BatchNorm layers" in done.stdout
-    assert "DIFFERENT" in done.stdout
+def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path):
+    done = verify(
+        str(recipe(tmp_path, norm="none", optimizer="sgd")), "--steps", "2", "schedule.peak=1e-300", "--json"
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert (told["verdict"], told["status"], told["ranks"], told["where"]) == ("proves nothing", 3, 2, None)
+    assert told["float64"]["rows"]["gradient"]["r"] <= told["allowed"]
+
+
+def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path):
+    """A convnet has no `cuts` table, which is known when a rank places the model: one process has not begun then."""
+    done = verify(str(recipe(tmp_path)), "strategy={use: hybrid, tensor: 2}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no `cuts` table" in done.stderr
+    assert "on 1 rank" not in done.stderr
 
 
 def test_one_rank_has_nothing_to_compare(tmp_path):
-    done = verify(tmp_path, "none", "true", 1)
+    done = verify(str(recipe(tmp_path)), "--ranks", "1")
     assert done.returncode == 2
     assert "2 ranks or more" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def convnet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("convnet")
+    comparison = Comparison(recipe(folder), ("train.micros=1",), 2, 2, folder)
+    return comparison, comparison.one()
+
+
 @pytest.mark.parametrize(
-    ("status", "error"), [(143, EndedError), (130, EndedError), (1, RunError), (137, RunError)]
+    ("fault", "kind", "says"),
+    [
+        ("one_gradient", "gradient", "gradient of body.4.weight is off by 0."),
+        ("no_exchange", "gradient", "on the data axis is"),
+        ("mean_of_means", "gradient", "equal shares agree, unequal ones"),
+        ("read_twice", "samples", "was read twice"),
+        ("local_norm", "output", "the forward output of body.1 is the first that differs"),
+        ("other_momentum", "statistic", "running statistic body.1._mean"),
+        ("moved_buffer", "buffer", "buffer clock"),
+    ],
 )
-def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status, error):
+def test_a_fault_is_found_and_its_place_is_named(convnet, fault, kind, says):
+    comparison, one = convnet
+    verdict = compare_sides(one, comparison.many(2, name=fault, patch=FAULTS + fault))
+    assert verdict.status == 1
+    assert verdict.where is not None and verdict.where.kind == kind, verdict.where
+    assert says in verdict.where.sentence
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [(143, EndedError, 143), (130, EndedError, 130), (1, RunError, 4), (137, RunError, 4), (2, RunError, 2)],
+)
+def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status, error, says):
     """137 is a rank that somebody killed, or the machine for want of memory: the next layout may well run."""
     comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
     with pytest.raises(RunError) as caught:
         comparison._side(status, Job(recipe=tmp_path, ranks=2))
     assert type(caught.value) is error
-    assert caught.value.exit_status == (status if error is EndedError else 1)
+    assert caught.value.exit_status == says

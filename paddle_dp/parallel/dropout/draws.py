@@ -68,4 +68,5 @@ class Draws:
     def _scope(self, batch: Batch, micro: Micro) -> AbstractContextManager[Any]:
         if not self.exact:
             return nullcontext()
-        return Scope(batch.seed, batch.epoch, batch.index, micro.first, max(micro.samples, 1))
+        samples = max(micro.samples, 1)
+        return Scope(batch.seed, batch.epoch, batch.index, micro.first, samples, micro.places)

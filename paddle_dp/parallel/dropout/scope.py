@@ -7,7 +7,7 @@ written down and put back, so that a forward that backward computes again (recom
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,15 +70,19 @@ class Kept:
 class Scope:
     """The samples of one micro-batch in one update, and which call of which block comes next.
 
-    The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`: known by
+    The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or those at
+    `places`: known by
     arithmetic on every rank, so equal on any number of them, and after a resume. Calls are counted per element: the
     number of the block that is running (from 1), 0 outside of all.
     """
 
-    def __init__(self, seed: int, epoch: int, index: int, first: int, samples: int):
+    def __init__(
+        self, seed: int, epoch: int, index: int, first: int, samples: int, places: Sequence[int] | None = None
+    ):
         self.samples = samples
         self._first, self._update = first, masks.word(seed, epoch, index)
-        self._places = np.arange(first, first + samples, dtype=np.uint64)
+        following = range(first, first + samples)
+        self._places = np.array(following if places is None else places, np.uint64)
         self._everybody = np.array([masks.EVERYBODY], np.uint64)
         self.element = 0
         self.calls: dict[int, int] = {}

@@ -1,0 +1,193 @@
+"""From numbers that differ to the likely mistake, in words. Pure functions of numbers and arrays."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Degrees = Mapping[str, int]
+EXACTLY = (
+    1e-3  # how near to a number a factor is, and how small what it does not explain, to be called that number
+)
+NEARLY = 0.05  # below this part of a value, what is off has no factor worth saying
+LN_NEAR = 0.05
+
+
+def samples(one: Sequence[int], many: Sequence[tuple[int, Sequence[int]]]) -> str | None:
+    """What is wrong with who read what of one global batch; None when each sample of `one` was read exactly once.
+
+    `many` has the data-parallel rank and the numbers of its samples; ranks that share a number must read the same.
+    """
+    shares: dict[int, list[int]] = {}
+    for dp_rank, numbers in many:
+        if shares.setdefault(dp_rank, list(numbers)) != list(numbers):
+            return f"ranks that hold parts of one model (data rank {dp_rank}) read different samples"
+    read = Counter(number for numbers in shares.values() for number in numbers)
+    wanted = Counter(one)
+    twice, never = sorted((read - wanted).elements()), sorted((wanted - read).elements())
+    if not twice and not never:
+        return None
+    words = []
+    again = [n for n in twice if n in wanted]
+    foreign = [n for n in twice if n not in wanted]
+    if again:
+        words.append(f"{_things('sample', again)} read {_times(read[again[0]])}")
+    if foreign:
+        words.append(f"{_things('sample', foreign)} read, which one process does not read in this step")
+    if never:
+        words.append(f"{_numbers(never)} never" if words else f"{_things('sample', never)} never read")
+    return ", ".join(words)
+
+
+def _times(count: int) -> str:
+    return {2: "twice", 3: "three times"}.get(count, f"{count} times")
+
+
+def _things(thing: str, numbers: Sequence[int]) -> str:
+    several = len(set(numbers)) > 1
+    return f"{thing}{'s' * several} {_numbers(numbers)} {'were' if several else 'was'}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    some = list(dict.fromkeys(numbers))
+    return ", ".join(map(str, some[:3])) + (f" and {len(some) - 3} more" if len(some) > 3 else "")
+
+
+def factor(one: np.ndarray, many: np.ndarray) -> tuple[float, float]:
+    """c = <many, one> / <one, one>, and |many - c · one| / |many|: how much of one process's value there is, and how
+    much that does not explain. (nan, 1) where one process has nothing."""
+    a, b = one.reshape(-1).astype("float64"), many.reshape(-1).astype("float64")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.nan, math.nan
+    size = float(a @ a)
+    if size == 0:
+        return math.nan, 1.0
+    c, whole = float(a @ b) / size, float(np.linalg.norm(b))
+    return c, float(np.linalg.norm(b - c * a)) / whole if whole else 0.0
+
+
+def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
+    """«0.5 × one process's: …» for a gradient that is equal on all ranks that hold it; `cut`: held in slices."""
+    if math.isnan(c):
+        if math.isnan(rest):
+            return "is not a finite number"
+        return "is not zero, as one process's is: something else reaches it"
+    off = math.hypot(c - 1, rest * c)
+    if off < NEARLY:
+        return f"is off by {100 * off:.2g} % of one process's"
+    if rest > EXACTLY:
+        near = _axis(c, degrees, cut, 0.2) if rest < 1 else ""
+        hint = f": perhaps {near}" if near else ""
+        return f"is about {c:.2g} × one process's and {min(rest, 1):.0%} something else{hint}"
+    if abs(c) < EXACTLY:
+        return "is 0: nothing reaches it"
+    if abs(c + 1) < EXACTLY:
+        return "is -1 × one process's: its sign is turned"
+    likely = _axis(c, degrees, cut, EXACTLY)
+    if likely:
+        return f"is {c:.4g} × one process's: {likely}"
+    return f"is {c:.4g} × one process's"
+
+
+def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
+    """What a factor that is a degree of an axis, or one through it, speaks for; "" when it is none."""
+    often = [axis for axis, d in degrees.items() if d > 1 and abs(c / d - 1) < within]
+    seldom = [axis for axis, d in degrees.items() if d > 1 and abs(c * d - 1) < within]
+    if often:
+        return f"summed twice over the {_either(often, cut)} axis, or summed where it is a mean already"
+    if seldom:
+        return f"a sum over the {_either(seldom, cut)} axis is missing, or it is a mean where the sum is due"
+    product = math.prod(degrees.values())
+    if product > 1 and abs(c / product - 1) < within:
+        return "summed over all ranks where it is a mean already"
+    if product > 1 and abs(c * product - 1) < within:
+        return "divided by the number of ranks once too often"
+    return ""
+
+
+def _either(axes: Sequence[str], cut: bool) -> str:
+    """The axes that a factor fits: slices are not summed over the tensor axis."""
+    left = [axis for axis in axes if not (cut and axis == "tensor")] or list(axes)
+    return " or the ".join(left)
+
+
+def unmet(
+    one: np.ndarray, copies: Mapping[int, np.ndarray], seats: Sequence[Mapping[str, int]], degrees: Degrees
+) -> str:
+    """What to say of ranks that hold different copies of one gradient: over which axis a sum is missing.
+
+    `seats` has each rank's place on the axes. Where the copies along an axis add up to one process's gradient (or their
+    mean is it, when what is exchanged is a mean), that exchange did not happen.
+    """
+    ranks = sorted(copies)
+    for axis, degree in degrees.items():
+        line = [r for r in ranks if all(seats[r][a] == seats[ranks[0]][a] for a in degrees if a != axis)]
+        if degree < 2 or len(line) != degree:
+            continue
+        total = np.sum([copies[rank] for rank in line], axis=0)
+        for whole in (total, total / degree):
+            if _near(whole, one):
+                c, _ = factor(one, copies[line[0]])
+                return (
+                    f"on the {axis} axis is {c:.2g} × one process's on rank {line[0]}: a sum over the axis is missing "
+                    f"(what ranks {', '.join(map(str, line))} hold {'adds up to' if whole is total else 'averages to'} "
+                    "one process's)"
+                )
+    right = [rank for rank in ranks if _near(copies[rank], one)]
+    wrong = [rank for rank in ranks if rank not in right]
+    if right and wrong:
+        c, rest = factor(one, copies[wrong[0]])
+        return f"is one process's on {_ranks(right)}; on {_ranks(wrong)} it {scaled(c, rest, degrees, False)}"
+    return f"differs between {_ranks(ranks)}, which should hold the same"
+
+
+def _near(a: np.ndarray, b: np.ndarray) -> bool:
+    return float(np.linalg.norm(a - b)) <= 1e-6 * float(np.linalg.norm(b))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def loss(one: float, many: float, degrees: Degrees) -> str:
+    """What a loss that is off by a known amount, or factor, speaks for."""
+    if not math.isfinite(one) or not math.isfinite(many):
+        return f"loss is {many:g}, one process's {one:g}"
+    for axis, degree in degrees.items():
+        if degree > 1 and abs(abs(many - one) / math.log(degree) - 1) < LN_NEAR:
+            how = "high" if many > one else "low"
+            which = {2: "half", 3: "a third", 4: "a quarter"}.get(degree, f"1/{degree}")
+            return (
+                f"loss is ln {degree} too {how} ({many:.6g}, one process's {one:.6g}): softmax over {which} of the "
+                f"classes, or over classes counted {degree} times ({axis} {degree})"
+            )
+    c = many / one if one else math.inf
+    likely = _axis(c, degrees, False, EXACTLY)
+    if likely:
+        return f"loss is {c:.4g} × one process's: {likely}"
+    return f"loss is {many:.9g}, one process's {one:.9g} ({many - one:+.1e})"
+
+
+def uneven(shares: Sequence[int]) -> str:
+    """What speaks when equal shares agree and unequal ones do not."""
+    return (
+        f"equal shares agree, unequal ones ({'+'.join(map(str, shares))}) do not: means of the ranks' means, "
+        "weighted alike, or a sample that is padded or left out"
+    )
+
+
+def update(c: float, rest: float, degrees: Degrees) -> str:
+    """An update that differs though its gradient does not."""
+    if math.isnan(c):
+        return "moves, and one process's does not: frozen there?" if rest == 1 else "is not a finite number"
+    if rest <= EXACTLY and abs(c) < EXACTLY:
+        return "is 0: the optimizer does not know this parameter, or its update is not shared"
+    if rest <= EXACTLY:
+        return f"is {c:.6g} × one process's, with equal gradients: another learning rate, or a clip by another norm"
+    return (
+        f"is {c:.3g} × one process's and {min(rest, 1):.0%} something else, with equal gradients: another state, decay "
+        "or rounding of the optimizer"
+    )

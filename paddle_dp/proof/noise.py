@@ -1,0 +1,99 @@
+"""One process's own noise: the same steps with changes that mathematics does not see, and how far they lead.
+
+Another number of ranks sums in another order, and nothing else. Each of these is of that size, on one process:
+
+    weights      every weight times 1 ± one unit in its last place, sign by sign
+    permuted     the samples of each micro in another order
+    shares       every matrix product and convolution share by share, as ranks compute it, and the shares laid together
+
+`shares` is for precisions that round each product's gradient: the sum of N rounded gradients is not the rounded sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import Batch
+from paddle_dp.data.share import cut
+from paddle_dp.parallel.rounding import ROUNDED
+
+ULP = {"float64": 2.0**-52}  # of weights; those of every other precision are float32
+FLOAT32 = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A run with noise: what happens to the model before it is placed, and to each batch."""
+
+    name: str
+    model: Callable[[nn.Layer], Any] = lambda model: None
+    order: Callable[[int], np.ndarray] | None = None  # of a micro's samples, by their number
+    long: bool = False  # whether the later steps are worth watching, too
+
+
+def runs(dtype: str, ranks: int) -> Iterator[Noise]:
+    """The runs with noise for one precision, against N = `ranks` ranks."""
+    for seed in (1, 2):
+        yield Noise(f"weights {seed}", partial(nudge, dtype=dtype, seed=seed), long=seed == 1)
+    for seed in (1, 2):
+        yield Noise(f"permuted {seed}", order=_shuffled(seed), long=seed == 1)
+    if dtype in ("bfloat16", "float16"):
+        for parts in sorted({2, ranks, ranks + 1}):
+            yield Noise(f"shares {parts}", partial(in_shares, parts=parts), long=parts == ranks)
+        yield Noise(f"shares {ranks} permuted", partial(in_shares, parts=ranks), _shuffled(3))
+
+
+def nudge(model: nn.Layer, dtype: str, seed: int) -> None:
+    """Multiplies every weight with 1 ± one unit in the last place, in place; signs are drawn from `seed`."""
+    draw, ulp = np.random.default_rng(seed), ULP.get(dtype, FLOAT32)
+    with paddle.no_grad():
+        for parameter in model.parameters():
+            if parameter.dtype in (paddle.float32, paddle.float64):
+                old = parameter.numpy()
+                signs = draw.integers(0, 2, old.shape, np.int8).astype(old.dtype) * 2 - 1
+                parameter.set_value((old * (1 + old.dtype.type(ulp) * signs)).astype(old.dtype))
+
+
+def _shuffled(seed: int) -> Callable[[int], np.ndarray]:
+    return lambda samples: np.random.default_rng((seed, samples)).permutation(samples)
+
+
+def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
+    """The batch with the samples of each micro in another order; dropout goes on drawing each sample's own mask."""
+    micros = []
+    for micro in batch.micros:
+        moved = order(micro.samples)
+        at = paddle.to_tensor(moved)
+        inputs, targets = paddle.utils.map_structure(lambda t: t[at], [micro.inputs, micro.targets])  # noqa: B023 - now
+        places = tuple((micro.first + moved).tolist())
+        micros.append(replace(micro, inputs=inputs, targets=targets, places=places))
+    return replace(batch, micros=tuple(micros))
+
+
+def in_shares(model: nn.Layer, parts: int) -> None:
+    """Lets every product and convolution of a model compute `parts` shares of its rows one after another, in place.
+
+    What comes before and behind it, BatchNorm say, goes on seeing all samples.
+    """
+    for layer in model.sublayers(include_self=True):
+        if isinstance(layer, ROUNDED):
+            kind = type(layer)
+            layer.__class__ = type(kind.__name__, (kind,), {"__call__": _in_shares(kind, parts)})
+
+
+def _in_shares(kind: type[nn.Layer], parts: int) -> Callable[..., Any]:
+    """`kind.__call__`, hooks and all, once for each share: a rank rounds its own copy of the weights' gradient."""
+
+    def called(layer: nn.Layer, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
+        bounds = [cut(x.shape[0], part, parts) for part in range(parts)]
+        outputs = [kind.__call__(layer, x[a:b], *more, **named) for a, b in bounds if b > a]
+        return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
+
+    return called

@@ -1,0 +1,128 @@
+"""A verdict for people (two small tables and sentences, 80 columns) and for machines (JSON)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from paddle_dp.proof.compare import K, Part
+from paddle_dp.proof.steps import shares
+from paddle_dp.proof.verdict import Verdict
+from paddle_dp.recipe import Recipe
+
+
+def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
+    """Prints the steps, the table of distances, what it cost, and the sentences."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console, many = Console(highlight=False), verdict.many
+    table = Table(
+        title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches, {verdict.own.dtype}",
+        box=box.SIMPLE,
+    )
+    for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "strays", "gradient norm"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in verdict.steps.steps:
+        table.add_row(
+            str(step.number), shares(step.shares), f"{step.loss.one:.7f}", f"{step.loss.many:.7f}",
+            f"{step.loss.apart:.1e}", f"{step.loss.drift:.1e}", f"{step.gradient_norm.many:.6f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(_distances(verdict))
+    console.print(_cost(verdict, seconds))
+    for sentence in verdict.sentences:
+        console.print(_coloured(sentence))
+
+
+def _distances(verdict: Verdict) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    title = f"distance in units of one process's own noise: r ≤ {K:g} is the same"
+    table = Table(title=title, box=box.SIMPLE)
+    for name in ("in", "of", "how many", "largest r", "which"):
+        table.add_column(name, justify="right" if name in ("how many", "largest r") else "left")
+    for part in (verdict.wide, verdict.own):
+        for row in part.rows if part is not None else ():
+            name = row.worst.key.name or f"step {row.worst.key.step}"
+            table.add_row(
+                part.dtype if part is not None else "", row.kind, str(row.count), number(row.worst.r), name
+            )
+    worst = max(verdict.steps.steps, key=lambda step: step.r)
+    table.add_row(
+        "steps", "losses, norms", str(len(verdict.steps.steps)), number(worst.r), f"step {worst.number}"
+    )
+    table.add_row("steps", "weights", "all", number(verdict.steps.weights.r), "after the last step")
+    return table
+
+
+def _cost(verdict: Verdict, seconds: float) -> str:
+    parts = [part for part in (verdict.wide, verdict.own) if part is not None]
+    numbers = sum(part.one.facts.get("numbers", 0) for part in parts)
+    inner = sum(part.one.facts["all seconds"] + part.many.facts["all seconds"] for part in parts)
+    compared = f"{sum(len(part.findings) for part in parts)} quantities of {numbers:,} numbers"
+    return f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), compared {compared}."
+
+
+def number(r: float) -> str:
+    """An r in few letters: 0.83, 12, 3.1e+08."""
+    return f"{r:.2g}" if r < 1000 or math.isinf(r) else f"{r:.1e}"
+
+
+def _coloured(sentence: str) -> str:
+    from rich.markup import escape
+
+    sentence = escape(sentence)
+    for word, colour in (("SAME", "green"), ("DIFFERENT", "red"), ("PROVES NOTHING", "yellow")):
+        if sentence.startswith(f"{word}:"):
+            return f"[{colour}]{word}[/{colour}]{sentence.removeprefix(word)}"
+    return sentence
+
+
+def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
+    """The verdict as JSON values; docs/proof.md has the keys. What is infinite, or no number, is a text."""
+    where = verdict.where
+    return {
+        "recipe": recipe.name,
+        "ranks": verdict.many.ranks,
+        "axes": verdict.many.axes,
+        "verdict": {0: "same", 1: "different", 3: "proves nothing"}[verdict.status],
+        "status": verdict.status,
+        "allowed": K,
+        "where": None if where is None else vars(where),
+        "float64": _part(verdict.wide, verdict.many.ranks),
+        "own": _part(verdict.own, verdict.many.ranks),
+        "steps": [
+            {
+                "step": step.number, "shares": list(step.shares), "loss": _plain(vars(step.loss)),
+                "gradient_norm": _plain(vars(step.gradient_norm)), "r": _plain(step.r),
+            }
+            for step in verdict.steps.steps
+        ],
+        "weights": {"r": _plain(verdict.steps.weights.r)},
+        "without_gradient": [f.key.name for f in (verdict.wide or verdict.own).without_gradient],
+        "sentences": verdict.sentences,
+        "seconds": round(seconds, 2),
+    }  # fmt: skip
+
+
+def _part(part: Part | None, ranks: int) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    rows = {
+        row.kind: {
+            "count": row.count, "r": _plain(row.worst.r), "worst": row.worst.key.name, "step": row.worst.key.step
+        }
+        for row in part.rows
+    }  # fmt: skip
+    visible = {"noise": _plain(part.noise), "visible": _plain(part.visible(ranks))}
+    return {"dtype": part.dtype, "same": part.same, **visible, "rows": rows}
+
+
+def _plain(value: Any) -> Any:
+    """Floats that JSON knows; infinities and NaN as texts."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -1,0 +1,136 @@
+"""The files of a side: for each of its runs and ranks one sheet, arrays by key and what else there is to know.
+
+A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Written inside the ranks, read outside without paddle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paddle_dp.checkpoint.pieces import Box, Piece, assemble, whole
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Key(NamedTuple):
+    """What an array is: of which kind, after which step (from 1; 0: before the first), of what in the model."""
+
+    kind: str
+    step: int
+    name: str
+
+    @classmethod
+    def read(cls, text: str) -> Key:
+        kind, step, name = text.split("|", 2)
+        return cls(kind, int(step), name)
+
+
+def key(kind: str, step: int, name: str) -> str:
+    return f"{kind}|{step}|{name}"
+
+
+def write_sheet(
+    folder: Path, run: str, rank: int, pieces: Mapping[str, Piece], facts: Mapping[str, Any], **more: Arrays
+) -> None:
+    """Writes a rank's sheet of a run: pieces of whole tensors, facts (JSON), and further groups of arrays by key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cut = {
+        number: [list(piece.shape), list(piece.offset)]
+        for number, piece in pieces.items()
+        if piece.shape != piece.array.shape
+    }
+    arrays = {f"piece|{number}": piece.array for number, piece in pieces.items()}
+    arrays |= {f"{group}|{number}": array for group, some in more.items() for number, array in some.items()}
+    np.savez(folder / f"{run}.{rank}.npz", allow_pickle=False, **arrays)
+    (folder / f"{run}.{rank}.json").write_text(json.dumps({**facts, "cut": cut}))
+
+
+@dataclass
+class Sheet:
+    """One rank's sheet, read when asked."""
+
+    path: Path
+    facts: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.facts = json.loads(self.path.with_suffix(".json").read_text())
+        self._file = np.load(self.path.with_suffix(".npz"))
+
+    def group(self, name: str) -> Iterator[str]:
+        """The keys of a group of arrays."""
+        return (n.removeprefix(f"{name}|") for n in self._file.files if n.startswith(f"{name}|"))
+
+    def array(self, group: str, number: str) -> np.ndarray:
+        return np.asarray(self._file[f"{group}|{number}"])
+
+    def box(self, number: str, array: np.ndarray) -> tuple[Box, tuple[int, ...]]:
+        """Where a piece lies, and the whole tensor's shape."""
+        shape, offset = self.facts["cut"].get(number, (array.shape, (0,) * array.ndim))
+        return Box(tuple(offset), array.shape), tuple(shape)
+
+
+@dataclass
+class Run:
+    """A run of one side, from the sheets of all its ranks: every quantity whole."""
+
+    sheets: list[Sheet]
+
+    @classmethod
+    def read(cls, folder: Path, run: str, ranks: int) -> Run | None:
+        """None where the side had no such run."""
+        paths = [folder / f"{run}.{rank}.json" for rank in range(ranks)]
+        return cls([Sheet(path) for path in paths]) if all(path.exists() for path in paths) else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the first rank, which speaks for all, wrote beside the numbers."""
+        return self.sheets[0].facts
+
+    @cached_property
+    def _holders(self) -> dict[str, list[Sheet]]:
+        found: dict[str, list[Sheet]] = {}
+        for sheet in self.sheets:
+            for number in sheet.group("piece"):
+                found.setdefault(number, []).append(sheet)
+        return found
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self._holders)
+
+    def array(self, number: str) -> np.ndarray:
+        """A quantity, whole, in float64. Raises ValueError where the ranks' pieces do not make it up."""
+        arrays = [(sheet, sheet.array("piece", number)) for sheet in self._holders[number]]
+        boxes = [sheet.box(number, array) for sheet, array in arrays]
+        shape = boxes[0][1]
+        takes, missing = assemble(whole(shape), [box for box, _ in boxes])
+        if missing:
+            raise ValueError(f"{number}: no rank wrote {missing[0]} of {list(shape)}")
+        result = np.zeros(shape, "float64")
+        for place, box in takes:
+            result[box.inside(whole(shape))] = arrays[place][1][box.inside(boxes[place][0])]
+        return result
+
+    def cut(self, number: str) -> bool:
+        """Whether ranks hold slices of it."""
+        return any(number in sheet.facts["cut"] for sheet in self._holders[number])
+
+    def copies(self, number: str) -> dict[int, np.ndarray]:
+        """By rank: the copies that differ; empty where all are equal."""
+        return {
+            rank: sheet.array("copy", number)
+            for rank, sheet in enumerate(self.sheets)
+            if number in set(sheet.group("copy"))
+        }
+
+    def noise(self, number: str) -> tuple[np.ndarray, float] | None:
+        """Of the one process: the most that each element, and that the 2-norm, was off in its runs with noise."""
+        norms = self.facts.get("noise", {})
+        return (self.sheets[0].array("noise", number), norms[number]) if number in norms else None

@@ -1,0 +1,144 @@
+"""The recipe's first steps on both sides, beside how far one process strays from itself under an ulp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.proof.compare import EPS, K, ratio, undetermined
+from paddle_dp.proof.sheets import Key, Run, key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A number on both sides, and how far it strays on one: r is their distance over that, 0 for equal infinities."""
+
+    one: float
+    many: float
+    drift: float
+
+    @property
+    def apart(self) -> float:
+        if self.one == self.many or (np.isnan(self.one) and np.isnan(self.many)):
+            return 0.0
+        apart = abs(self.one - self.many)
+        return apart if np.isfinite(apart) else float("inf")
+
+    @property
+    def r(self) -> float:
+        return ratio(self.apart, self.drift) if np.isfinite(self.drift) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of both sides; `r` is judged with K."""
+
+    number: int
+    shares: tuple[int, ...]
+    loss: Pair
+    gradient_norm: Pair
+
+    @property
+    def r(self) -> float:
+        return max(self.loss.r, self.gradient_norm.r)
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite([self.loss.one, self.gradient_norm.one]).all())
+
+
+@dataclass
+class Steps:
+    """Every step, and how far apart the weights are after the last one (`weights`, all of them together)."""
+
+    one: Run
+    many: Run
+
+    def __post_init__(self) -> None:
+        self.dtype: str = self.one.facts["dtype"]
+        pairs = zip(self.one.facts["rows"], self.many.facts["rows"], strict=True)
+        self.steps = [self._step(number, a, b) for number, (a, b) in enumerate(pairs, start=1)]
+        self.weights = self._weights()
+
+    @property
+    def same(self) -> bool:
+        return all(step.r <= K for step in self.steps) and self.weights.r <= K
+
+    @property
+    def broken(self) -> Step | None:
+        """The first step whose numbers are not finite on one process."""
+        return next((step for step in self.steps if not step.finite), None)
+
+    @property
+    def moved(self) -> bool:
+        """Whether any weight of one process is another after the last step than before the first."""
+        last = [Key.read(number) for number in self.one.keys if number.startswith("weight|")]
+        pairs = ((self.one.array(key("initial", 0, w.name)), self.one.array(key(*w))) for w in last)
+        return any(not np.array_equal(before, after, equal_nan=True) for before, after in pairs)
+
+    def _step(self, number: int, one: Mapping[str, Any], many: Mapping[str, Any]) -> Step:
+        eps = EPS[self.dtype]
+        return Step(
+            number=number,
+            shares=tuple(many["shares"]),
+            loss=self._pair("loss", number, one, many, min(eps, EPS["float32"])),
+            gradient_norm=self._pair("gradient_norm", number, one, many, eps),
+        )
+
+    def _pair(
+        self, what: str, number: int, one: Mapping[str, Any], many: Mapping[str, Any], eps: float
+    ) -> Pair:
+        """The drift up to here: of every run with noise, at its worst so far; one unit in the last place at least."""
+        rows = self.one.facts["rows"]
+        strays = [
+            _stray(run[k][what], rows[k][what])
+            for run in self.one.facts["drift"]
+            for k in range(min(number, len(run)))
+        ]
+        first = self.one.noise(key(what.replace("_", " "), 1, ""))
+        strays += [first[1]] if first is not None else []
+        return Pair(one=one[what], many=many[what], drift=max([*strays, eps * abs(one[what])]))
+
+    def _weights(self) -> Pair:
+        """Of all trained weights together, without the elements that have no true gradient in the first step."""
+        apart = noise = size = 0.0
+        for number in sorted(n for n in self.one.keys & self.many.keys if Key.read(n).kind == "weight"):
+            one, many = self.one.array(number), self.many.array(number)
+            noisy = self.one.noise(number)
+            most = noisy[0] if noisy is not None else np.zeros_like(one)
+            chosen = ~self._undetermined(Key.read(number).name, one.shape)
+            equal = (one == many) | (np.isnan(one) & np.isnan(many))
+            with np.errstate(invalid="ignore"):
+                apart += float(np.square(np.where(equal, 0, many - one)[chosen]).sum())
+            noise += float(np.square(most[chosen].astype("float64")).sum())
+            size += float(np.square(one[chosen]).sum())
+        floor = max(noise**0.5, min(EPS[self.dtype], EPS["float32"]) * size**0.5)
+        return Pair(one=0.0, many=apart**0.5, drift=floor)
+
+    def _undetermined(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        masks = [np.zeros(shape, bool)]
+        for step in self.one.facts["recorded"]:
+            number = key("gradient", step, name)
+            noise = self.one.noise(number)
+            if noise is not None:
+                masks.append(undetermined(self.one.array(number), noise[0]))
+        found: np.ndarray = np.any(masks, axis=0)
+        return found
+
+
+def _stray(noisy: float, plain: float) -> float:
+    """How far a run with noise is off; infinitely, where only one of the two is finite."""
+    if noisy == plain or (np.isnan(noisy) and np.isnan(plain)):
+        return 0.0
+    apart = abs(noisy - plain)
+    return apart if np.isfinite(apart) else float("inf")
+
+
+def shares(numbers: Sequence[int]) -> str:
+    """ "16+17+17=50": what each rank had of the global batch."""
+    if len(numbers) > 4:
+        return f"{len(numbers)}×({min(numbers)} to {max(numbers)})={sum(numbers)}"
+    return f"{'+'.join(map(str, numbers))}={sum(numbers)}"

@@ -1,0 +1,166 @@
+"""What two sides laid beside each other mean: same or different, where, how sharp the eye was, what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.proof.compare import K, Part
+from paddle_dp.proof.sheets import Key
+from paddle_dp.proof.sides import Side
+from paddle_dp.proof.steps import Steps
+from paddle_dp.proof.where import Search, Where
+
+SAME, DIFFERENT, PROVES_NOTHING = 0, 1, 3  # exit statuses; 2 and 4: a side that did not run (proof.sides)
+
+
+@dataclass
+class Verdict:
+    """`one` process and `many` ranks, compared: `same`, `where` they differ first, `sentences` for a person."""
+
+    one: Side
+    many: Side
+
+    def __post_init__(self) -> None:
+        self.wide = _part(self.one, self.many, "wide")
+        own = _part(self.one, self.many, "own")
+        assert own is not None, "a side without the recipe's own steps was not finished"
+        self.own, self.steps = own, Steps(own.one, own.many)
+
+    @property
+    def same(self) -> bool:
+        return self._alike and self.proves
+
+    @property
+    def status(self) -> int:
+        """The exit status that says it."""
+        if not self._alike:
+            return DIFFERENT
+        return SAME if self.proves else PROVES_NOTHING
+
+    @cached_property
+    def _alike(self) -> bool:
+        if (self.wide is None) and (self.one.failed is None) != (self.many.failed is None):
+            return False
+        return (
+            (self.wide is None or self.wide.same) and self.own.same and self.steps.same and not self._samples
+        )
+
+    @cached_property
+    def proves(self) -> bool:
+        """Whether anything was learned on one process, in the recipe's precision: some gradient is not zero, and some
+        weight is not what it was."""
+        return self._learns("gradient") and (self._learns("update") or self.steps.moved)
+
+    def _learns(self, kind: str) -> bool:
+        run = self.own.one
+        return any(bool(np.any(run.array(number))) for number in run.keys if Key.read(number).kind == kind)
+
+    @cached_property
+    def _samples(self) -> Where | None:
+        return Search(self.own, self.many.axes).samples()
+
+    @cached_property
+    def where(self) -> Where | None:
+        """The first thing that differs; None for sides that are the same."""
+        if self._alike:
+            return None
+        for part in (self.wide, self.own):
+            if part is not None and (found := Search(part, self.many.axes).first()) is not None:
+                return found
+        late = next((step for step in self.steps.steps if not step.r <= K), None)
+        if late is not None:
+            return Where(step=late.number, kind="loss", name="", sentence=_late(late))
+        return None
+
+    @property
+    def r(self) -> float:
+        """The largest of all judged distances, in units of one process's own noise."""
+        parts = [row.worst.r for part in (self.wide, self.own) if part is not None for row in part.rows]
+        return max([*parts, *(step.r for step in self.steps.steps), self.steps.weights.r])
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the comparison means, what it could have seen, and what was left out of it."""
+        return list(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        ranks = self.many.ranks
+        yield from self._limits(ranks)
+        yield from self._left_out()
+        yield from self._not_finite()
+        if not self._alike:
+            yield from filter(None, (self.wide.amiss if self.wide else None, self.own.amiss))
+            if self.where is not None:
+                yield f"Where: {self.where.sentence}."
+            yield f"DIFFERENT: {ranks} ranks do not learn what one process learns."
+        elif not self.proves:
+            yield (
+                "PROVES NOTHING: one process learned nothing in these steps (no gradient, or no update that moves a "
+                "weight), so there is nothing to compare. Is everything frozen, or the learning rate 0?"
+            )
+        else:
+            yield f"SAME: {ranks} ranks learn what one process learns, to rounding."
+
+    def _limits(self, ranks: int) -> Iterator[str]:
+        if self.wide is None:
+            why = self.one.failed or self.many.failed or "it was not asked for"
+            yield f"Not compared in float64: {why}. So rounding hides more than it would there."
+        for part, name in ((self.wide, "float64"), (self.own, self.own.dtype)):
+            if part is not None and part.noise and not (name == "float64" and part is self.own and self.wide):
+                yield (
+                    f"In {name} a fault above {_percent(part.visible(ranks))} of a parameter's gradient on one rank "
+                    "would show (8 × the noise of one process × ranks, median over parameters)."
+                )
+
+    def _left_out(self) -> Iterator[str]:
+        yield from (f"{said}." for said in dict.fromkeys((*self.one.random, *self.many.random)))
+        noisy = {f.key.name: f.undetermined for f in (self.wide or self.own).without_gradient}
+        if noisy:
+            some = [n if part > 0.999 else f"{part:.0%} of {n}" for n, part in list(noisy.items())[:3]]
+            more = f" and {len(noisy) - 3} more" if len(noisy) > 3 else ""
+            yield (
+                f"No true gradient have {', '.join(some)}{more}: what they get is rounding (a bias before a norm, the "
+                "key's bias in attention). They are judged apart, by their own noise."
+            )
+        if self.many.local_norms:
+            yield (
+                f"{len(self.many.local_norms)} BatchNorm layers ({self.many.local_norms[0]}, …) normalize over "
+                "one rank's samples, so the runs differ by nature, by as much as shown. strategy.sync_batch_norm=true "
+                "makes them equal."
+            )
+
+    def _not_finite(self) -> Iterator[str]:
+        step = self.steps.broken
+        if step is None:
+            return
+        both = "on both sides" if step.r <= K else "on one process"
+        layer = self.own.one.facts["broken"].get(str(step.number))
+        where = f", first in layer {layer}" if layer else ", in the gradients only"
+        yield f"Not a number {both} from step {step.number}{where}: equal is equal, but nothing is learned so."
+
+
+def compare_sides(one: Side, many: Side) -> Verdict:
+    """Lays two sides (proof.sides.Comparison) beside each other."""
+    return Verdict(one, many)
+
+
+def _part(one: Side, many: Side, name: str) -> Part | None:
+    a, b = one.run(name), many.run(name)
+    return Part(a, b) if a is not None and b is not None else None
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1g} %" if part < 1 else "100 %"
+
+
+def _late(step: Any) -> str:
+    return (
+        f"step {step.number}: loss {step.loss.one:.9g} of one process and {step.loss.many:.9g} are {step.loss.r:.1f} × "
+        f"as far apart as one process strays by itself, gradient norms {step.gradient_norm.r:.1f} ×; the first steps "
+        "agree, so look at what carries over: optimizer states, running statistics, the schedule, later batches"
+    )

@@ -1,0 +1,57 @@
+"""Changes that mathematics does not see."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.batch import Batch, Micro
+from paddle_dp.parallel.rounding import Rounder
+from paddle_dp.proof import noise
+
+
+def net():
+    paddle.seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1D(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_weights_move_by_their_last_place_and_seeds_differ():
+    a, b, c = net(), net(), net()
+    noise.nudge(b, "float32", 1)
+    noise.nudge(c, "float32", 2)
+    old, new, other = (model[0].weight.numpy() for model in (a, b, c))
+    assert (old != new).any() and (new != other).any()
+    assert np.abs(new / old - 1).max() <= 2.0**-22
+
+
+def test_permuted_samples_are_the_same_samples():
+    x = paddle.arange(12, dtype="float32").reshape([6, 2])
+    batch = Batch((Micro(x, paddle.arange(6), 6),), 6, 0, 0)
+    moved = noise.permute(batch, next(one.order for one in noise.runs("float32", 2) if one.order)).micros[0]
+    places = moved.targets.numpy()
+    assert sorted(places) == list(range(6)) and list(places) != list(range(6))
+    assert (moved.inputs.numpy() == x.numpy()[places]).all()
+
+
+def gradient(model, parts=None, dtype="bfloat16"):
+    if dtype:
+        Rounder(model, dtype).active = True
+    if parts:
+        noise.in_shares(model, parts)
+    x = paddle.to_tensor(np.random.default_rng(0).normal(size=(7, 4)).astype("float32"))
+    model(x).square().sum().backward()
+    return model[0].weight.grad.numpy()
+
+
+def test_products_in_shares_round_each_share_s_gradient_as_ranks_do():
+    """BatchNorm in between still sees all samples, so without rounding nothing changes."""
+    whole, parts = gradient(net()), gradient(net(), 2)
+    relative = np.linalg.norm(parts - whole) / np.linalg.norm(whole)
+    assert 1e-4 < relative < 3e-2
+    exact = [gradient(net(), n, None) for n in (None, 2)]
+    assert np.linalg.norm(exact[0] - exact[1]) <= 1e-6 * np.linalg.norm(exact[0])
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 4), ("bfloat16", 8)])
+def test_low_precision_is_given_more_runs(dtype, count):
+    assert len(list(noise.runs(dtype, 3))) == count
