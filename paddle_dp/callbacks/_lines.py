@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paddle_dp.mesh import Mesh
@@ -80,15 +80,24 @@ def duration(seconds: float) -> str:
 
 
 def summary(
-    run: Run, steps: int, seconds: float, found: Evaluation | None, saved: Path | None
+    run: Run,
+    steps: int,
+    seconds: float,
+    found: Evaluation | None,
+    saved: Path | None,
+    differences: Sequence[str] = (),
 ) -> Iterable[str]:
-    """What a person wants to know at the end, and what can be done next."""
+    """What a person wants to know at the end, and what can be done next. `differences` are from one process."""
     if found is not None:
         yield "held-out: " + "  ".join(numbers(found.numbers))
         yield f"  {found.samples} of {found.samples} held-out samples, each counted once"
-    if run.mesh.ranks > 1 and steps:  # the training has just compared them, and would have failed
-        same = "the same global batches and gradients; weights that ranks share are equal bit by bit"
-        yield f"  as on one process: {same}"
+    if run.mesh.ranks > 1 and steps:  # the training has just compared the weights, and would have failed
+        if differences:
+            yield "  weights that ranks share are equal bit by bit; they are not those of one process:"
+            yield from (f"  - {difference}" for difference in differences)
+        else:
+            same = "the same global batches and gradients; weights that ranks share are equal bit by bit"
+            yield f"  as on one process, to the rounding of {_precision(run)}: {same}"
     yield f"{steps} steps in {duration(seconds)}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
@@ -96,3 +105,7 @@ def summary(
     if run.recipe is not None:
         many = max(run.mesh.ranks, 2)
         yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {many}"
+
+
+def _precision(run: Run) -> str:
+    return run.recipe.train.precision.dtype if run.recipe is not None else "its precision"

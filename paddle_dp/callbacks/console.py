@@ -67,7 +67,8 @@ class Console(Callback):
         if moment.trainer.stopped:
             self._say(f"stopped at step {moment.progress.step}: {moment.trainer.stopped}")
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
-        for line in _lines.summary(self.run, steps, seconds, self._found, self._saved):
+        differences = moment.trainer.differences
+        for line in _lines.summary(self.run, steps, seconds, self._found, self._saved, differences):
             self._say(line)
 
     def failed(self, moment: Moment) -> None:

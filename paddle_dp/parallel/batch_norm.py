@@ -13,10 +13,13 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
+from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
 from paddle_dp.mesh import Mesh
 
-_LOCAL = (nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D)
+# paddle.nn.BatchNorm, which every densenet of paddle.vision uses, is no relative of the others.
+_PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
+_FORWARDS = {kind.forward for kind in _PADDLES}
 
 
 class _Normalize(PyLayer):
@@ -31,7 +34,7 @@ class _Normalize(PyLayer):
     @staticmethod
     def forward(
         ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor, layer: SyncBatchNorm
-    ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    ) -> paddle.Tensor:
         wide = x if x.dtype == paddle.float64 else x.astype("float32")
         present = float(layer.present)
         count = paddle.full([1], present * x.size / weight.size, wide.dtype)
@@ -42,15 +45,28 @@ class _Normalize(PyLayer):
         counts = told[:, :1]
         means, deviations = paddle.split(told[:, 1:], 2, axis=1)
         total = counts.sum().clip(min=1.0)
+        ctx.layer, ctx.present = layer, present
+        ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
+        # One value per channel in the whole batch: Paddle's kernel hands it through. Where this rank holds more, the
+        # total is more, and nobody waits for the device.
+        ctx.single = wide.size == weight.size and total.item() == 1.0
+        if ctx.single:
+            return x.clone()
         mean = (counts * means).sum(0) / total
         variance = (deviations.sum(0) + (counts * (means - mean).square()).sum(0)) / total
-        ctx.layer, ctx.total, ctx.present = layer, total, present
-        ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
+        layer.keep(mean, variance)
+        ctx.total = total
         ctx.save_for_backward(wide, mean, variance, weight)
-        return layer.affine(wide, mean, variance, weight, bias).astype(x.dtype), mean, variance
+        return layer.affine(wide, mean, variance, weight, bias).astype(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: paddle.Tensor, *_: Any) -> tuple[paddle.Tensor | None, ...]:
+    def backward(ctx: Any, grad: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
+        if ctx.single:
+            zero = paddle.zeros_like(ctx.layer._mean)
+            return tuple(
+                one if wanted else None
+                for one, wanted in zip((grad * ctx.present, zero, zero), ctx.wanted, strict=True)
+            )
         wide, mean, variance, weight = ctx.saved_tensor()
         layer: SyncBatchNorm = ctx.layer
         with paddle.enable_grad():
@@ -70,8 +86,7 @@ class _Normalize(PyLayer):
 class SyncBatchNorm(nn.Layer):
     """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
 
-    In evaluation it is the local layer. One single value per channel in the whole batch normalizes to 0 here; Paddle's
-    local kernel hands it through unchanged. `present` is set to False while this rank computes on a ghost sample, which
+    In evaluation it is the local layer. `present` is set to False while this rank computes on a ghost sample, which
     must not count.
     """
 
@@ -80,7 +95,9 @@ class SyncBatchNorm(nn.Layer):
         self.mesh, self.present = mesh, True
         # As Paddle's kernel takes them: 1e-5 in float32 is 2.5e-13 less, and 0.9 is 2.4e-8 less.
         self.epsilon, self.momentum = (float(np.float32(x)) for x in (local._epsilon, local._momentum))
-        self.channels_last = local._data_format.endswith("C") and local._data_format != "NC"
+        layout = local._data_layout if isinstance(local, nn.BatchNorm) else local._data_format
+        self.channels_last = layout.endswith("C") and layout != "NC"
+        self.act: str | None = local._act if isinstance(local, nn.BatchNorm) else None
         self.weight, self.bias = local.weight, local.bias
         self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
         self._local = [local]  # in a list: not a sublayer, so that the names of the state stay the same
@@ -105,6 +122,12 @@ class SyncBatchNorm(nn.Layer):
             x, mean, variance, weight, bias, training=False, epsilon=self.epsilon, data_format=layout
         )
 
+    @paddle.no_grad()
+    def keep(self, mean: paddle.Tensor, variance: paddle.Tensor) -> None:
+        """Takes a batch's statistics into the running ones."""
+        for running, now in ((self._mean, mean), (self._variance, variance)):
+            running.set_value(self.momentum * running + (1 - self.momentum) * now)
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if not self.training:
             local = self._local[0]
@@ -112,22 +135,35 @@ class SyncBatchNorm(nn.Layer):
             return local(x)
         weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
         bias = paddle.zeros_like(self._mean) if self.bias is None else self.bias
-        normal, mean, variance = _Normalize.apply(x, weight, bias, self)
-        with paddle.no_grad():
-            for buffer, value in ((self._mean, mean), (self._variance, variance)):
-                buffer.set_value(self.momentum * buffer + (1 - self.momentum) * value)
-        return normal
+        normal = _Normalize.apply(x, weight, bias, self)
+        return _append_activation_in_dygraph(normal, act=self.act)  # as paddle.nn.BatchNorm(act=…) does
+
+
+def is_local(layer: nn.Layer) -> bool:
+    """Whether a layer normalizes by the statistics of this rank's samples, and keeps running ones of them.
+
+    A frozen one does not: in evaluation mode, or with `use_global_stats`, all ranks read the same statistics.
+    """
+    return isinstance(layer, _PADDLES) and layer.training and not layer._use_global_stats
+
+
+def _is_plain(layer: nn.Layer) -> bool:
+    """A local BatchNorm that computes what Paddle's classes do, not something of its own derived from them."""
+    return is_local(layer) and type(layer).forward in _FORWARDS
 
 
 def synchronize(model: nn.Layer, mesh: Mesh) -> nn.Layer:
-    """Replaces every BatchNorm inside `model` by one over the whole mesh, with the same parameters and names."""
-    if isinstance(model, _LOCAL):
+    """Replaces every BatchNorm inside `model` by one over the whole mesh, with the same parameters and names.
+
+    Those that are frozen stay, and so do classes with a forward of their own, which `local_norms` goes on naming.
+    """
+    if _is_plain(model):
         return SyncBatchNorm(model, mesh)
     for parent in model.sublayers(include_self=True):
         if isinstance(parent, SyncBatchNorm):
             continue
         for name, child in list(parent.named_children()):
-            if isinstance(child, _LOCAL):
+            if _is_plain(child):
                 parent.add_sublayer(name, SyncBatchNorm(child, mesh))
     return model
 
@@ -135,11 +171,11 @@ def synchronize(model: nn.Layer, mesh: Mesh) -> nn.Layer:
 def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
     """The running statistics inside `model` by name: what is averaged, not learned.
 
-    Floating-point buffers, and the mean and variance of BatchNorm layers, which Paddle keeps as parameters.
+    Means and variances of BatchNorm layers, which Paddle keeps as parameters without gradient.
     """
-    found = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    found: dict[str, paddle.Tensor] = {}
     for name, layer in model.named_sublayers(include_self=True):
-        if isinstance(layer, (*_LOCAL, nn.BatchNorm, SyncBatchNorm)):
+        if isinstance(layer, (*_PADDLES, SyncBatchNorm)):
             prefix = f"{name}." if name else ""
             found |= {f"{prefix}{word}": getattr(layer, word) for word in ("_mean", "_variance")}
     return found
@@ -147,4 +183,4 @@ def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
 
 def local_norms(model: nn.Layer) -> list[str]:
     """The names of the layers that normalize over one rank's samples only."""
-    return [name for name, layer in model.named_sublayers(include_self=True) if isinstance(layer, _LOCAL)]
+    return [name for name, layer in model.named_sublayers(include_self=True) if is_local(layer)]

@@ -45,7 +45,6 @@ class Engine(PipelineParallel):
             self.accumulate_steps = len(inputs)
             self._init_user_hooks()  # counts on the number of micros that it was made with
         self.loss_fn_idx = 0
-        self._layers.train()
         self.forward_backward_pipeline([inputs, targets], scaler=None)
 
     def predict(self, inputs: Any) -> Any:

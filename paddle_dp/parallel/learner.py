@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +16,8 @@ from paddle_dp.errors import NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
-from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
+from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.counting import Loss, total_and_count
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
@@ -55,8 +56,6 @@ class Learner:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
         self._statistics = statistics(self.model)
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
-        synchronized = {id(t) for norm in self._norms for t in (norm._mean, norm._variance)}
-        self._own_statistics = [t for t in self._statistics.values() if id(t) not in synchronized]
         self._count: Callable[[Any], Any] | None = getattr(self.loss, "count", None)
         self._exchange_checked = self.mesh.ranks == 1
         self._weights: dict[float, paddle.Tensor] = {}
@@ -64,6 +63,7 @@ class Learner:
         self._excused = self._never_finite()
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
+        self._remembered = Buffers(self.named_buffers, self.mesh, self._same_buffers())
 
     def train_batch(self, batch: Batch, observe: bool = False) -> None:
         """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
@@ -83,6 +83,7 @@ class Learner:
         self.optimizer.clear_grad(set_to_zero=False)
         self.rate.step()
         self._draws.meet(self.mesh)
+        self._remembered.meet()
 
     def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
         """Forward and backward of every micro; with `observe`, the sums of each."""
@@ -105,6 +106,26 @@ class Learner:
 
     def _step(self) -> None:
         self.optimizer.step()
+
+    def differences(self) -> list[str]:
+        """How what is learned differs from what one process learns, beyond rounding: a sentence for each cause, with
+        what removes it. Collective, on every rank alike; complete after the first update."""
+        if self.mesh.ranks == 1:
+            return []
+        told = self.mesh.gather([name for name, layer in self.named_layers() if is_local(layer)])
+        local = list(dict.fromkeys(name for names in told for name in names))
+        said = []
+        if local and self.mesh.readers > 1:
+            who = (
+                f"{len(local)} BatchNorm layers normalize"
+                if len(local) > 1
+                else "1 BatchNorm layer normalizes"
+            )
+            said = [
+                f"{who} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
+                "strategy.sync_batch_norm=true takes those of all ranks"
+            ]
+        return [*said, *self._remembered.differences(), *self.random_differences()]
 
     def random_differences(self) -> list[str]:
         """What draws random numbers in the model that are others on another number of ranks: a sentence for each.
@@ -160,17 +181,35 @@ class Learner:
         return dict(self.model.state_dict())
 
     def meet(self) -> None:
-        """Gives all ranks the average of their running statistics (BatchNorm's). Collective.
+        """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.
 
-        Averages of running averages do not depend on how often they are taken, so evaluation and checkpoints may ask
-        for this at any time without changing what is learned.
+        Averages of running averages do not depend on how often they are taken, and training does not read them: so
+        evaluation and checkpoints may ask for this at any time without changing what is learned. Every other buffer
+        is the same on all ranks anyway (`buffers`).
         """
         if self.mesh.ranks == 1:
             return
         with paddle.no_grad():
-            for statistic in self._own_statistics:
-                mean = self.mesh.sum_tensor(statistic.astype("float32").clone()) / self.mesh.ranks
+            for statistic in self._own_statistics():
+                mean = self._sum_over_readers(statistic.astype("float64")) / self.mesh.readers
                 statistic.set_value(mean.astype(statistic.dtype))
+
+    def _own_statistics(self) -> list[paddle.Tensor]:
+        """Running means and variances that this rank keeps of its own samples."""
+        local = [layer for layer in self.model.sublayers(include_self=True) if is_local(layer)]
+        return [statistic for layer in local for statistic in (layer._mean, layer._variance)]
+
+    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """The sum of a tensor that each reader has one of, in place; ranks of one reader have the same."""
+        return self.mesh.sum_tensor(tensor) * (self.mesh.readers / self.mesh.ranks)
+
+    def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
+        """What the model remembers here besides parameters and BatchNorm's statistics, by whole-model name."""
+        return list(self.model.named_buffers())
+
+    def _same_buffers(self) -> Sequence[Any]:
+        """Groups of the ranks that hold the same buffers, one for each axis; None stands for all ranks."""
+        return (None,)
 
     def check(self, when: str, states: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]] = ()) -> None:
         """Raises NotFiniteError unless every number of the model is finite, DivergenceError unless ranks that hold
@@ -266,7 +305,7 @@ class Learner:
     @contextmanager
     def _ghost(self) -> Iterator[None]:
         """Around a micro without samples of this rank: it takes part in every exchange and leaves no trace."""
-        kept = [(statistic, statistic.clone()) for statistic in self._own_statistics]
+        kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
         for norm in self._norms:
             norm.present = False
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,18 +98,29 @@ class PipelineLearner(HybridLearner):
         for tied in self.held.tied:  # after the data axis: what meets there is then equal in all bits here
             tied.add_up()
 
-    def meet(self) -> None:
-        """Gives the ranks that hold the same stage the average of their running statistics. Collective."""
-        groups = (self.seats.get_data_parallel_group(), self.seats.get_sharding_parallel_group())
-        if self.mesh.readers == 1:
-            return
-        with paddle.no_grad():
-            for statistic in self._own_statistics:
-                total = statistic.astype("float32").clone()
-                for group in groups:
-                    if group.nranks > 1:
-                        dist.all_reduce(total, group=group)
-                statistic.set_value((total / self.mesh.readers).astype(statistic.dtype))
+    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Over the ranks that hold the same stage."""
+        for group in (self.seats.get_data_parallel_group(), self.seats.get_sharding_parallel_group()):
+            if group.nranks > 1:
+                dist.all_reduce(tensor, group=group)
+        return tensor
+
+    def _same_buffers(self) -> Sequence[Any]:
+        seats = self.seats
+        axes = (
+            seats.get_data_parallel_group(),
+            seats.get_sharding_parallel_group(),
+            seats.get_sep_parallel_group(),
+            seats.get_model_parallel_group(),
+        )
+        return [group for group in axes if group is not None and group.nranks > 1]
+
+    def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
+        return [
+            (f"blocks.{number}.{name}", tensor)
+            for number, block in self.held.blocks.items()
+            for name, tensor in block.named_buffers()
+        ]
 
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""

@@ -72,6 +72,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     import paddle
 
     learner.meet()
+    modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
     learner.model.eval()
     tally = _Tally()
     try:
@@ -81,7 +82,8 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
                     if micro.samples or learner.together:
                         tally.add(learner, micro)
     finally:
-        learner.model.train()
+        for layer, training in modes:  # not train(): a layer that is frozen stays in its evaluation mode
+            layer.training = training
     rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.share.samples:

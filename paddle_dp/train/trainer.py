@@ -48,6 +48,7 @@ class Trainer(FromPython):
         self.callbacks, self.check_every = tuple(sorted(callbacks, key=lambda c: c.reads)), check_every
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
+        self.differences: list[str] = []  # from what one process learns; known at the end
         self.sound: int | None = None  # the last step after which the weights were looked at, and were good
         self.meter = Meter(self.mesh)
         self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
@@ -68,6 +69,7 @@ class Trainer(FromPython):
             self.check("before the first update", states=True)
             self._train()
             self.check("at the end of the training")
+            self.differences = self.learner.differences()
             self.tell("end")
         except BaseException as error:
             self._tell_failed(error)

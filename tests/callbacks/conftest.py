@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Run:
 def trainer() -> SimpleNamespace:
     """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`."""
     asked: list[Any] = []
-    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked)
+    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, differences=[])
     fake.stop = asked.append
     fake.tell = lambda name, numbers=None, detail=None: asked.append((name, detail))
     fake.evaluate = lambda: asked.append("evaluate")

@@ -91,6 +91,18 @@ def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run) -> None:
     assert "verify" not in lines and "held-out" not in lines and "checkpoint" not in lines
 
 
+def test_as_on_one_process_is_said_only_when_it_is_so(run: Run) -> None:
+    run = dataclasses.replace(run, mesh=Mesh(ranks=2))
+    assert "as on one process" in "\n".join(_lines.summary(run, 4, 1.0, None, None))
+    local = "53 BatchNorm layers normalize over one rank's samples"
+    lines = list(_lines.summary(run, 4, 1.0, None, None, [local]))
+    assert not any("as on one process" in line for line in lines)
+    assert lines[:2] == [
+        "  weights that ranks share are equal bit by bit; they are not those of one process:",
+        f"  - {local}",
+    ]
+
+
 def test_other_ranks_are_silent(
     run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,9 @@ CASES = [
     (nn.BatchNorm2D, {"data_format": "NHWC", "momentum": 0.5, "epsilon": 1e-3}, [4, 5, 2, 3]),
     (nn.BatchNorm2D, {"weight_attr": False, "bias_attr": False}, [4, 3, 5, 2]),
     (nn.BatchNorm3D, {}, [2, 3, 4, 5, 2]),
+    (nn.BatchNorm, {"act": "relu"}, [4, 3, 5, 2]),
+    (nn.BatchNorm, {"data_layout": "NHWC", "momentum": 0.5}, [4, 5, 2, 3]),
+    (nn.BatchNorm1D, {}, [1, 3]),
 ]
 
 
@@ -65,6 +68,23 @@ def test_synchronize_keeps_names_and_weights():
     assert all(after[name] is before[name] for name in before)
     assert local_norms(model) == []
     assert synchronize(model, Mesh.alone())[1] is model[1]
+
+
+class Own(nn.BatchNorm2D):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_what_is_frozen_or_computes_something_else_stays():
+    frozen = nn.BatchNorm2D(3)
+    frozen.eval()
+    model = nn.Sequential(
+        nn.BatchNorm(3, act="relu"), nn.BatchNorm2D(3, use_global_stats=True), frozen, Own(3)
+    )
+    assert local_norms(model) == ["0", "3"]
+    kinds = [type(layer) for layer in synchronize(model, Mesh.alone())]
+    assert kinds == [SyncBatchNorm, nn.BatchNorm2D, nn.BatchNorm2D, Own]
+    assert local_norms(model) == ["3"]
 
 
 def test_a_ghost_leaves_no_trace():

@@ -1,0 +1,157 @@
+"""What a model remembers: saving never changes what is learned, and what cannot be one process's is said."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.mesh import Mesh
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_buffers.py"
+FEATURES, CLASSES = 6, 4
+
+
+class Centred(nn.Layer):
+    """Subtracts a moving centre, which it updates from its samples and reads: another one on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", paddle.zeros([8]))
+        self.register_buffer("seen", paddle.zeros([1], "int64"))
+        self.register_buffer("scale", paddle.full([1], 0.3))
+
+    def forward(self, x):
+        if self.training:
+            with paddle.no_grad():
+                self.centre.set_value(0.8 * self.centre + 0.2 * x.mean(0))
+                self.seen.set_value(self.seen + 1)
+        return (x - self.centre) * self.scale
+
+
+def frozen(norm):
+    norm.eval()
+    return norm
+
+
+MODELS = {
+    "buffer": lambda: [nn.Linear(FEATURES, 8), Centred(), nn.Linear(8, CLASSES)],
+    "spectral": lambda: [nn.utils.spectral_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)],
+    "weight_norm": lambda: [nn.utils.weight_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)],
+    "legacy": lambda: [nn.Linear(FEATURES, 8), nn.BatchNorm(8, act="tanh"), nn.Linear(8, CLASSES)],
+    "global": lambda: [nn.Linear(FEATURES, 8), nn.BatchNorm1D(8, use_global_stats=True), nn.Linear(8, CLASSES)],
+    "frozen": lambda: [nn.Linear(FEATURES, 8), frozen(nn.BatchNorm1D(8)), nn.Linear(8, CLASSES)],
+}  # fmt: skip
+
+
+class Points:
+    def __len__(self):
+        return 17
+
+    def __getitem__(self, i):
+        random = np.random.RandomState(i)
+        return random.randn(FEATURES).astype("float32"), np.int64(random.randint(CLASSES))
+
+
+def learn(mesh, kind, interrupted=False, sync=False, updates=9):
+    """Losses, weights, buffers and differences after some updates in float64.
+
+    17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a ghost.
+    """
+    from paddle_dp.data import Loader, Share
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.parallel import Precision, Task
+    from paddle_dp.strategies.data_parallel import Config
+    from paddle_dp.train.evaluate import evaluate
+
+    paddle.seed(5)
+    task = Task(
+        model=nn.Sequential(*MODELS[kind]()),
+        loss=CrossEntropy().build(),
+        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.2, parameters=[p for _, p in named]),
+        precision=Precision(dtype="float64"),
+    )
+    learner = Config(sync_batch_norm=sync).build(mesh).place(task)
+    train = Loader(Points(), Share.of(17, 4, mesh, seed=1))
+    test = Loader(Points(), Share.of(17, 4, mesh, shuffle=False))
+    losses = []
+    for epoch in range(3):
+        for batch in train.read(epoch):
+            if len(losses) == updates:
+                break
+            learner.train_batch(batch, observe=True)
+            losses.append(mesh.sum([learner.observed["loss"]])[0])
+            if interrupted:
+                learner.meet()
+                evaluate(learner, test, mesh)
+    learner.check("test")
+    state = {name: tensor.numpy() for name, tensor in learner.state().items()}
+    return [losses, state, learner.differences()]
+
+
+def together():
+    """All cases in one job."""
+    from paddle_dp.mesh import join
+
+    mesh, found = join(), {}
+    for kind in MODELS:
+        found[kind] = [learn(mesh, kind, interrupted, sync=kind == "legacy") for interrupted in (False, True)]
+    found["local"] = [learn(mesh, "legacy")]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(f"{HERE}:together", 3)
+
+
+def same(one, other, bound=1e-12):
+    np.testing.assert_allclose(other[0], one[0], rtol=bound)
+    for name, value in one[1].items():
+        np.testing.assert_allclose(other[1][name], value, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_evaluating_and_saving_change_nothing(ranks, kind):
+    for rank in ranks:
+        plain, interrupted = rank[kind]
+        assert plain[0] == interrupted[0]
+        assert plain[1] == interrupted[1]
+
+
+@pytest.mark.parametrize("kind", ["spectral", "weight_norm", "legacy", "global", "frozen"])
+def test_one_process_learns_the_same(ranks, kind):
+    one = learn(Mesh.alone(), kind, sync=kind == "legacy")
+    for rank in ranks:
+        same(one, rank[kind][0])
+        assert rank[kind][0][2] == []
+
+
+def test_a_buffer_that_goes_apart_is_the_first_ranks_and_is_named(ranks):
+    first = ranks[0]["buffer"][0]
+    one = learn(Mesh.alone(), "buffer")
+    assert one[2] == []
+    assert abs(one[0][-1] - first[0][-1]) > 1e-6, "the case shows nothing"
+    for rank in ranks:
+        same(first, rank["buffer"][0], 0)
+        (said,) = rank["buffer"][0][2]
+        assert said.startswith("buffer 1.centre is updated by forward from each rank's own samples")
+
+
+def test_a_local_batch_norm_is_named_with_what_helps(ranks):
+    for rank in ranks:
+        (said,) = rank["local"][0][2]
+        assert said.startswith(
+            "1 BatchNorm layer normalizes over one rank's samples (1): strategy.sync_batch_norm=true"
+        )
+
+
+def test_looking_moves_at_powers_of_two_only():
+    """One rank alone never looks: there is nobody to differ from."""
+    from paddle_dp.parallel.buffers import Buffers
+
+    asked = []
+    buffers = Buffers(lambda: asked.append(1) or [], Mesh.alone())
+    for _ in range(8):
+        buffers.meet()
+    assert not asked
