@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class BinaryCrossEntropy:
     """Total over samples: outputs [n] or [n, labels] before the sigmoid, targets 0 or 1 (or between)."""
 
+    counts_samples = True
+
     def __init__(self, positive: float = 1.0):
         self.positive = positive
 

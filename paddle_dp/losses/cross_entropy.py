@@ -26,6 +26,8 @@ class CrossEntropy:
     The t targets of a sample are averaged, so the count is the number of samples, known without asking the device.
     """
 
+    counts_samples = True
+
     def __init__(self, smoothing: float = 0.0, ignored: int = NEVER):
         self.smoothing, self.ignored = smoothing, ignored
         self.classes: Classes = Whole()
@@ -48,15 +50,15 @@ class CrossEntropy:
         """How many targets are the highest output (acc1), or one of the 5 highest of more than 5 (acc5)."""
         outputs, numbers = widened(outputs), _class_numbers(targets, outputs)
         hits = {"acc1": self.classes.highest(outputs) == numbers}
-        if self.many(outputs) > 5:
+        if self.num_classes(outputs) > 5:
             hits["acc5"] = self.classes.best(outputs, 5) == numbers.unsqueeze(-1)
         return {name: self._per_sample(self._hits(hit, numbers), targets) for name, hit in hits.items()}
 
-    def many(self, outputs: paddle.Tensor) -> int:
+    def num_classes(self, outputs: paddle.Tensor) -> int:
         """How many classes there are."""
         return self.classes.held(outputs.shape[-1])[1]
 
-    def said(self, outputs: paddle.Tensor) -> paddle.Tensor:
+    def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
         """The class of the highest output."""
         return self.classes.highest(outputs)
 
@@ -84,6 +86,8 @@ class CrossEntropy:
 
 class CrossEntropyOfSome(CrossEntropy):
     """Total over every target but those of one class number, which do not count."""
+
+    counts_samples = False
 
     def count(self, targets: paddle.Tensor) -> paddle.Tensor:
         """How many targets count, as a 0-d tensor: nobody waits for the device."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class MeanSquaredError:
     """Total over samples: outputs [n, …] of any shape, targets of as many numbers."""
 
+    counts_samples = True
+
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, int]:
         """(total, number of samples); the total is float32 also under autocast."""

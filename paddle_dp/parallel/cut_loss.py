@@ -9,16 +9,18 @@ from paddle.distributed import fleet
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.loss import Loss
 
 
-def over_cut_classes(loss: Any, group: Any) -> Any:
+def over_cut_classes(loss: Loss, group: Any) -> Loss:
     """The same loss of scores [n, …, classes / seats]. Raises UsageError for one that cannot be computed from parts."""
-    if not hasattr(loss, "over"):
+    cut = loss.over(CutClasses(group))
+    if cut is None:
         raise UsageError(
-            f"strategy.tensor cuts the classes of this model's scores, and {type(loss).__name__} cannot be computed "
+            f"strategy.tensor cuts the classes of this model's scores, and {loss.name} cannot be computed "
             "from parts of them. Set loss to {use: cross_entropy} or {use: margin_softmax}, or strategy.tensor=1."
         )
-    return loss.over(CutClasses(group))
+    return cut
 
 
 class CutClasses:

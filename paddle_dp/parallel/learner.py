@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,15 +12,15 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
-from paddle_dp.errors import NotFiniteError
+from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
 from paddle_dp.parallel.buffers import Buffers
-from paddle_dp.parallel.counting import Loss, total_and_count
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.rate import Rate
 
@@ -32,7 +32,9 @@ class Learner:
     """Learns from one global batch at a time; this process holds its share of it.
 
     The gradient of an update is the one-process gradient: with k micros and r ranks, each backward runs on
-    total / (global count), and what meets is summed, for equal and for unequal shares alike.
+    total / (global count), and what meets is summed, for equal and for unequal shares alike. Where only the loss's
+    answers tell the count, backwards run on total / (global samples), and gradients that have met are multiplied by
+    samples / count, once. `empty` says that nothing counted in the last batch: then no update was made from it.
     `placed` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange *averages* over
     `averaged` ranks, which is undone by a factor. `dropout`: `exact` draws the masks that one process draws.
     """
@@ -51,12 +53,12 @@ class Learner:
     faulty_gradients: dict[str, str] = field(
         default_factory=dict
     )  # at the last observed update; name: what it holds
+    empty: bool = False
 
     def __post_init__(self) -> None:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
         self._statistics = statistics(self.model)
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
-        self._count: Callable[[Any], Any] | None = getattr(self.loss, "count", None)
         self._exchange_checked = self.mesh.ranks == 1
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
@@ -72,10 +74,13 @@ class Learner:
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
         batch = self.mixed.taken_batch(batch)
-        count = self.global_count(batch)
-        seen = self._learn(batch, count, observe)
+        known = self.count_ahead(batch)
+        divisor = batch.samples if known is None else known or 1.0
+        seen, answered = self._learn(batch, divisor, observe)
         self._exchange()
-        usable = self._unscale()
+        count = self._agreed(answered) if known is None else known
+        self.empty = count == 0
+        usable = not self.empty and self._unscale(divisor / count)
         if observe:
             self._observe(seen, count)
         if usable:
@@ -85,18 +90,21 @@ class Learner:
         self._draws.meet(self.mesh)
         self._remembered.meet()
 
-    def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
-        """Forward and backward of every micro; with `observe`, the sums of each."""
+    def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
+        """Forward and backward of every micro's total / divisor. Returns, with `observe`, the sums of each; and what
+        the loss counted in all of them."""
         seen: list[dict[str, float]] = []
-        for number, micro in enumerate(batch.micros, start=1):
-            with nullcontext() if micro.samples else self._ghost(), self._quiet(number < len(batch.micros)):
+        counted: Count = 0
+        for place, micro in enumerate(batch.micros, start=1):
+            with nullcontext() if micro.samples else self._ghost(), self._quiet(place < len(batch.micros)):
                 with self._draws.around(batch, micro, self.named_layers):
-                    outputs, total = self._forward(micro)
+                    outputs, total, count = self._forward(micro)
                 with self.mixed.again():
-                    total.backward(self._weight(total, self._factor(micro, count)))
+                    total.backward(self._weight(total, self._factor(micro, divisor)))
+            counted = counted + count if micro.samples else counted
             if observe:
                 seen.append(self._numbers(outputs, total, micro))
-        return seen
+        return seen, counted
 
     def _exchange(self) -> None:
         """Gradients have met in the last backward; the first time, makes sure that all of them have."""
@@ -146,16 +154,21 @@ class Learner:
         """The 2-norm over all gradients of the whole model, 0-d, once they have met."""
         return gradients.global_norm(self.trainable)
 
-    def global_count(self, batch: Batch) -> Any:
-        """What the losses of this global batch are over, summed over micros and ranks: samples, unless the loss
-        counts otherwise (then a 0-d float64 tensor, one exchange)."""
-        if self._count is None:
+    def count_ahead(self, batch: Batch) -> float | None:
+        """What the losses of this global batch are over, on all ranks and micros, where that is known before the
+        forward; else None."""
+        if self.loss.counted == "samples":
             return batch.samples
-        counts = [self._count(micro.targets) for micro in batch.micros if micro.samples]
-        mine = paddle.zeros([], "float64") + sum(
-            count.astype("float64") if hasattr(count, "astype") else count for count in counts
-        )
-        return self.mesh.sum_tensor(mine) * (self.mesh.readers / self.mesh.ranks)
+        if self.loss.counted == "answers":
+            return None
+        return self._agreed(sum(self.loss.count(micro.targets) for micro in batch.micros if micro.samples))
+
+    def _agreed(self, counted: Count) -> float:
+        """The counts of all ranks that read different samples, added up, on every rank. Collective."""
+        count = self.mesh.sum([number(counted) if self.mesh.speaks else 0.0])[0]
+        if not count >= 0:
+            raise LossError(f"the loss {self.loss.name} counted {count:g} things in a global batch.")
+        return count
 
     def predict(self, inputs: Any) -> Any:
         """The model's outputs in evaluation, in the recipe's precision. No rank waits for another."""
@@ -235,36 +248,36 @@ class Learner:
         frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
         return {name for name, held in not_finite(frozen + self._buffers()).items() if "NaN" not in held}
 
-    def _forward(self, micro: Micro) -> tuple[Any, paddle.Tensor]:
+    def _forward(self, micro: Micro) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
             outputs = self.placed(micro.inputs)
-            result = self.loss(outputs, micro.targets)
-        total, _ = total_and_count(result, max(micro.samples, 1), self._count is not None)
-        return outputs, total
+            total, count = self.loss(outputs, micro.targets)
+        return outputs, total, count
 
-    def _factor(self, micro: Micro, count: Any) -> Any:
+    def _factor(self, micro: Micro, divisor: float) -> float:
         """What this micro's total is multiplied with: nothing for a ghost, else its part in the global mean."""
         if not micro.samples:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
-        return scale * self.averaged / count
+        return scale * self.averaged / divisor
 
-    def _weight(self, total: paddle.Tensor, factor: Any) -> paddle.Tensor:
+    def _weight(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
         """`factor` as the gradient that the backward of `total` begins with: what multiplying it would do, for less."""
-        if isinstance(factor, paddle.Tensor):
-            return factor.astype(total.dtype).reshape(total.shape)
         weight = self._weights.get(factor)
         if weight is None or weight.dtype is not total.dtype:
-            if len(self._weights) > 16:  # a loss scale moves on, and short batches are few
+            if len(self._weights) > 16:  # a loss scale moves on, counts change, and short batches are few
                 self._weights.clear()
             weight = self._weights[factor] = paddle.full(total.shape, factor, total.dtype)
         return weight
 
-    def _unscale(self) -> bool:
-        """Takes float16's loss scale out of the gradients; False when they overflowed and must not be used."""
+    def _unscale(self, factor: float) -> bool:
+        """Multiplies the gradients by `factor` and takes float16's loss scale out of them; False when they overflowed
+        and must not be used."""
         if self.mixed.scale is None:
+            if factor != 1.0:
+                gradients.scale(self.trainable, factor)
             return True
-        factor = 1.0 / self.mixed.scale.scale
+        factor /= self.mixed.scale.scale
         finite = bool(paddle.isfinite(self.gradient_norm()).item())
         if finite:
             gradients.scale(self.trainable, factor)
@@ -279,15 +292,15 @@ class Learner:
 
     def _numbers(self, outputs: Any, total: paddle.Tensor, micro: Micro) -> dict[str, float]:
         """This micro's sums, by name; a ghost has the same names, with nothing in them."""
-        scores = getattr(self.loss, "scores", None)
         with paddle.no_grad():
-            sums = {"loss": total, **(scores(outputs, micro.targets) if scores else {})}
+            sums = {"loss": total, **self.loss.scores(outputs, micro.targets)}
             counts = micro.samples > 0 and self.mesh.speaks
             return {name: number(value) if counts else 0.0 for name, value in sums.items()}
 
-    def _observe(self, seen: list[dict[str, float]], count: Any) -> None:
-        sums = {name: sum(row[name] for row in seen) / float(count) for name in seen[0]}
-        norm = number(self.gradient_norm())
+    def _observe(self, seen: list[dict[str, float]], count: float) -> None:
+        """Means over `count`; over nothing there is none (NaN), and no gradient."""
+        sums = {name: sum(row[name] for row in seen) / count if count else math.nan for name in seen[0]}
+        norm = number(self.gradient_norm()) if count else 0.0
         self.observed = {**sums, "gradient_norm": norm}
         # Under a loss scale an overflow is no fault: that update is left out.
         faulty = not math.isfinite(norm) and self.mixed.scale is None
@@ -316,8 +329,3 @@ class Learner:
         with paddle.no_grad():
             for statistic, value in kept:
                 statistic.set_value(value)
-
-
-def number(value: Any) -> float:
-    """A 0-d tensor, or a number, as a float. `float(tensor)` is five times as slow as `item`."""
-    return float(value.item() if isinstance(value, paddle.Tensor) else value)

@@ -13,9 +13,9 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.counting import Loss, total_and_count
 from paddle_dp.parallel.engines import Engine
 from paddle_dp.parallel.hybrid import HybridLearner
+from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.stages import Held
 from paddle_dp.parallel.timeline import Recorder
 from paddle_dp.plan.schedule import Work
@@ -24,24 +24,26 @@ Sums = dict[str, paddle.Tensor]
 
 
 class Till:
-    """The loss that fleet's last stage calls once a micro: weighs each total, and keeps the sums for the log."""
+    """The loss that fleet's last stage calls once a micro: weighs each total, keeps sums for the log, and counts."""
 
     def __init__(self, loss: Loss):
-        self.loss, self.counts = loss, hasattr(loss, "count")
+        self.loss = loss
         self.coming: Iterator[tuple[Micro, Any]] = iter(())
         self.observe = False
         self.sums: list[Sums] = []
+        self.counted: Count = 0
 
     def open(self, micros: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
         """Before a batch: its micros, what each one's total is multiplied with, and whether scores are wanted."""
         self.coming, self.observe, self.sums = iter(zip(micros, factors, strict=True)), observe, []
+        self.counted = 0
 
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
         micro, factor = next(self.coming)
-        total, _ = total_and_count(self.loss(outputs, targets), len(targets), self.counts)
-        scores = getattr(self.loss, "scores", None) if self.observe else None
+        total, count = self.loss(outputs, targets)
+        self.counted = self.counted + count if micro.samples else self.counted
         with paddle.no_grad():
-            sums = {"loss": total.detach(), **(scores(outputs, targets) if scores else {})}
+            sums = {"loss": total.detach(), **(self.loss.scores(outputs, targets) if self.observe else {})}
             self.sums.append(sums if micro.samples else {name: paddle.zeros([]) for name in sums})
         return total * factor
 
@@ -59,16 +61,16 @@ class PipelineLearner(HybridLearner):
         super().__post_init__()
         self.recorder = Recorder(self.mesh)
 
-    def _learn(self, batch: Batch, count: Any, observe: bool) -> list[dict[str, float]]:
+    def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
         self.batch, micros = batch, batch.micros
-        # Fleet divides each micro's loss by their number; the factor has that, and the global count, already in it.
-        self.till.open(micros, [self._factor(micro, count) * len(micros) for micro in micros], observe)
+        # Fleet divides each micro's loss by their number; the factor has that, and the divisor, already in it.
+        self.till.open(micros, [self._factor(micro, divisor) * len(micros) for micro in micros], observe)
         self.recorder.begin()
         engine: Engine = self.placed
         engine.around = self._around
         with self.mixed.context():
             engine.learn([m.inputs for m in micros], [m.targets for m in micros])
-        return self._seen() if observe else []
+        return self._seen() if observe else [], self.till.counted
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:

@@ -20,9 +20,10 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.dropout import within_part
+from paddle_dp.parallel.loss import Count, Loss, number
 
 
-def along_sequence(model: nn.Layer, loss: Any, group: Any) -> tuple[nn.Layer, Any]:
+def along_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, Loss]:
     """The same model and loss on this seat's stretch of every sequence. In place.
 
     Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from stretches.
@@ -34,9 +35,9 @@ def along_sequence(model: nn.Layer, loss: Any, group: Any) -> tuple[nn.Layer, An
             f"strategy.sequence: {type(model).__name__} has no ordered `blocks`, or none names its attention in "
             "`attends` (docs/add-a-part.md), so sequences cannot be cut. Name it, or set strategy.sequence=1."
         )
-    if not hasattr(loss, "over"):
+    if not loss.from_parts:
         raise UsageError(
-            f"strategy.sequence: {type(loss).__name__} cannot be computed from stretches of a sequence. Set loss to "
+            f"strategy.sequence: {loss.name} cannot be computed from stretches of a sequence. Set loss to "
             "{use: cross_entropy}, or strategy.sequence=1."
         )
     for layer in attending:
@@ -58,30 +59,32 @@ def stretch(whole: paddle.Tensor, group: Any) -> paddle.Tensor:
     return paddle.split(whole, group.nranks, axis=1)[group.rank].contiguous()
 
 
-class StretchLoss:
+class StretchLoss(Loss):
     """A loss's totals, counts and scores over whole samples, from this seat's stretch of the outputs.
 
     Totals are the whole samples' on every seat; the gradient of each is that of its own stretch, and those add up over
     the axis. Collective.
     """
 
-    def __init__(self, loss: Any, group: Any):
-        self.loss, self.group = loss, group
-        if hasattr(loss, "count"):
-            self.count = loss.count  # of whole targets, which every seat has
+    def __init__(self, loss: Loss, group: Any):
+        self.loss, self.group, self.name, self.counted = loss, group, loss.name, loss.counted
 
-    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Any]:
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, how many it is over), for outputs [n, t / seats, …] and targets [n, t]."""
         total, count = self.loss(outputs, stretch(targets, self.group))
-        if hasattr(self, "count"):
+        if self.counted == "samples":  # each sample's targets were averaged over a stretch
+            return self._added(total / self.group.nranks), count
+        if self.counted == "targets":
             return self._added(total), self.count(targets)
-        # Each sample's targets were averaged over a stretch.
-        return self._added(total / self.group.nranks), count
+        return self._added(total), self._added(paddle.to_tensor(number(count), dtype="float64"))
+
+    def count(self, targets: paddle.Tensor) -> Count:
+        return self.loss.count(targets)  # of whole ones, which every seat has
 
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """The loss's scores over whole samples."""
         found = self.loss.scores(outputs, stretch(targets, self.group))
-        share = 1 if hasattr(self, "count") else self.group.nranks
+        share = self.group.nranks if self.counted == "samples" else 1
         return {name: self._added(value.astype("float64") / share) for name, value in found.items()}
 
     def _added(self, value: paddle.Tensor) -> paddle.Tensor:

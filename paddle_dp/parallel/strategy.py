@@ -10,9 +10,9 @@ import paddle
 from paddle import nn
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.counting import Loss
 from paddle_dp.parallel.finished import give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
+from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.precision import MixedPrecision, widen
 from paddle_dp.parallel.rate import check_taken
 from paddle_dp.recipe import Precision
@@ -25,13 +25,14 @@ OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimiz
 class Task:
     """What is to be learned, before anything of it is placed on ranks.
 
-    `optimizer` is finished, or a function of (learning rate, named parameters) for strategies that change them.
+    `loss` is a Loss from here on, whatever callable was given. `optimizer` is finished, or a function of (learning
+    rate, named parameters) for strategies that change them.
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
     """
 
     model: nn.Layer
-    loss: Loss
+    loss: Any
     optimizer: paddle.optimizer.Optimizer | OptimizerMaker
     schedule: paddle.optimizer.lr.LRScheduler | None = None
     precision: Precision = field(default_factory=Precision)
@@ -40,6 +41,7 @@ class Task:
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":
             widen(self.model)
+        object.__setattr__(self, "loss", as_loss(self.loss))
 
 
 class Strategy(Protocol):

@@ -11,7 +11,7 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import DataError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
-from paddle_dp.parallel.counting import total_and_count
+from paddle_dp.parallel.loss import Loss, number
 from paddle_dp.train.evaluation import Evaluation
 
 CONFUSABLE = 2000  # classes: a confusion matrix of more has too many numbers to count, to send and to look at
@@ -31,25 +31,25 @@ class _Tally:
         outputs = learner.predict(micro.inputs)
         if outputs is None or not micro.samples:  # they are on another stage; they are a ghost's
             return
-        loss, counts = learner.loss, hasattr(learner.loss, "count")
-        total, count = total_and_count(loss(outputs, micro.targets), micro.samples, counts)
-        scores = getattr(loss, "scores", None)
-        sums = {"loss": total, **(scores(outputs, micro.targets) if scores else {})}
-        said, classes = _answers(loss, outputs, micro.targets)
+        total, count = learner.loss(outputs, micro.targets)
+        sums = {"loss": total, **learner.loss.scores(outputs, micro.targets)}
+        said, classes = _answers(learner.loss, outputs, micro.targets)
         if not learner.mesh.speaks:  # another rank of this reader has the same sums
             return
         for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
-        self.count, self.samples = self.count + float(count), self.samples + micro.samples
+            self.sums[name] = self.sums.get(name, 0.0) + number(value)
+        self.count, self.samples = self.count + number(count), self.samples + micro.samples
         if said is not None:
             self._confuse(said.numpy(), micro.targets.numpy().reshape(-1), classes)
 
     def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
-        pairs = np.bincount(true * classes + said, minlength=classes * classes).reshape(classes, classes)
+        known = (true >= 0) & (true < classes)  # what a loss leaves out may be the number of no class
+        pairs = np.bincount(true[known] * classes + said[known], minlength=classes * classes)
+        pairs = pairs.reshape(classes, classes)
         self.confusion = pairs if self.confusion is None else self.confusion + pairs
 
 
-def _answers(loss: Any, outputs: Any, targets: Any) -> tuple[Any, int]:
+def _answers(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     """The classes [n] that outputs [n, classes] name for whole-number targets [n], and how many classes there are.
 
     None, where outputs are nothing of the kind, or of more classes than a matrix of them is for. A loss that knows its
@@ -58,16 +58,17 @@ def _answers(loss: Any, outputs: Any, targets: Any) -> tuple[Any, int]:
     shape: list[int] = list(getattr(outputs, "shape", ()))
     if len(shape) != 2 or targets.is_floating_point() or targets.size != shape[0]:
         return None, 0
-    classes = loss.many(outputs) if hasattr(loss, "many") else shape[1]
+    classes = loss.num_classes(outputs)
     if not 1 < classes <= CONFUSABLE:
         return None, classes
-    return loss.said(outputs) if hasattr(loss, "said") else outputs.argmax(-1), classes
+    return loss.predictions(outputs), classes
 
 
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
-    Raises DataError if the samples counted are not the samples there are, which would make every number wrong.
+    Raises DataError if the samples counted are not the samples there are, which would make every number wrong; or if
+    the loss counted nothing in all of them.
     """
     import paddle
 
@@ -90,10 +91,15 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         raise DataError(
             f"the evaluation counted {samples} samples, but the data set has {loader.share.samples}."
         )
+    if count == 0:
+        raise DataError(
+            f"not one target of the {samples} held-out samples counts, so there is no loss: look at the data set's "
+            "test split, and at what the loss leaves out (loss.ignore_index)."
+        )
     names = list(dict.fromkeys(name for row in rows for name in row[0]))
-    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / max(count, 1) for name in names}
+    numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
     confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
-    if confusion is not None:  # a loss without scores of its own: the counts know
+    if confusion is not None and confusion.any():  # a loss without scores of its own: the counts know
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     classes = getattr(loader.dataset, "classes", None)
     return Evaluation(

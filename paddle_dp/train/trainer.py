@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
@@ -49,6 +50,7 @@ class Trainer(FromPython):
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
         self.differences: list[str] = []  # from what one process learns; known at the end
+        self.empty_batches = 0  # of which nothing was learned, for nothing in them counted
         self.sound: int | None = None  # the last step after which the weights were looked at, and were good
         self.meter = Meter(self.mesh)
         self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
@@ -148,6 +150,8 @@ class Trainer(FromPython):
         rate = self.learner.optimizer.get_lr() if observe else 0.0
         self._learn(batch, observe)
         self.progress = self.progress.advance(batch.samples)
+        if self.learner.empty:
+            self._say_empty(batch)
         self.meter.add(batch.samples, batch.waited)
         if self.check_every is not None and self.check_every.due_at_step(step):
             self.check(f"after step {step}")
@@ -164,6 +168,19 @@ class Trainer(FromPython):
         except NotFiniteError as error:
             raise self._explained(error) from None
 
+    def _say_empty(self, batch: Batch) -> None:
+        """A line for the first, the tenth, the hundredth batch of which nothing was learned: it may be a slip."""
+        self.empty_batches += 1
+        if self.mesh.is_first and self.empty_batches in (1, 10, 100, 1000):
+            often = f" ({self.empty_batches} batches so far)" if self.empty_batches > 1 else ""
+            print(
+                f"step {self.progress.step}: not one target of this global batch of {batch.samples} samples counts, so "
+                f"no update was made from it{often}. Look at the data, and at what the loss leaves out "
+                "(loss.ignore_index).",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _numbers(self, rate: float, batch: Batch) -> dict[str, float]:
         """The update just done, in global numbers. Collective. Raises NotFiniteError when the loss or a gradient is
         not finite; on every rank, whoever has seen it.
@@ -173,7 +190,7 @@ class Trainer(FromPython):
         overflow = not math.isfinite(norm) and scale is None  # with a loss scale, that update was left out
         *sums, overflows = self.mesh.sum([*seen.values(), overflow])
         numbers = dict(zip(seen, sums, strict=True))
-        if not math.isfinite(numbers["loss"]):
+        if not math.isfinite(numbers["loss"]) and not self.learner.empty:
             self._refuse(f"the loss is {numbers['loss']} at step {self.progress.step}")
         if overflows:
             norms, faulty = zip(*self.mesh.gather([str(norm), self.learner.faulty_gradients]), strict=True)

@@ -24,7 +24,11 @@ def answers(loss, whole, outputs, targets):
     total, count = loss(outputs, targets)
     (total * 0.7).backward()
     scores = {name: float(score) for name, score in loss.scores(outputs.detach(), targets).items()}
-    said = {"said": loss.said(outputs.detach()), "many": loss.many(outputs), "gradient": whole(outputs.grad)}
+    said = {
+        "said": loss.predictions(outputs.detach()),
+        "many": loss.num_classes(outputs),
+        "gradient": whole(outputs.grad),
+    }
     return {"total": float(total), "count": float(count), **scores, **said}
 
 
@@ -35,6 +39,7 @@ def compared(strategy):
 
     from paddle_dp.mesh import join
     from paddle_dp.parallel.cut_loss import over_cut_classes
+    from paddle_dp.parallel.loss import as_loss
     from paddle_dp.part import read_part
 
     mesh = join(seed=0)
@@ -54,19 +59,20 @@ def compared(strategy):
             part = paddle.split(paddle.to_tensor(scores), mesh.ranks, -1)[group.rank].clone()
             part.stop_gradient = False
             joined = lambda g: mp_ops._c_concat(g, group=group)  # noqa: E731
-            cut = over_cut_classes(loss, group)
+            cut = over_cut_classes(as_loss(loss), group)
             found.append([answers(cut, joined, part, targets), answers(loss, lambda g: g, whole, targets)])
-    bad = over_cut_classes(read_part("losses", {"use": "cross_entropy"}).build(), group)
+    bad = over_cut_classes(as_loss(read_part("losses", {"use": "cross_entropy"}).build()), group)
     return found, float(bad(part, paddle.full_like(targets, CLASSES))[0]), refused(group)
 
 
 def refused(group):
     from paddle_dp.errors import UsageError
     from paddle_dp.parallel.cut_loss import over_cut_classes
+    from paddle_dp.parallel.loss import as_loss
     from paddle_dp.part import read_part
 
     try:
-        over_cut_classes(read_part("losses", {"use": "mean_squared_error"}).build(), group)
+        over_cut_classes(as_loss(read_part("losses", {"use": "mean_squared_error"}).build()), group)
     except UsageError as error:
         return str(error)
 

@@ -11,6 +11,7 @@ from models import gpt, vit
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
+from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.sequence import along_sequence, stretch
 from paddle_dp.parallel.stretches import SequenceCutter
 from tests.ranks import run_ranks
@@ -209,9 +210,9 @@ def test_uneven_stretches_are_said():
 
 def test_what_cannot_be_cut_in_stretches_is_said():
     with pytest.raises(UsageError, match="`attends`"):
-        along_sequence(nn.Linear(2, 2), CrossEntropy().build(), PAIR)
+        along_sequence(nn.Linear(2, 2), as_loss(CrossEntropy().build()), PAIR)
     with pytest.raises(UsageError, match="MeanSquaredError cannot be computed from stretches"):
-        along_sequence(gpt.Config(**SMALL).build(), MeanSquaredError().build(), PAIR)
+        along_sequence(gpt.Config(**SMALL).build(), as_loss(MeanSquaredError().build()), PAIR)
     with pytest.raises(UsageError, match="no ordered `blocks`"):
         SequenceCutter(PAIR).cut(nn.Linear(2, 2))
     plain = nn.Layer()

@@ -1,16 +1,18 @@
 """The loop: what is told when, where it stops, and what it does with bad numbers."""
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
 from paddle_dp.data import Loader
-from paddle_dp.errors import LossError, UsageError
+from paddle_dp.errors import DataError, LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
-from paddle_dp.train import Callback, Progress, Trainer
+from paddle_dp.train import Callback, Progress, Run, Trainer
 from paddle_dp.units import Every
 
 
@@ -134,3 +136,55 @@ def test_a_second_failure_does_not_hide_the_first():
 def test_nothing_held_out_is_said():
     with pytest.raises(UsageError, match="no held-out data"):
         trainer().evaluate()
+
+
+class Sparse(Points):
+    """Labels of which some batches have none that counts."""
+
+    def __init__(self, counting):
+        super().__init__()
+        self.counting = counting
+
+    def __getitem__(self, i):
+        return super().__getitem__(i)[0], np.int64(i % 2 if i in self.counting else -1)
+
+
+def sparse(counting, *callbacks):
+    paddle.seed(0)
+    task = Task(
+        model=nn.Linear(3, 2),
+        loss=CrossEntropy(ignore_index=-1).build(),
+        optimizer=lambda _, named: paddle.optimizer.Adam(0.1, parameters=[p for _, p in named]),
+    )
+    mesh = Mesh.alone()
+    run = Run(
+        name="sparse", folder=Path("runs/sparse"), mesh=mesh,
+        train_loader=Loader.plain(Sparse(counting), 4, mesh, shuffle=False),
+        test_loader=Loader.plain(Sparse(counting), 4, mesh, shuffle=False),
+    )  # fmt: skip
+    return Trainer(place_whole(task, mesh), run.train_loader, callbacks, run=run)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_batch_in_which_nothing_counts_is_passed_over_and_said(read, capsys):
+    """10 samples in batches of 4: in the second nothing counts, whether anybody reads its numbers or not."""
+    weights = []
+
+    class Watching(Callback):
+        reads = read
+
+        def step(self, moment):
+            weights.append(moment.trainer.learner.model.weight.numpy().copy())
+
+    assert sparse({0, 1, 2, 3, 8}, Watching()).fit("3 steps").step == 3
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[1] != weights[2]).any()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "step 2: not one target of this global batch of 4 samples counts, so no update was made" in said
+
+
+def test_an_evaluation_in_which_nothing_counts_is_refused_and_one_that_counts_a_little_is_right():
+    assert sparse({8}).evaluate().numbers["loss"] > 0
+    with pytest.raises(DataError, match="not one target of the 10 held-out samples counts"):
+        sparse(set()).evaluate()

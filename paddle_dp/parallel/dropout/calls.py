@@ -33,6 +33,7 @@ from paddle_dp.parallel.dropout.scope import Scope, current
 
 _OPS = "paddle._C_ops"
 _COMMON = "paddle.nn.functional.common"
+_SDPA = "paddle.nn.functional.sdpa"
 # Fused kernels that draw inside themselves: where their probabilities stand, and what says that they are not training.
 _FUSED: dict[str, tuple[tuple[int, ...], int]] = {
     "flash_attn_qkvpacked": ((3,), 6),
@@ -45,7 +46,7 @@ _FUSED: dict[str, tuple[tuple[int, ...], int]] = {
     "fused_attention": ((15, 20), 16),
     "fused_dropout_add": ((3,), 4),
 }
-_own: dict[str, Any] = {}
+_own: dict[str, Any] = {}  # what Paddle has in each place, by its dotted name
 
 
 def install() -> None:
@@ -56,7 +57,7 @@ def install() -> None:
     if _own:
         return
     patches = list(_patches())
-    _own.update({patch.name: getattr(look_up(patch.owner), patch.name, None) for patch in patches})
+    _own.update({patch.target: getattr(look_up(patch.owner), patch.name, None) for patch in patches})
     apply(patches)
 
 
@@ -71,9 +72,8 @@ def _patches() -> Iterator[Patch]:
     name = "_feature_alpha_dropout_impl"
     yield Patch(owner=_COMMON, name=name, value=alpha, symptom=drawn, missing="skip")
     chosen = "flash attention draws masks inside itself"
-    sdpa = "paddle.nn.functional.sdpa"
     yield Patch(
-        owner=sdpa, name="select_sdp_for_sdpa", value=plain_if_dropped, symptom=chosen, missing="skip"
+        owner=_SDPA, name="select_sdp_for_sdpa", value=plain_if_dropped, symptom=chosen, missing="skip"
     )
     yield Patch(owner=_OPS, name="flash_attn", value=flash_attention, symptom=chosen, missing="skip")
     for name in _FUSED:
@@ -89,7 +89,7 @@ def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest
     """In the place of `_C_ops.dropout`: x with each element 0 with probability `p`, others scaled as `mode` says."""
     here = _scope_of(x)
     if here is None or is_test:
-        return _own["dropout"](x, seed, p, is_test, mode, *rest)
+        return _own[f"{_OPS}.dropout"](x, seed, p, is_test, mode, *rest)
     p = float(p)
     if p >= 1:
         return paddle.scale(x, 0.0)
@@ -103,7 +103,7 @@ def dropout_in_place(
     """In the place of `_C_ops.dropout_`, which writes into `x`."""
     here = _scope_of(x)
     if here is None or is_test:
-        return _own["dropout_"](x, seed, p, is_test, mode, *rest)
+        return _own[f"{_OPS}.dropout_"](x, seed, p, is_test, mode, *rest)
     p = float(p)
     if p >= 1:
         return x.scale_(0.0)
@@ -164,7 +164,7 @@ def alpha(x: Any, feature_dropout: bool, p: float, training: bool = True, name: 
     here = _scope_of(x)
     channels = feature_dropout and x.ndim >= 2
     if here is None or not training or not 0 < p < 1 or (feature_dropout and not channels):
-        return _own["_feature_alpha_dropout_impl"](x, feature_dropout, p, training, name)
+        return _own[f"{_COMMON}._feature_alpha_dropout_impl"](x, feature_dropout, p, training, name)
     lowest = -1.6732632423543772 * 1.0507009873554805
     a = ((1 - p) * (1 + p * lowest**2)) ** -0.5
     gone = dropped(here, x, p, range(2) if channels else None).astype(x.dtype)
@@ -179,7 +179,7 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
 
     `weights`: all matrices of all layers and directions, two each, then all biases in the same order.
     """
-    run = _own["rnn"]
+    run = _own[f"{_OPS}.rnn"]
     if _scope_of(inputs) is None or not p or is_test or layers == 1:
         return run(
             inputs, states, weights, lengths, drawn, p, both, width, hidden, layers, mode, seed, is_test
@@ -200,7 +200,7 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
 
 def plain_if_dropped(param: Any) -> str:
     """In the place of `select_sdp_for_sdpa`: attention with dropout is computed step by step, where masks are ours."""
-    return "math" if current() is not None and param.dropout else _own["select_sdp_for_sdpa"](param)
+    return "math" if current() is not None and param.dropout else _own[f"{_SDPA}.select_sdp_for_sdpa"](param)
 
 
 def flash_attention(  # noqa: PLR0913 - as Paddle calls it
@@ -208,7 +208,7 @@ def flash_attention(  # noqa: PLR0913 - as Paddle calls it
 ) -> Any:  # fmt: skip
     """In the place of `_C_ops.flash_attn` [n, t, heads, head]: with dropout, plain attention."""
     if _scope_of(q) is None or is_test or not p:
-        return _own["flash_attn"](q, k, v, seed, mask, p, causal, softmax, is_test, *rest)
+        return _own[f"{_OPS}.flash_attn"](q, k, v, seed, mask, p, causal, softmax, is_test, *rest)
     from paddle.nn.functional.flash_attention import _math_attention
 
     if (times := q.shape[2] // k.shape[2]) > 1:
@@ -229,7 +229,7 @@ def refusing(name: str) -> Callable[..., Any]:
                 f"{name} draws its dropout inside a kernel, where it cannot be the same on any number of ranks. Use "
                 "plain layers (nn.MultiHeadAttention, F.scaled_dot_product_attention), dropout 0, or train.dropout=own."
             )
-        return _own[name](*given)
+        return _own[f"{_OPS}.{name}"](*given)
 
     return call
 
