@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -23,6 +23,9 @@ GIVEN: dict[str, tuple[str, ...]] = {
 GIVEN_BY_NAME: dict[str, tuple[str, ...]] = {"schedules": ("steps", "steps_per_epoch", "batch")}
 
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 class Call(BaseModel):
     """The Config of a part that is a plain class or function: what the recipe gives goes in as keywords."""
 
@@ -34,15 +37,36 @@ class Call(BaseModel):
         return type(self).called(*given, **named, **settings)
 
 
+class LossCall(Call):
+    """The Config of a loss that is a plain function of (outputs, targets, …): it is not called, but handed on.
+
+    Where a recipe gives the first two parameters too, the function is one that makes a loss, and is called.
+    """
+
+    takes: ClassVar[tuple[str, str]]
+
+    def build(self, *given: Any, **named: Any) -> Any:
+        called, settings = type(self).called, {name: getattr(self, name) for name in self.model_fields_set}
+        if set(self.takes) <= set(settings):
+            return called(**settings)
+        return functools.update_wrapper(functools.partial(called, **settings), called) if settings else called
+
+
 def resolve(dotted: str) -> Any:
     """The module, or what stands in a module, under a dotted name. Raises ImportError when there is none.
 
-    The working folder is searched last, so that a file of the user's hides no installed package.
+    Where a package has something else under the name of one of its files (paddle.vision.models.alexnet is a file, and
+    the function in it), and the file has no Config, it is that. The working folder is searched last, so that a file of
+    the user's hides no installed package.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     module, rest = _longest_module(dotted)
     found: Any = module
+    if not rest and not hasattr(module, "Config"):
+        package, _, name = dotted.rpartition(".")
+        same = getattr(sys.modules.get(package), name, None)
+        return same if callable(same) else module
     for word in rest:
         if not hasattr(found, word):
             raise ImportError(f"{module.__name__} has no '{word}'", name=dotted)
@@ -50,18 +74,37 @@ def resolve(dotted: str) -> Any:
     return found
 
 
-@cache
+@functools.cache
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     """A Config whose settings are the parameters of a class or function, less those that build() is given."""
     taken = GIVEN_BY_NAME.get(shelf, ())
-    parameters = list(inspect.signature(called).parameters.values())[len(GIVEN.get(shelf, ())) :]
+    parameters = list(inspect.signature(called).parameters.values())
+    if shelf == "losses" and (config := _loss_config(called, parameters)):
+        return config
+    return _config(called, parameters[len(GIVEN.get(shelf, ())) :], taken)
+
+
+def _loss_config(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> type[Call] | None:
+    """For what is a loss itself: no class, and two parameters that have to be given, outputs and targets."""
+    first = [p for p in parameters[:2] if p.kind in _POSITIONAL and p.default is p.empty]
+    if isinstance(called, type) or len(first) < 2:
+        return None
+    config = _config(called, [*(p.replace(default=None) for p in first), *parameters[2:]], (), LossCall)
+    config.takes = (first[0].name, first[1].name)
+    return config
+
+
+def _config(
+    called: Callable[..., Any], parameters: list[inspect.Parameter], taken: tuple[str, ...], base: Any = Call
+) -> Any:
     settings: dict[str, Any] = {
         p.name: (_annotation(p, called), ... if p.default is p.empty else p.default)
         for p in parameters
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken and p.name[0] != "_"
     }
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    config = create_model(called.__name__, __base__=Call, __doc__=called.__doc__, **settings)
+    name = getattr(called, "__name__", type(called).__name__)
+    config = create_model(name, __base__=base, __doc__=called.__doc__, **settings)
     config.called = staticmethod(called)
     if open_ended:
         config.model_config["extra"] = "allow"

@@ -53,6 +53,25 @@ def test_keywords_without_names_take_anything() -> None:
     }
 
 
+def absolute(outputs: float, targets: float, power: float = 1.0) -> float:
+    return abs(outputs - targets) ** power
+
+
+def test_a_function_of_outputs_and_targets_is_a_loss_itself() -> None:
+    config = config_of(absolute, "losses")
+    assert read_settings(config, {}, NET).build() is absolute
+    cubed = read_settings(config, {"power": 3}, NET).build()
+    assert cubed(5, 3) == 8 and cubed.__name__ == "absolute"
+    with pytest.raises(RecipeError, match=r"has no setting 'powr'\. Did you mean 'power'"):
+        read_settings(config, {"powr": 3}, NET)
+
+
+def test_what_makes_a_loss_is_called() -> None:
+    assert read_settings(config_of(opened, "losses"), {"first": 2}, NET).build() == {"first": 2}
+    assert read_settings(config_of(absolute, "losses"), {"outputs": 1, "targets": 4}, NET).build() == 3
+    assert isinstance(read_settings(config_of(Net, "losses"), {"width": 3}, NET).build(), Net)
+
+
 def test_what_build_is_given_is_no_setting() -> None:
     assert read_settings(config_of(dataset, "datasets"), {"path": "p"}, NET).build("train") == ("train", "p")
     assert read_settings(config_of(schedule, "schedules"), {"peak": 1.0}, NET).build(steps=5) == (5, 1.0)
@@ -61,6 +80,19 @@ def test_what_build_is_given_is_no_setting() -> None:
 def test_resolve_reaches_modules_and_what_is_in_them() -> None:
     assert resolve("json.decoder") is sys.modules["json.decoder"]
     assert resolve("json.decoder.JSONDecoder.decode").__name__ == "decode"
+
+
+def test_a_file_and_the_function_in_it_may_have_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As paddle.vision.models.alexnet."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets/__init__.py").write_text("from .alex import alex\nfrom . import plain")
+    (tmp_path / "nets/alex.py").write_text("def alex(): return 1")
+    (tmp_path / "nets/plain.py").write_text("class Config: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve("nets.alex")() == 1 and isinstance(resolve("nets.plain"), ModuleType)
+    assert resolve("nets.alex.alex")() == 1
 
 
 @pytest.mark.parametrize(
