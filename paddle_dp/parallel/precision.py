@@ -86,6 +86,8 @@ class MixedPrecision:
     def __init__(self, precision: Precision, model: nn.Layer, device: str):
         self.precision = precision
         self.low, self.double = precision.dtype in ("bfloat16", "float16"), precision.dtype == "float64"
+        # NumPy's own numbers are float64; a model of somebody's that is so, too, takes them as they are.
+        self.reads = "float64" if any(p.dtype == paddle.float64 for p in model.parameters()) else "float32"
         self.scale = LossScale(precision.scale) if precision.dtype == "float16" else None
         self._rounder = Rounder(model, precision.dtype) if self.low and device == "cpu" else None
 
@@ -96,14 +98,19 @@ class MixedPrecision:
         return model, optimizer
 
     def taken(self, micro: Micro) -> Micro:
-        """What a loader read, as this precision reads it: under float64 its floating-point tensors are cast."""
-        if not self.double:
-            return micro
-        return replace(micro, inputs=_doubled(micro.inputs), targets=_doubled(micro.targets))
+        """What a loader read, as the model reads it: under float64 its floating-point tensors are float64, else what is
+        float64 becomes float32."""
+        if self.double:
+            return replace(micro, inputs=_cast(micro.inputs, "float64"), targets=_cast(micro.targets, "float64"))
+        if self.reads == "float32" and paddle.float64 in (_dtype(micro.inputs), _dtype(micro.targets)):
+            return replace(micro, inputs=_cast(micro.inputs, "float32"), targets=_cast(micro.targets, "float32"))
+        return micro
 
     def taken_batch(self, batch: Batch) -> Batch:
         """`taken` for all micros of a batch."""
-        return replace(batch, micros=tuple(map(self.taken, batch.micros))) if self.double else batch
+        micros = tuple(map(self.taken, batch.micros))
+        same = all(ours is given for ours, given in zip(micros, batch.micros, strict=True))
+        return batch if same else replace(batch, micros=micros)
 
     def context(self) -> AbstractContextManager[Any]:
         """Around every forward, in training and in evaluation."""
@@ -134,8 +141,13 @@ class MixedPrecision:
             self._rounder.active = False
 
 
-def _doubled(data: Any) -> Any:
-    """A tensor, or a structure of them, with floating-point numbers in float64."""
+def _cast(data: Any, dtype: str) -> Any:
+    """A tensor, or a structure of them, with floating-point numbers in `dtype`."""
     return paddle.utils.map_structure(
-        lambda x: x.astype("float64") if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data
+        lambda x: x.astype(dtype) if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data
     )
+
+
+def _dtype(data: Any) -> Any:
+    """That of a tensor, or of the first of a structure of them."""
+    return data.dtype if isinstance(data, paddle.Tensor) else paddle.utils.flatten(data)[0].dtype
