@@ -109,13 +109,11 @@ class PipelineLearner(HybridLearner):
 
     def _same_buffers(self) -> Sequence[Any]:
         seats = self.seats
-        axes = (
-            seats.get_data_parallel_group(),
-            seats.get_sharding_parallel_group(),
-            seats.get_sep_parallel_group(),
-            seats.get_model_parallel_group(),
-        )
-        return [group for group in axes if group is not None and group.nranks > 1]
+        groups = [seats.get_data_parallel_group(), seats.get_sharding_parallel_group()]
+        groups.append(seats.get_model_parallel_group())
+        if self.mesh.axes.sequence > 1:  # without one, fleet asserts
+            groups.append(seats.get_sep_parallel_group())
+        return [group for group in groups if group is not None and group.nranks > 1]
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
         return [

@@ -101,9 +101,13 @@ class MixedPrecision:
         """What a loader read, as the model reads it: under float64 its floating-point tensors are float64, else what is
         float64 becomes float32."""
         if self.double:
-            return replace(micro, inputs=_cast(micro.inputs, "float64"), targets=_cast(micro.targets, "float64"))
+            return replace(
+                micro, inputs=_cast(micro.inputs, "float64"), targets=_cast(micro.targets, "float64")
+            )
         if self.reads == "float32" and paddle.float64 in (_dtype(micro.inputs), _dtype(micro.targets)):
-            return replace(micro, inputs=_cast(micro.inputs, "float32"), targets=_cast(micro.targets, "float32"))
+            return replace(
+                micro, inputs=_cast(micro.inputs, "float32"), targets=_cast(micro.targets, "float32")
+            )
         return micro
 
     def taken_batch(self, batch: Batch) -> Batch:
