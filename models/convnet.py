@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import paddle
 from paddle import nn
 
-from models._checks import at_least_one
+from models._checks import at_least_one, below_one
 
 ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 POOLS: dict[str, type[nn.Layer]] = {"max": nn.MaxPool2D, "mean": nn.AvgPool2D}
@@ -25,16 +24,17 @@ def _convolution(inputs: int, width: int, norm: str) -> list[nn.Layer]:
 class ConvNet(nn.Layer):
     """Scores [n, classes] for images [n, channels, height, width] of 2^(stages - 1) pixels a side or more."""
 
-    def __init__(
-        self, channels: int, widths: Sequence[int], classes: int, norm: str, activation: str, pool: str
-    ):
+    def __init__(self, config: Config):
         super().__init__()
         layers: list[nn.Layer] = []
-        for stage, (narrow, wide) in enumerate(zip([channels, *widths], widths, strict=False)):
-            layers += [POOLS[pool](2)] if stage else []
-            layers += [*_convolution(narrow, wide, norm), ACTIVATIONS[activation]()]
+        for stage, (narrow, wide) in enumerate(
+            zip([config.channels, *config.widths], config.widths, strict=False)
+        ):
+            layers += [POOLS[config.pool](2)] if stage else []
+            layers += [*_convolution(narrow, wide, config.norm), ACTIVATIONS[config.activation]()]
+            layers += [nn.Dropout(config.dropout)] if config.dropout else []
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], classes)
+        self.head = nn.Linear(config.widths[-1], config.classes)
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         return self.head(self.body(images).mean([2, 3]))
@@ -42,7 +42,8 @@ class ConvNet(nn.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One stage for each of `widths`; `norm: batch` puts BatchNorm2D behind each convolution."""
+    """One stage for each of `widths`; `norm: batch` puts BatchNorm2D behind each convolution, `dropout` drops behind
+    each activation."""
 
     channels: int = 1
     widths: tuple[int, ...] = (32, 64)
@@ -50,11 +51,13 @@ class Config:
     norm: Literal["batch", "none"] = "batch"
     activation: Literal["relu", "gelu"] = "relu"
     pool: Literal["max", "mean"] = "max"
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         at_least_one(self, "channels", "classes")
+        below_one(self, "dropout")
         if not self.widths or any(width < 1 for width in self.widths):
             raise ValueError(f"widths: give one or more widths of 1 or more, not {list(self.widths)}")
 
     def build(self) -> nn.Layer:
-        return ConvNet(self.channels, self.widths, self.classes, self.norm, self.activation, self.pool)
+        return ConvNet(self)
