@@ -81,6 +81,14 @@ class NotFiniteError(LossError):
     """A loss, a gradient, a weight, an optimizer's state or a held-out score that is NaN or infinite; it is named."""
 
 
+class TargetError(LossError):
+    """A target that is none of the classes; `row` is its sample's place in the micro-batch, `value` the target."""
+
+    def __init__(self, message: str, row: int, value: int):
+        self.row, self.value = row, value
+        super().__init__(message)
+
+
 class RunError(PaddleDPError):
     """A job of several processes that failed; the message carries the first failing rank's own words."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from paddle_dp.errors import LossError
 
@@ -41,8 +41,20 @@ def widened(numbers: paddle.Tensor) -> paddle.Tensor:
     return numbers if numbers.dtype in (paddle.float32, paddle.float64) else numbers.astype("float32")
 
 
-def paired(outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
+    """`outputs`, if they are one tensor. Raises LossError that says what to do with a tuple of them."""
+    if hasattr(outputs, "ndim"):
+        return outputs
+    several = f"{len(outputs)} outputs" if isinstance(outputs, Sized) else "outputs"
+    raise LossError(
+        f"the model gives a {type(outputs).__name__} of {several}, and {loss} takes one tensor. Let forward return the "
+        "scores alone, or give a loss of your own, which gets what forward returned: loss: {use: my_module.my_loss}."
+    )
+
+
+def paired(outputs: paddle.Tensor, targets: paddle.Tensor, loss: str) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Both in float32 and of one shape; LossError rather than broadcasting [n, 1] against [n] to [n, n]."""
+    outputs = one_tensor(outputs, loss)
     if outputs.shape != targets.shape:
         if outputs.size != targets.size or outputs.shape[0] != targets.shape[0]:
             raise LossError(

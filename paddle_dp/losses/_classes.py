@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from paddle_dp.errors import TargetError
+
 if TYPE_CHECKING:
     import paddle
+
+
+NEVER = -(2**31)  # no class is ignored; Paddle's own default, -100, would silently pass over targets of -100
 
 
 class Classes(Protocol):
@@ -69,6 +74,31 @@ class Exact(Whole):
         losses = sums.log().astype(scores.dtype) + highest.squeeze(-1) - mine
         losses = paddle.where(here, losses, paddle.full_like(mine, float("nan")))
         return paddle.where(numbers == ignored, paddle.zeros_like(losses), losses).sum()
+
+
+def check_range(numbers: paddle.Tensor, classes: int, ignored: int) -> None:
+    """Raises TargetError for a class number [n, …] that is none of `classes`, nor the ignored one.
+
+    On CPUs only: elsewhere looking would wait for the device in every step, and Paddle's own kernels stop.
+    """
+    if not numbers.place.is_cpu_place() or not numbers.size:
+        return
+    found = numbers.numpy()
+    if found.min() >= 0 and found.max() < classes:
+        return
+    wrong = (found < 0) | (found >= classes)
+    if ignored != NEVER:
+        wrong &= found != ignored
+    if wrong.any():
+        place = wrong.reshape(len(found), -1).any(1).argmax()
+        value = int(found[place][wrong[place]].flat[0])
+        known = f"the {classes} classes of the model's outputs are 0 to {classes - 1}"
+        left_out = "" if ignored == NEVER else f", and loss.ignore_index is {ignored}"
+        raise TargetError(
+            f"target {value} is no class: {known}{left_out}. Give the model more classes (model.classes, or "
+            f"num_classes), mend the data set, or leave such targets out: loss.ignore_index={value}.",
+            int(place), value,
+        )  # fmt: skip
 
 
 def own(

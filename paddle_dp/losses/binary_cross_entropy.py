@@ -27,7 +27,7 @@ class BinaryCrossEntropy:
         import paddle
         import paddle.nn.functional as F
 
-        outputs, targets = paired(outputs, targets)
+        outputs, targets = paired(outputs, targets, "binary_cross_entropy")
         weight = None if self.positive == 1.0 else paddle.full([1], self.positive, outputs.dtype)
         loss = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weight)
         return loss * outputs.shape[0], outputs.shape[0]
@@ -35,7 +35,7 @@ class BinaryCrossEntropy:
     @full_precision
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """The share of each sample's labels on the right side of one half, totalled over samples."""
-        outputs, targets = paired(outputs, targets)
+        outputs, targets = paired(outputs, targets, "binary_cross_entropy")
         hits = (outputs > 0) == (targets > 0.5)
         return {"acc1": hits.astype("float32").mean() * outputs.shape[0]}
 

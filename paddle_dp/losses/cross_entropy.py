@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import LossError
-from paddle_dp.losses._base import full_precision, widened
-from paddle_dp.losses._classes import Classes, Whole, lead
+from paddle_dp.losses._base import full_precision, one_tensor, widened
+from paddle_dp.losses._classes import NEVER, Classes, Whole, check_range, lead
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Count = Union[int, "paddle.Tensor"]
-NEVER = -(2**31)  # no class is ignored; Paddle's own default, -100, would silently pass over targets of -100
 
 
 class CrossEntropy:
@@ -27,6 +26,7 @@ class CrossEntropy:
     """
 
     counts_samples = True
+    word = "cross_entropy"
 
     def __init__(self, smoothing: float = 0.0, ignored: int = NEVER):
         self.smoothing, self.ignored = smoothing, ignored
@@ -41,7 +41,9 @@ class CrossEntropy:
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, how many it is over); the total is float32 also under autocast."""
+        outputs = one_tensor(outputs, self.word)
         numbers = _class_numbers(targets, outputs)
+        check_range(numbers, self.num_classes(outputs), self.ignored)
         total = self._total(self._logits(widened(outputs), numbers), numbers)
         return self._per_sample(total, targets), self._over(targets)
 
@@ -108,7 +110,7 @@ class CrossEntropyOfSome(CrossEntropy):
 
 
 def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Tensor:
-    """`targets` as whole numbers in the shape of `outputs` without its classes.
+    """`targets` as int64 in the shape of `outputs` without its classes.
 
     Paddle would silently cut off fractions, and with smoothing take class numbers [n, 1] for probabilities.
     """
@@ -116,7 +118,7 @@ def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Ten
 
     if targets.ndim == outputs.ndim:
         targets = targets.squeeze(-1)
-    if targets.dtype in (paddle.int64, paddle.int32):
+    if targets.dtype == paddle.int64:
         return targets
     if targets.is_floating_point():
         raise LossError(

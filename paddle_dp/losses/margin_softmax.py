@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Gt, Le
 
 from paddle_dp.errors import LossError
-from paddle_dp.losses._classes import Exact, own
-from paddle_dp.losses.cross_entropy import NEVER, CrossEntropy, CrossEntropyOfSome
+from paddle_dp.losses._classes import NEVER, Exact, own
+from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyOfSome
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Margin(CrossEntropy):
             config.label_smoothing, NEVER if config.ignore_index is None else config.ignore_index
         )
         self.angle, self.cosine, self.scale = config.angle, config.cosine, config.scale
+        self.word = "margin_softmax"
         self.classes = Exact()  # a scale of 64 makes losses above 64
         self._known = False
 

@@ -21,7 +21,7 @@ class MeanSquaredError:
         """(total, number of samples); the total is float32 also under autocast."""
         import paddle.nn.functional as F
 
-        outputs, targets = paired(outputs, targets)
+        outputs, targets = paired(outputs, targets, "mean_squared_error")
         return F.mse_loss(outputs, targets) * outputs.shape[0], outputs.shape[0]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from paddle_dp.data import Loader
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import name, read_samples
+from paddle_dp.errors import LossError, TargetError
 from paddle_dp.mesh import Mesh
 
 PATIENCE = 20.0  # seconds; more than a person wants to wait, and less than gloo does (30 s)
@@ -37,6 +38,19 @@ def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, what: str = "tr
     return (
         f"{who} of the {what} data, read {where}, has {part} that are not finite: mend it, or leave it out."
     )
+
+
+def of_target(
+    loader: Loader, epoch: int, batch: int, error: TargetError, what: str = "training"
+) -> LossError:
+    """The same error, naming the sample whose target it is; this rank read it in global batch `batch`."""
+    rows = [indices[error.row] for indices in loader.share.mine(epoch, batch) if error.row < len(indices)]
+    for index in map(int, rows):
+        with globals_kept():
+            _, targets = read_samples(loader.dataset, np.array([index]), loader.share.seed, epoch)
+        if (np.asarray(targets) == error.value).any():
+            return LossError(f"{name(loader.dataset, index)} of the {what} data: {error}")
+    return LossError(f"{what} data: {error}")
 
 
 def _first(loader: Loader, steps: Iterable[int]) -> dict[str, Any] | None:

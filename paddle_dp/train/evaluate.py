@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.data import Loader
-from paddle_dp.errors import DataError
+from paddle_dp.errors import DataError, TargetError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.loss import Loss, number
+from paddle_dp.train.blame import of_target
 from paddle_dp.train.evaluation import Evaluation
 
 CONFUSABLE = 2000  # classes: a confusion matrix of more has too many numbers to count, to send and to look at
@@ -82,6 +83,8 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
                 for micro in batch.micros:
                     if micro.samples or learner.together:
                         tally.add(learner, micro)
+    except TargetError as error:
+        raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None
     finally:
         for layer, training in modes:  # not train(): a layer that is frozen stays in its evaluation mode
             layer.training = training

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
 from paddle_dp.data import Batch, Loader
-from paddle_dp.errors import DivergenceError, NotFiniteError, PaddleDPError, UsageError
+from paddle_dp.errors import DivergenceError, NotFiniteError, PaddleDPError, TargetError, UsageError
 from paddle_dp.parallel import Learner
 from paddle_dp.train import blame, state
 from paddle_dp.train.callback import Callback, Moment
@@ -167,6 +167,8 @@ class Trainer(FromPython):
             self.learner.train_batch(batch, observe)
         except NotFiniteError as error:
             raise self._explained(error) from None
+        except TargetError as error:
+            raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
 
     def _say_empty(self, batch: Batch) -> None:
         """A line for the first, the tenth, the hundredth batch of which nothing was learned: it may be a slip."""

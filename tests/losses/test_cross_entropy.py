@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.errors import LossError
+from paddle_dp.errors import LossError, TargetError
 from paddle_dp.losses.cross_entropy import Config
 
 random = np.random.default_rng(0)
@@ -155,5 +155,31 @@ def test_targets_with_fractions_are_refused() -> None:
 @pytest.mark.parametrize("unknown", [-100, 10])
 def test_a_target_of_no_class_is_an_error_not_silence(unknown: int) -> None:
     outputs, targets = drawn(3)
-    with pytest.raises((IndexError, ValueError)):
-        answer(outputs, np.full_like(targets, unknown))
+    targets[2] = unknown
+    with pytest.raises(
+        TargetError, match=rf"target {unknown} is no class: the 10 classes .* are 0 to 9"
+    ) as caught:
+        answer(outputs, targets)
+    assert (caught.value.row, caught.value.value) == (2, unknown)
+
+
+def test_a_target_of_no_class_beside_one_that_is_left_out() -> None:
+    outputs, targets = drawn(4)
+    targets[:2] = -1, -7
+    loss = Config(ignore_index=-1).build()
+    with pytest.raises(TargetError, match=r"target -7 is no class.* and loss.ignore_index is -1") as caught:
+        loss(paddle.to_tensor(outputs), paddle.to_tensor(targets))
+    assert caught.value.row == 1
+
+
+def test_scores_take_int32_too() -> None:
+    outputs, targets = (paddle.to_tensor(array) for array in drawn(8))
+    loss = Config().build()
+    wanted, found = (loss.scores(outputs, targets.astype(kind)) for kind in ("int64", "int32"))
+    assert {name: score.item() for name, score in found.items()} == {n: s.item() for n, s in wanted.items()}
+
+
+def test_several_outputs_are_refused_by_what_to_do() -> None:
+    outputs, targets = (paddle.to_tensor(array) for array in drawn(3))
+    with pytest.raises(LossError, match="a tuple of 2 outputs, and cross_entropy takes one tensor"):
+        Config().build()((outputs, outputs), targets)

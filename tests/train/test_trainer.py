@@ -13,6 +13,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
 from paddle_dp.train import Callback, Progress, Run, Trainer
+from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Every
 
 
@@ -188,3 +189,37 @@ def test_an_evaluation_in_which_nothing_counts_is_refused_and_one_that_counts_a_
     assert sparse({8}).evaluate().numbers["loss"] > 0
     with pytest.raises(DataError, match="not one target of the 10 held-out samples counts"):
         sparse(set()).evaluate()
+
+
+class Odd(Points):
+    """Sample 7 has a label of no class; all inputs are NumPy's own float64."""
+
+    def __getitem__(self, i):
+        return np.full([3], i / 10), np.int32(5 if i == 7 else i % 2)
+
+    def name_of(self, i):
+        return f"row-{i}.txt"
+
+
+def test_a_label_of_no_class_is_told_with_its_sample():
+    said = r"sample 7 \(row-7.txt\) of the {} data: target 5 is no class: the 2 classes .* 0 to 1"
+    running = trainer()
+    running.loader = Loader.plain(Odd(), 4, Mesh.alone())
+    with pytest.raises(LossError, match=said.format("training")):
+        running.fit("1 epoch")
+    held_out = Loader.plain(Odd(), 4, Mesh.alone(), shuffle=False)
+    with pytest.raises(LossError, match=said.format("held-out")):
+        evaluate(running.learner, held_out, Mesh.alone())
+
+
+def test_float64_inputs_and_int32_labels_are_read_as_the_model_needs_them():
+    class Plain(Odd):
+        def __getitem__(self, i):
+            return super().__getitem__(i)[0], np.int32(i % 2)
+
+    given, wanted = trainer(), trainer()
+    given.loader = Loader.plain(Plain(), 4, Mesh.alone())
+    given.fit("1 epoch")
+    wanted.fit("1 epoch")
+    np.testing.assert_array_equal(given.learner.model.weight.numpy(), wanted.learner.model.weight.numpy())
+    assert evaluate(given.learner, given.loader, Mesh.alone()).numbers["acc1"] > 0
