@@ -17,6 +17,7 @@ from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.finished import check_within
 from paddle_dp.part import Part
 from paddle_dp.recipe import LoaderSettings, Recipe
+from paddle_dp.train import consistency
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.units import Length
@@ -61,6 +62,7 @@ class Assembly:
 
     def __init__(self, setup: Setup, mesh: Mesh):
         self.setup = setup
+        consistency.compare_setups(setup, mesh)
         if setup.recipe is not None:
             setup.strategy.refuse(setup.recipe, mesh.ranks, mesh.device.partition(":")[0])
         self.strategy: Strategy = setup.strategy.build(mesh)
@@ -70,13 +72,15 @@ class Assembly:
     @cached_property
     def train_loader(self) -> Loader:
         """Shuffled, in micros."""
-        s = self.setup
-        return self._loader(s.dataset("train"), seed=s.seed, shuffle=s.shuffle, last=s.last, micros=s.micros)
+        s, dataset = self.setup, self.setup.dataset("train")
+        consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
+        return self._loader(dataset, seed=s.seed, shuffle=s.shuffle, last=s.last, micros=s.micros)
 
     @cached_property
     def test_loader(self) -> Loader | None:
         """In order, every held-out sample once; None where nothing is held out."""
         dataset = self.setup.dataset("test")
+        consistency.compare_data("held-out", dataset, self.setup.seed, self.setup.loader, self.mesh)
         return None if dataset is None else self._loader(dataset, seed=self.setup.seed, shuffle=False)
 
     @property
@@ -88,6 +92,7 @@ class Assembly:
         """The placed task, for so many updates; from here on every rank draws its own random numbers."""
         task = self.setup.task(steps, steps_per_epoch)
         check_within(task.optimizer, task.model)
+        consistency.compare_task(task, self.mesh)
         learner = self.strategy.place(task)
         part_ways(self.setup.seed, self.mesh)
         return learner
@@ -98,8 +103,10 @@ class Assembly:
         `resume` is None, "newest", "best" or a checkpoint's path. Raises UsageError or CheckpointError when there is
         nothing fitting to resume.
         """
+        consistency.compare({"resume": resume}, self.mesh, "Go on from the same checkpoint on every node.")
         found = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
         if found is not None:
+            consistency.compare_checkpoints(found, self.mesh)
             self._check_same_run(found)
         run = Run(
             name=self.setup.name,

@@ -18,6 +18,7 @@ from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS
 from paddle_dp.train.assemble import Assembly, Setup
 from paddle_dp.train.callback import Callback
+from paddle_dp.train.consistency import one_folder
 from paddle_dp.train.run import Run
 from paddle_dp.units import Length
 
@@ -67,7 +68,8 @@ class FromPython:
 
         Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
-        mesh, home = join(), Path(folder)
+        mesh = join()
+        home = one_folder(Path(folder), mesh)
         computed_in = read_precision(precision)
 
         def task(steps: int, steps_per_epoch: int) -> Task:

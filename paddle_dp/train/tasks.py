@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.errors import NotFiniteError, UsageError
-from paddle_dp.mesh import join
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.recipe import Recipe, write_recipe
 
 
@@ -16,6 +16,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.build import build
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    recipe = _in_one_folder(recipe, mesh)
     resume = options.get("resume")
     if mesh.is_first:
         if not options.get("claimed"):  # started without paddle-dp: nobody has done it yet
@@ -24,6 +25,14 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder ready")
     build(recipe, mesh, resume).fit(recipe.train.length)
+
+
+def _in_one_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
+    """The recipe with the first rank's run folder. Collective."""
+    from paddle_dp.train.consistency import one_folder
+
+    folder = one_folder(recipe.folder, mesh)
+    return recipe if folder == recipe.folder else recipe.model_copy(update={"out": str(folder)})
 
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -35,6 +44,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.state import load_model
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    recipe = _in_one_folder(recipe, mesh)
     assembly = Assembly(setup(recipe), mesh)
     learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh
     if test_loader is None:

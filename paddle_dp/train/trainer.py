@@ -13,7 +13,7 @@ from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
 from paddle_dp.data import Batch, Loader
 from paddle_dp.errors import DivergenceError, NotFiniteError, PaddleDPError, TargetError, UsageError
 from paddle_dp.parallel import Learner
-from paddle_dp.train import blame, state
+from paddle_dp.train import blame, consistency, state
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.evaluation import Evaluation
@@ -67,6 +67,7 @@ class Trainer(FromPython):
         self.until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = self.until.steps(self.loader.batches)
         try:
+            consistency.compare_starts(self)
             self.tell("start")
             self.check("before the first update", states=True)
             self._train()
