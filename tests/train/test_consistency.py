@@ -133,6 +133,7 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
         lambda: {"train": Points(draw=1), "loader": {"workers": 1}},
         "sample 0 of the training data: inputs float32[1, 6]",
     ),
+    (lambda: {"resume": True}, "resume: null on rank 0"),
     (lambda: {"train": Points(each_time=True)}, ""),
     (lambda: {"test": Points()}, "samples in the held-out data: null on rank 0"),
     (lambda: {"model": nn.Linear(6, 5)}, "parameter weight: float32[6, 4] on rank 0"),
