@@ -21,7 +21,7 @@ FLOORS: dict[str, float] = {
     "batch": 2, "mesh": 2, "watch": 2,
     "data": 3, "parallel": 3, "checkpoint": 3,
     "train": 4,
-    "launch": 5, "proof": 5.5,  # a proof is made of jobs
+    "launch": 5, "proof": 5.5, "audit": 5.5,  # a proof and an audit are made of jobs
     "cli": 6,
     "__main__": 7,
     "": 0,  # the package itself: its version, and words that are loaded when they are used

@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 import paddle_dp
+from paddle_dp.cli.foreign import audit
 from paddle_dp.cli.learned import evaluate, export, generate, merge
 from paddle_dp.cli.looking import check, dashboard, parts, schema
 from paddle_dp.cli.training import train, verify
 from paddle_dp.errors import InstallError, PaddleDPError
 
 # In the order of --help.
-VERBS = (train, evaluate, verify, merge, generate, export, dashboard, parts, check, schema)
+VERBS = (train, evaluate, verify, audit, merge, generate, export, dashboard, parts, check, schema)
 
 app = typer.Typer(
     name="paddle-dp",
@@ -25,8 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# What stands behind a foreign script is the script's own, options too.
+FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
 for verb in VERBS:
-    app.command()(verb)
+    app.command(context_settings=FOREIGN if verb is audit else None)(verb)
 
 
 def _version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
@@ -113,22 +114,9 @@ def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
     job = plan.job
     meeting = meet(job.master) if job.master is not None and plan.nodes > 1 else None
     variables = environment(plan, inherited, meeting)
-    mark = f"{os.getpid()}-{time.time_ns()}"
-    variables[MARK] = mark
     screen = _screen(plan, variables)
     _announce(plan, variables, attempt)
-    with reserved_ports() as ports, Signals() as told, (attempt / "launcher.log").open("wb") as log:
-        process = Popen(
-            argv(plan, attempt, meeting),
-            env={**ports, **variables},
-            stdin=DEVNULL,
-            stdout=log,
-            stderr=STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
-            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; kill -9 of us must reach them
-        )
-        supervision = Supervision(plan, process, attempt, mark)
-        outcome = supervision.wait(told, logs.Follower(logs.worker_log(attempt, 0), screen))
+    outcome, supervision, told = watched(argv(plan, attempt, meeting), plan, attempt, variables, screen)
     if isinstance(outcome, Failure):
         return _answer(outcome, plan, supervision.log_of(outcome.rank))
     if outcome > 128 and told.number:
@@ -138,6 +126,35 @@ def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
             f"{logs.tail(attempt / 'launcher.log', 12)}\nthe launcher ended with {outcome}: {attempt / 'launcher.log'}"
         )
     return outcome
+
+
+def watched(
+    command: Sequence[str],
+    plan: Plan,
+    attempt: Path,
+    variables: dict[str, str],
+    screen: BinaryIO | None = None,
+    stalled: Callable[[], bool] = lambda: False,
+) -> tuple[Failure | int, Supervision, Signals]:
+    """Runs the launcher's `command` under watch and returns how it ended: its status, or the failure that ended it.
+
+    Rank 0's words go to `screen`. The job is ended, too, when `stalled` says so, or when somebody sends a signal: the
+    third value says which. None of its processes is left.
+    """
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    with reserved_ports() as ports, Signals() as told, (attempt / "launcher.log").open("wb") as log:
+        process = Popen(
+            command,
+            env={**ports, **variables, MARK: mark},
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; kill -9 of us must reach them
+        )
+        supervision = Supervision(plan, process, attempt, mark, stalled)
+        outcome = supervision.wait(told, logs.Follower(logs.worker_log(attempt, 0), screen))
+    return outcome, supervision, told
 
 
 def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:

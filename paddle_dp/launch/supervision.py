@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
@@ -21,10 +22,16 @@ GRACE = 5.0  # seconds for ranks to end by themselves when told to
 
 
 class Supervision:
-    """Waits for a job whose launcher is `process`; its ranks write to `attempt`, and carry `mark`."""
+    """Waits for a job whose launcher is `process`; its ranks write to `attempt`, and carry `mark`.
 
-    def __init__(self, plan: Plan, process: Popen[bytes], attempt: Path, mark: str):
+    `stalled` is asked at every look: a job that it says is stuck is ended.
+    """
+
+    def __init__(
+        self, plan: Plan, process: Popen[bytes], attempt: Path, mark: str, stalled: Callable[[], bool] = lambda: False
+    ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
+        self.stalled = stalled
         self.watch = Watch(process.pid)
         self.first_rank = (plan.job.node_rank or 0) * plan.ranks
 
@@ -52,7 +59,11 @@ class Supervision:
         self.watch.look()
         done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks)
         return (
-            done or self.process.poll() is not None or bool(self.watch.failed) or bool(read_all(self.attempt))
+            done
+            or self.process.poll() is not None
+            or bool(self.watch.failed)
+            or bool(read_all(self.attempt))
+            or self.stalled()
         )
 
     def _outcome(self, told: Signals) -> Failure | int:

@@ -1,0 +1,133 @@
+"""`paddle-dp audit`: runs a script on N ranks and on one process, judges what the hooks saw, and reports."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.audit.events import Divided
+from paddle_dp.audit.finding import Section, plural
+from paddle_dp.audit.judges.evaluation import evaluation
+from paddle_dp.audit.judges.gradients import distance, gradients, recorded
+from paddle_dp.audit.judges.norms import norms
+from paddle_dp.audit.judges.randomness import randomness
+from paddle_dp.audit.judges.samples import samples
+from paddle_dp.audit.judges.weights import weights
+from paddle_dp.audit.records import Run
+from paddle_dp.audit.report import Outcome
+from paddle_dp.audit.runs import Script
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.failures import Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to audit: `steps` updates of each of two epochs are watched; a rank that is silent for `patience` s is ended."""
+
+    ranks: int = 2
+    steps: int = 3
+    patience: float = 120.0
+    json: bool = False
+
+
+def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
+    """Audits a script, prints the report and returns the exit status (see Outcome.exit_status).
+
+    The script really runs, twice, and writes what it writes. Raises UsageError for a script that is not there or
+    numbers that make no sense, EndedError when a signal ended it.
+    """
+    if not path.is_file() or path.suffix != ".py":
+        raise UsageError(f"audit {path}: give a Python script (.py) that paddle.distributed.launch could run.")
+    if options.ranks < 2 or options.steps < 1 or options.patience <= 0:
+        raise UsageError(
+            "audit compares 2 ranks or more over 1 step or more, with patience: "
+            f"not --ranks {options.ranks} --steps {options.steps} --patience {options.patience:g}."
+        )
+    _say(f"{path} is really run, and writes what it writes: on {options.ranks} ranks, then on one process")
+    with tempfile.TemporaryDirectory(prefix="paddle-dp-audit-") as scratch:
+        script = Script(path, tuple(arguments), options.steps, options.patience)
+        outcome = examined(script, options.ranks, Path(scratch))
+    print(outcome.as_json() if options.json else "\n".join(outcome.lines()))
+    return outcome.exit_status
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def examined(script: Script, ranks: int, scratch: Path) -> Outcome:
+    """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges what was seen."""
+    ended = script.run(ranks, scratch / "many")
+    run = Run.read(scratch / "many", ranks)
+    failure = _failure(run, ended, ranks)
+    divided = [axis for rank in run.ranks for event in rank.of(Divided) for axis in event.degrees.items()]
+    if divided:
+        axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(divided)))
+        said = f"The script divides the model itself ({axes}); an audit is of ranks that all hold the whole model."
+        return Outcome(str(script.path), ranks, run.steps, (), said)
+    alone, why_not = None, again_or_why_not(run)
+    if not isinstance(why_not, str):
+        status = script.run(1, scratch / "one", why_not)
+        alone = Run.read(scratch / "one", 1)
+        why_not = _why_it_failed(alone, status)
+    updates = list(recorded(run, alone if not why_not else None))
+    normed = norms(run, next((distance(update) for update in updates), None))
+    sections: tuple[Section, ...] = (
+        samples(run), weights(run), gradients(updates, bool(normed.findings), why_not), normed, randomness(run, alone),
+        evaluation(run),
+    )  # fmt: skip
+    if not run.steps and not failure:
+        failure = "The script did no update with a paddle.optimizer: there was nothing to look at."
+    return Outcome(str(script.path), ranks, run.steps, sections, failure)
+
+
+def again_or_why_not(run: Run) -> dict[str, Any] | str:
+    """What the one process is to be fed with; or, in words, why no update can be done again there."""
+    steps = [step for step in range(1, run.equal_until + 1) if all(u.arrays for u in run.together(step))]
+    if not steps:
+        return "no update was recorded before which all ranks held equal weights"
+    if len(run.training) != 1:
+        return "no DataLoader was seen" if not run.training else "batches of several DataLoaders go into an update"
+    if any(update.optimizer for rank in run.ranks for update in rank.updates):
+        return "the script has several optimizers"
+    items = [item for step in steps if (item := _item(run, step))]
+    if not items:
+        return "the ranks read different numbers of batches, or too large ones, for an update"
+    return {"source": str(run.folder), "loader": next(iter(run.training)), "items": items}
+
+
+def _item(run: Run, step: int) -> dict[str, Any] | None:
+    updates = run.together(step)
+    sizes = [rank.sizes(update) for rank, update in zip(run.ranks, updates, strict=True)]
+    kept = all((run.folder / f"{update.arrays}.batches.npz").exists() for update in updates)
+    if not kept or len({len(each) for each in sizes}) > 1 or not sizes[0]:
+        return None
+    return {"step": step, "names": [update.arrays for update in updates], "sizes": sizes}
+
+
+def _why_it_failed(alone: Run, status: Failure | int) -> str:
+    """Why the run on one process gave no gradients; "" when it gave them."""
+    if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
+        return ""
+    if isinstance(status, Failure):
+        return f"on one process the script fails: {status.kind}: {status.message}".splitlines()[0][:300]
+    return "on one process the script ended before its first update"
+
+
+def _failure(run: Run, ended: Failure | int, ranks: int) -> str:
+    """The script's own failure on N ranks, in words; "" when there was none."""
+    silent = [(rank.number, rank.ended) for rank in run.ranks if rank.ended and rank.ended.reason == "silent"]
+    if silent:
+        stood = "; ".join(f"rank {n} in {end.where or 'a library'}" for n, end in silent if end)
+        return f"The script stood still for {silent[0][1].message if silent[0][1] else ''}: {stood}."
+    if isinstance(ended, Failure):
+        words = ended.traceback.rstrip() or ended.message
+        return f"The script itself failed, on rank {ended.rank} of {ranks}:\n{words}"
+    lacking = [rank.number for rank in run.ranks if rank.ended is None]
+    if lacking:
+        return f"The script ended without a word on {plural(len(lacking), 'rank')}: {', '.join(map(str, lacking))}."
+    return ""

@@ -1,0 +1,209 @@
+"""What hooks see in a rank, as events: one JSON line each, written as it happens, so that a killed rank's are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+Batches = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a rank; `where` is the script's "file:line" it happened at, "" if unknown."""
+
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began(Event):
+    """The script starts, as `rank` of `ranks`."""
+
+    rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded(Event):
+    """The script has seeded `generator`: "paddle", "numpy" or "random"."""
+
+    generator: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderMade(Event):
+    """The `loader`-th DataLoader of this rank; `samples` is its data set's length, None for a stream."""
+
+    loader: int
+    samples: int | None
+    dataset: str
+    sampler: str
+    batch_size: int | None
+    drop_last: bool
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassBegan(Event):
+    """A loader is iterated for the `number`-th time (from 1).
+
+    `batches` are the sample indices of all batches of this pass, also of those that the audit leaves out; None where
+    indices are unknown or without end. `drew` names the generators that the order was drawn from. `managed` is true
+    when `paddle.Model` iterates, which drops repeated samples of an evaluation itself.
+    """
+
+    loader: int
+    number: int
+    batches: Batches | None
+    drew: tuple[str, ...]
+    managed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched(Event):
+    """A batch of `size` samples was handed to the script: batch `index` (from 0) of pass `number`.
+
+    `rows` are digests of its samples where indices are unknown. `drew` names generators that moved since the batch
+    before, `states` digests of the generators now.
+    """
+
+    loader: int
+    number: int
+    index: int
+    size: int
+    rows: tuple[str, ...]
+    drew: tuple[str, ...]
+    states: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassEnded(Event):
+    """A pass ended after `given` batches; `shortened` when the audit, not the data, ended it."""
+
+    loader: int
+    number: int
+    given: int
+    shortened: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerMade(Event):
+    """The `optimizer`-th optimizer of this rank, with the digest of each of its parameters."""
+
+    optimizer: int
+    kind: str
+    parameters: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapped(Event):
+    """`paddle.DataParallel` was put around a model: digests of its parameters before and after it made them equal."""
+
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped(Event):
+    """An optimizer is about to do its `step`-th update (from 1), with these weights.
+
+    `batches` are (loader, pass, index) of what was fetched since the update before. `missing` are parameters without a
+    gradient. `drew` is true when Paddle's generator moved since the first of those batches (random masks, say).
+    `arrays` is the file that holds weights, gradients and batches of this step, "" when they were not recorded.
+    """
+
+    optimizer: int
+    step: int
+    digests: dict[str, str]
+    missing: tuple[str, ...]
+    batches: tuple[tuple[int, int, int], ...]
+    drew: bool
+    scale: float
+    arrays: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(Event):
+    """The weights after the last update that was watched, as digests; `arrays` is a file with some of their numbers."""
+
+    digests: dict[str, str]
+    arrays: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided(Event):
+    """Fleet divides the model itself: `degrees` of the axes beside data, those above 1."""
+
+    degrees: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normed(Event):
+    """The BatchNorm layers at the first update: `layers` that normalise over this rank's samples alone."""
+
+    layers: tuple[str, ...]
+    synchronised: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffered(Event):
+    """Digests of the running statistics of local BatchNorm layers at the end, and how far their means go."""
+
+    digests: dict[str, str]
+    means: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanged(Event):
+    """The script called a collective, with a tensor of `shape`; `values` are its first numbers before."""
+
+    collective: str
+    shape: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The script is over: `reason` is "limit" (the audit has seen enough), "script" or "failed", or "silent"."""
+
+    reason: str
+    message: str = ""
+
+
+KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+E = TypeVar("E", bound=Event)
+
+
+class Journal:
+    """Writes events to a file of `folder`, each with one write, and counts them."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.folder, self.rank, self.written = folder, rank, 0
+        self._file = (folder / f"rank-{rank}.jsonl").open("w", buffering=1)
+
+    def write(self, event: Event) -> None:
+        self._file.write(json.dumps([type(event).__name__, asdict(event)]) + "\n")
+        self._file.flush()
+        self.written += 1
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of one rank's file; a last line that was cut off by a kill is left out."""
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            name, values = json.loads(line)
+        except ValueError:
+            continue
+        kind = KINDS[name]
+        yield kind(**{f.name: _tuples(values[f.name]) for f in fields(kind)})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that they were."""
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    return {key: _tuples(each) for key, each in value.items()} if isinstance(value, dict) else value

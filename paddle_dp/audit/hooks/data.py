@@ -1,0 +1,227 @@
+"""Which samples a rank reads: the batches of each pass over a DataLoader, taken in the parent process.
+
+A sampler is read to its end when a pass begins, and the script is then served from that list: what it gets is what it
+would have got, and the whole epoch's indices are known although only its first batches are read, and its last one.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import paddle
+from paddle.io import DataLoader, IterableDataset
+from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
+
+from paddle_dp.audit.events import Batches, Fetched, LoaderMade, PassBegan, PassEnded
+from paddle_dp.audit.hooks import generators
+from paddle_dp.audit.hooks.arrays import flatten
+from paddle_dp.audit.hooks.place import called_by, here
+from paddle_dp.audit.hooks.watch import EPOCHS, Batch, Watch
+
+LONGEST = 4  # data sets' lengths after which a sampler counts as one without end
+
+
+class Order:
+    """What an index sampler gives in one pass, read ahead; also the sampler that Paddle's iterator then reads."""
+
+    def __init__(self, only: list[Any] | None = None):
+        self.only, self.batches, self.drew = only, None, ()  # type: tuple[Any, Batches | None, tuple[str, ...]]
+        self.states: dict[str, str] = {}
+
+    def read(self, sampler: Iterable[Any], loader: DataLoader) -> Iterable[Any]:
+        if self.only is not None:
+            return [self.only]
+        if isinstance(loader.dataset, IterableDataset):
+            self.states = generators.states()
+            return sampler
+        before, source = generators.states(), iter(sampler)
+        bound = LONGEST * len(loader.dataset) + 1
+        read = list(itertools.islice(source, bound))
+        self.states = generators.states()
+        self.drew = generators.moved(before, self.states)
+        self.batches = _integers(read) if len(read) < bound else None
+        return itertools.chain(read, source)
+
+
+def _integers(batches: list[Any]) -> Batches | None:
+    """Batches of indices as integers; None when a sampler speaks of samples in another way."""
+    try:
+        return tuple(tuple(map(int, batch if np.ndim(batch) else [batch])) for batch in batches)
+    except (TypeError, ValueError):
+        return None
+
+
+class Loaders:
+    """The DataLoaders of this rank, in the order in which they were made; one that a line makes anew is the same."""
+
+    def __init__(self, watch: Watch):
+        self.watch = watch
+        self.numbers: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
+        self.known: dict[tuple[str, int], tuple[int, Any]] = {}  # by line and data set, which is kept alive
+        self.passes: dict[int, int] = {}
+        self.training: dict[int, int] = {}  # passes of a loader in which there were updates
+        self.order: tuple[Order, DataLoader] | None = None
+        self.iterate: Callable[[DataLoader], Iterator[Any]] = DataLoader.__iter__
+
+    def install(self) -> None:
+        made, indices = DataLoader.__init__, _DataLoaderIterBase._index_sampler.fget
+        loaders = self
+
+        def init(loader: DataLoader, *args: Any, **kwargs: Any) -> None:
+            made(loader, *args, **kwargs)
+            loaders.add(loader)
+
+        def index_sampler(iterator: Any) -> Any:
+            sampler = indices(iterator)
+            if loaders.order is None:
+                return sampler
+            order, loader = loaders.order
+            loaders.order = None
+            return order.read(sampler, loader)
+
+        DataLoader.__init__ = init
+        DataLoader.__iter__ = lambda loader: Pass(loaders, loader)
+        DataLoader.__call__ = DataLoader.__iter__
+        _DataLoaderIterBase._index_sampler = property(index_sampler)
+
+    def add(self, loader: DataLoader) -> None:
+        key = (here(), id(loader.dataset))
+        seen = key in self.known
+        number, _ = self.known.setdefault(key, (len(self.known), loader.dataset))
+        self.numbers[loader] = number
+        if seen:
+            return
+        self.passes[number] = 0
+        sampler = loader.batch_sampler
+        stream = isinstance(loader.dataset, IterableDataset)
+        self.watch.journal.write(LoaderMade(
+            loader=number, samples=None if stream else len(loader.dataset), dataset=type(loader.dataset).__name__,
+            sampler=type(sampler).__name__ if sampler is not None else "",
+            batch_size=getattr(sampler, "batch_size", None), drop_last=bool(getattr(sampler, "drop_last", False)),
+            workers=loader.num_workers, where=key[0],
+        ))  # fmt: skip
+
+    def open(self, loader: DataLoader, order: Order) -> Iterator[Any]:
+        """Paddle's own iterator over `loader`, in this order."""
+        self.order = (order, loader)
+        try:
+            return self.iterate(loader)
+        finally:
+            self.order = None
+
+
+class Pass:
+    """One iteration over a loader, cut short once enough was seen: then comes its last batch, and then its end."""
+
+    def __init__(self, loaders: Loaders, loader: DataLoader):
+        self.watch, self.loaders, self.loader = loaders.watch, loaders, loader
+        self.watch.check()
+        if loader not in loaders.numbers:  # a copy, or one that a subclass made without __init__
+            loaders.add(loader)
+        self.loader_number = loaders.numbers[loader]
+        if loaders.training.get(self.loader_number, 0) >= EPOCHS:
+            self.watch.stop()
+        loaders.passes[self.loader_number] += 1
+        self.number = loaders.passes[self.loader_number]
+        self.steps, self.gradients, self.given = self.watch.done, self.watch.gradients, 0
+        order = Order()
+        self.inner = loaders.open(loader, order)
+        self.batches, self.last, self.over = order.batches, False, False
+        # Without workers a thread of this process reads ahead already; workers are seeded by one draw in this process.
+        self.states = generators.states() if loader.num_workers else order.states
+        self.watch.journal.write(PassBegan(
+            loader=self.loader_number, number=self.number, batches=order.batches, drew=order.drew, where=here(),
+            managed=called_by("paddle/hapi/model.py"),
+        ))  # fmt: skip
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __next__(self) -> Any:
+        self.watch.check()
+        shortened = self._seen_enough and not self._go_to_last()
+        if self.over or shortened:
+            self._end(shortened)
+            raise StopIteration
+        try:
+            data = next(self.inner)
+        except StopIteration:
+            self._end(False)
+            raise
+        self._note(data)
+        return data
+
+    @property
+    def _seen_enough(self) -> bool:
+        """Enough updates in this pass; or enough batches of one that trains nothing: an evaluation."""
+        trained = self.watch.done - self.steps
+        return trained >= self.watch.steps or (
+            self.given >= self.watch.steps and self.watch.gradients == self.gradients
+        )
+
+    def _go_to_last(self) -> bool:
+        """Makes the pass's last batch the next one; False when it has been given, or nobody knows it."""
+        if self.last or self.batches is None or self.given >= len(self.batches):
+            return False
+        self.last = True
+        if self.given < len(self.batches) - 1:
+            alone = copy.copy(self.loader)
+            alone.num_workers = 0
+            self.inner = self.loaders.open(alone, Order(only=list(self.batches[-1])))
+            self.given = len(self.batches) - 1
+        return True
+
+    def _note(self, data: Any) -> None:
+        watch, index = self.watch, self.given
+        self.given += 1
+        states = generators.states()
+        drew, self.states = generators.moved(self.states, states), states
+        if not watch.window:
+            watch.states_at_window = states["paddle"]
+        watch.window.append(Batch(self.loader_number, self.number, index, data))
+        if self.batches and index == len(self.batches) - 1 and self.number == 1:
+            watch.record_next = True
+        known = self.batches is not None and index < len(self.batches)
+        watch.journal.write(Fetched(
+            loader=self.loader_number, number=self.number, index=index,
+            size=len(self.batches[index]) if known and self.batches else size(data),
+            rows=() if known else rows(data), drew=drew, states=states, where=here(),
+        ))  # fmt: skip
+
+    def _end(self, shortened: bool) -> None:
+        if self.over:
+            return
+        self.over = True
+        if self.watch.gradients == self.gradients:
+            self.watch.forget(self.loader_number, self.number)
+        if self.watch.done > self.steps:
+            self.loaders.training[self.loader_number] = self.loaders.training.get(self.loader_number, 0) + 1
+        self.watch.journal.write(
+            PassEnded(loader=self.loader_number, number=self.number, given=self.given, shortened=shortened)
+        )
+
+
+def size(data: Any) -> int:
+    """How many samples a batch has: the length of its first tensor's first axis; 0 when it has none."""
+    _, leaves = flatten(data)
+    return int(leaves[0].shape[0]) if leaves and len(leaves[0].shape) else 0
+
+
+def rows(data: Any) -> tuple[str, ...]:
+    """A digest of each sample of a batch, over all its tensors that have one row per sample."""
+    count, (_, leaves) = size(data), flatten(data)
+    arrays = [leaf.numpy() if isinstance(leaf, paddle.Tensor) else np.asarray(leaf) for leaf in leaves]
+    whole = [array for array in arrays if array.ndim and len(array) == count]
+    return tuple(
+        f"{zlib.crc32(b''.join(np.ascontiguousarray(array[row]).tobytes() for array in whole)):08x}"
+        for row in range(count)
+    )

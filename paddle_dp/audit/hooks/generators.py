@@ -1,0 +1,53 @@
+"""The three random generators that a training script draws from, as digests: whether they moved, whether ranks share them."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import numpy as np
+import paddle
+
+from paddle_dp.audit.events import Journal, Seeded
+from paddle_dp.audit.hooks.place import direct, here
+
+
+def states() -> dict[str, str]:
+    """A digest of the present state of each generator; reading it draws nothing."""
+    return {"paddle": _paddle(), "numpy": _numpy(), "random": _digest(repr(random.getstate()).encode())}
+
+
+def moved(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
+    """The generators whose state has changed."""
+    return tuple(name for name in after if before.get(name, after[name]) != after[name])
+
+
+def _paddle() -> str:
+    return _digest(b"".join(repr(state.__getstate__()).encode() for state in paddle.get_rng_state()))
+
+
+def _numpy() -> str:
+    _, keys, *rest = np.random.get_state()  # type: ignore[misc]  # the legacy form is a tuple
+    return _digest(np.asarray(keys).tobytes() + repr(rest).encode())
+
+
+def _digest(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+def watch_seeds(journal: Journal) -> None:
+    """Notes which generators the script itself seeds; a library that seeds its workers is not meant."""
+    for module, name, generator in ((paddle, "seed", "paddle"), (np.random, "seed", "numpy"), (random, "seed", "random")):
+        _watch(journal, module, name, generator)
+
+
+def _watch(journal: Journal, module: object, name: str, generator: str) -> None:
+    seed = getattr(module, name)
+
+    def noted(*args: object, **kwargs: object) -> object:
+        if direct():
+            value = repr(next(iter((*args, *kwargs.values())), None))
+            journal.write(Seeded(generator=generator, value=value[:40], where=here()))
+        return seed(*args, **kwargs)
+
+    setattr(module, name, noted)

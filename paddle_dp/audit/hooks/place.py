@@ -1,0 +1,66 @@
+"""Where in the script something happened: the nearest frame of the stack that is the user's own code."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from types import FrameType
+
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+    }
+)
+_OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+
+
+def here() -> str:
+    """ "train.py:41": the nearest line of the script, or of a module that is no installed library; "" if none is."""
+    return nearest(sys._getframe(1))
+
+
+def nearest(frame: FrameType | None) -> str:
+    """The same, from a frame of any thread on."""
+    own = _own(frame)
+    return "" if own is None else f"{_short(own.f_code.co_filename)}:{own.f_lineno}"
+
+
+def called_by(*endings: str) -> bool:
+    """Whether a file whose path ends so is among the callers: "paddle/hapi/model.py"."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.replace(os.sep, "/").endswith(endings):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def direct() -> bool:
+    """Whether the caller of our caller's wrapper is the user's own code, and no library."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and _users(frame)
+
+
+def _own(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and not _users(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _users(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    path = os.path.realpath(name)
+    return not name.startswith("<") and not path.startswith((*_LIBRARIES, _OURS))
+
+
+def _short(name: str) -> str:
+    path = os.path.relpath(name)
+    return name if path.startswith("..") else path

@@ -1,0 +1,140 @@
+"""The same script on one process, fed with what N ranks had together: the gradient that the N-rank run should have had.
+
+At each recorded update the weights of that update are put in place, the batches of all ranks are handed out as one,
+and the gradient that reaches the optimizer is kept; the update itself is not done. Nothing of the script is imitated:
+model, loss, clipping and accumulation are the script's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.io import DataLoader
+
+from paddle_dp.audit.events import PassBegan
+from paddle_dp.audit.hooks import arrays
+from paddle_dp.audit.hooks.data import Loaders
+from paddle_dp.audit.hooks.place import here
+from paddle_dp.audit.hooks.updates import gradient_of
+from paddle_dp.audit.hooks.watch import Watch
+
+
+class JoinError(ValueError):
+    """Batches of several ranks that do not make one: their shapes differ beyond the number of samples."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One update to do again: `names` are each rank's files of it, `sizes` each rank's samples in each batch."""
+
+    step: int
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+    def batches(self, folder: Path) -> list[Any]:
+        """The batches of all ranks as one each. Raises JoinError."""
+        ranks = [arrays.read_batches(folder, f"{name}.batches") for name in self.names]
+        return [
+            join([rank[number] for rank in ranks], [sizes[number] for sizes in self.sizes])
+            for number in range(len(ranks[0]))
+        ]
+
+    def weights(self, folder: Path) -> dict[str, np.ndarray]:
+        with np.load(folder / f"{self.names[0]}.whole.npz", allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+
+
+def join(parts: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Sequence[int]) -> Any:
+    """One batch of several: arrays with a row per sample are put behind each other, others must be equal."""
+    structure = parts[0][0]
+    if any(other != structure for other, _ in parts):
+        raise JoinError("the batches of the ranks are not built alike")
+    together = []
+    for leaves in zip(*(leaves for _, leaves in parts), strict=True):
+        rows = all(leaf.ndim and len(leaf) == size for leaf, size in zip(leaves, sizes, strict=True))
+        if rows and len({leaf.shape[1:] for leaf in leaves}) == 1:
+            together.append(np.concatenate(leaves))
+        elif all(np.array_equal(leaf, leaves[0]) for leaf in leaves):
+            together.append(leaves[0])
+        else:
+            raise JoinError(f"shapes {', '.join(str(leaf.shape) for leaf in leaves)} do not make one batch")
+    return arrays.unflatten(structure, together)
+
+
+class Replay:
+    """Feeds the loader that trains with joined batches, item after item, and keeps the gradients."""
+
+    def __init__(self, watch: Watch, source: Path, loader: int, items: Sequence[Item]):
+        self.watch, self.source, self.loader = watch, source, loader
+        self.items, self.at, self.every = list(items), 0, 1
+        self.batches: list[Any] = []
+        self.loaded = False
+
+    def install(self, loaders: Loaders) -> None:
+        others = DataLoader.__iter__
+        replay = self
+
+        def iterate(loader: DataLoader) -> Any:
+            number = loaders.numbers.get(loader)
+            if number != replay.loader:
+                return others(loader)
+            replay.watch.journal.write(PassBegan(
+                loader=number, number=1, batches=None, drew=(), managed=False, where=here()
+            ))  # fmt: skip
+            return Fed(replay)
+
+        DataLoader.__iter__ = iterate
+        DataLoader.__call__ = iterate
+
+    def next(self) -> Any:
+        """The next joined batch; the weights of its update are in place."""
+        self.watch.check()
+        if not self.loaded:
+            self._load()
+        if not self.batches:
+            self.batches = self.items[self.at].batches(self.source)
+        return self.batches.pop(0)
+
+    def _load(self) -> None:
+        weights, live = self.items[self.at].weights(self.source), arrays.live_parameters()
+        missing = [name for name in weights if name not in live or live[name].size != weights[name].size]
+        if missing:
+            raise JoinError(f"the model on one process has no parameter {missing[0]} of that size")
+        for name, value in weights.items():
+            tensor = paddle.to_tensor(value.reshape(live[name].shape))
+            live[name].set_value(tensor.astype(live[name].dtype))
+        self.loaded = True
+
+    def on_step(self, optimizer: Any, parameters: list[Any]) -> bool:
+        """Keeps the gradients of this update instead of doing it, and goes on to the next item."""
+        if self.batches or not self.loaded:  # in the middle of what the ranks accumulated: their count differs
+            raise JoinError("on one process an update is done after another number of batches")
+        every = arrays.stride(parameters)
+        final = {each.name: gradient_of(each) for each in parameters}
+        kept = {n: arrays.numbers(g, every) for n, g in final.items() if g is not None and g.is_dense()}
+        path = self.watch.folder / f"replay.step-{self.items[self.at].step}.npz"
+        np.savez(path, **kept)  # type: ignore[arg-type]
+        for each in parameters:
+            each.clear_gradient(False)
+        self.at, self.loaded = self.at + 1, False
+        if self.at == len(self.items):
+            self.watch.stop()
+        return True
+
+
+class Fed:
+    """The training loader's iterator on one process."""
+
+    def __init__(self, replay: Replay):
+        self.replay = replay
+
+    def __iter__(self) -> Fed:
+        return self
+
+    def __next__(self) -> Any:
+        return self.replay.next()

@@ -1,0 +1,212 @@
+"""What an update is made of: weights, each rank's own gradient, and the gradient that the optimizer gets in the end.
+
+A hook on a parameter hears its gradient before DataParallel's reducer does (Paddle 3.3.1, GradNodeAccumulation:
+gradient hooks, then accumulation, then reduce hooks), so the rank's own share is seen without an extra backward. The
+gradient that counts is read where all optimizers pass: `Optimizer._apply_optimize`, before clipping by the optimizer.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.amp import AmpScaler
+from paddle.distributed import fleet
+from paddle.nn import BatchNorm, Layer, SyncBatchNorm
+from paddle.nn.layer.norm import _BatchNormBase
+from paddle.optimizer import Optimizer
+
+from paddle_dp.audit.events import Buffered, Divided, Left, Normed, OptimizerMade, Stepped, Wrapped
+from paddle_dp.audit.hooks import arrays, generators
+from paddle_dp.audit.hooks.place import here
+from paddle_dp.audit.hooks.watch import Watch
+
+SOME = 4096  # numbers of each parameter that are kept of the weights at the end
+MEANS = 4  # running means of each BatchNorm layer that are kept
+
+
+class Updates:
+    """The optimizers of this rank, their updates, and each parameter's own gradient since the last one."""
+
+    def __init__(self, watch: Watch, on_step: Callable[[Any, list[Any]], bool] | None = None):
+        self.watch, self.on_step = watch, on_step
+        self.optimizers: list[Any] = []
+        self.steps: list[int] = []
+        self.own: dict[str, np.ndarray] = {}
+        self.heard: set[int] = set()
+        self.norms: list[Any] = []
+        self.every, self.scale = 1, 1.0
+
+    def install(self) -> None:
+        self._watch_optimizers()
+        self._watch_data_parallel()
+        self._watch_scaler()
+
+    def _watch_optimizers(self) -> None:
+        updates, made, apply = self, Optimizer.__init__, Optimizer._apply_optimize
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            updates.add(optimizer)
+
+        def applied(optimizer: Any, *args: Any, param_group_idx: int = 0, **kwargs: Any) -> Any:
+            if paddle.in_dynamic_mode() and param_group_idx == 0:
+                updates.step(optimizer)
+            if updates.on_step is not None:
+                return None
+            return apply(optimizer, *args, param_group_idx=param_group_idx, **kwargs)
+
+        Optimizer.__init__, Optimizer._apply_optimize = init, applied
+
+    def _watch_data_parallel(self) -> None:
+        updates, made = self, paddle.DataParallel.__init__
+
+        def init(wrapper: Any, layers: Layer, *args: Any, **kwargs: Any) -> None:
+            before = arrays.digests(layers.parameters())
+            made(wrapper, layers, *args, **kwargs)
+            after = arrays.digests(layers.parameters())
+            updates.watch.journal.write(Wrapped(before=before, after=after, where=here()))
+
+        paddle.DataParallel.__init__ = init
+
+    def _watch_scaler(self) -> None:
+        updates, unscale = self, AmpScaler._unscale
+
+        def noted(scaler: Any, optimizer: Any) -> Any:
+            if scaler._enable:
+                updates.scale = float(scaler._scale.numpy().reshape(-1)[0])
+            return unscale(scaler, optimizer)
+
+        AmpScaler._unscale = noted
+
+    def add(self, optimizer: Any) -> None:
+        parameters = parameters_of(optimizer)
+        self.every = max(self.every, arrays.stride(parameters))
+        self.optimizers.append(optimizer)
+        self.steps.append(0)
+        for parameter in parameters:
+            if id(parameter) not in self.heard and not parameter.stop_gradient:
+                self.heard.add(id(parameter))
+                parameter.register_hook(self._hear(parameter.name))
+        self.watch.journal.write(OptimizerMade(
+            optimizer=len(self.optimizers) - 1, kind=type(optimizer).__name__,
+            parameters=arrays.digests(parameters), where=here(),
+        ))  # fmt: skip
+
+    def _hear(self, name: str) -> Callable[[Any], None]:
+        def hear(gradient: Any) -> None:
+            self.watch.gradients += 1
+            if gradient.is_dense():
+                mine = arrays.numbers(gradient, self.every)
+                self.own[name] = self.own[name] + mine if name in self.own else mine
+
+        return hear
+
+    def step(self, optimizer: Any) -> None:
+        """Notes the update that is about to be done; ends the script instead when enough have been seen."""
+        watch = self.watch
+        watch.check()
+        if watch.done >= watch.limit:
+            watch.stop()
+        if not any(optimizer is known for known in self.optimizers):
+            self.add(optimizer)
+        number = next(n for n, known in enumerate(self.optimizers) if known is optimizer)
+        parameters = [each for each in parameters_of(optimizer) if not each.stop_gradient]
+        if watch.done == 0:
+            self.norms = local_norms()
+            watch.journal.write(normed(self.norms))
+            if degrees := divided():
+                watch.journal.write(Divided(degrees=degrees))
+        if self.on_step is not None:
+            self.on_step(optimizer, parameters)
+            return
+        self.steps[number] += 1
+        watch.done += 1
+        name = self._record(parameters) if watch.record_next else ""
+        watch.record_next = False
+        drew = bool(watch.window) and watch.states_at_window != generators.states()["paddle"]
+        watch.journal.write(Stepped(
+            optimizer=number, step=self.steps[number], digests=arrays.digests(parameters),
+            missing=tuple(each.name for each in parameters if gradient_of(each) is None), drew=drew,
+            batches=tuple((batch.loader, batch.number, batch.index) for batch in watch.window),
+            scale=self.scale, arrays=name, where=here(),
+        ))  # fmt: skip
+        self.own.clear()
+        watch.window.clear()
+
+    def _record(self, parameters: list[Any]) -> str:
+        """Writes this update's weights, own and final gradients, and batches; returns their name."""
+        watch = self.watch
+        name = f"rank-{watch.rank}.step-{watch.done}"
+        kept = {f"own/{key}": value for key, value in self.own.items()}
+        for each in parameters:
+            gradient = gradient_of(each)
+            if gradient is not None and gradient.is_dense():
+                kept[f"final/{each.name}"] = arrays.numbers(gradient, self.every)
+            kept[f"weight/{each.name}"] = arrays.numbers(each, self.every)
+        np.savez(watch.folder / f"{name}.npz", **kept)  # type: ignore[arg-type]
+        if watch.rank == 0:
+            whole = {key: arrays.numbers(each) for key, each in arrays.live_parameters().items()}
+            np.savez(watch.folder / f"{name}.whole.npz", **whole)  # type: ignore[arg-type]
+        if watch.window:
+            arrays.write_batches(watch.folder, f"{name}.batches", [batch.data for batch in watch.window])
+        return name
+
+    def finish(self) -> None:
+        """Notes the weights after the last update, and the running statistics of local BatchNorm layers."""
+        if not self.watch.done:
+            return
+        parameters = [p for known in self.optimizers for p in parameters_of(known) if not p.stop_gradient]
+        name = f"rank-{self.watch.rank}.left"
+        some = {each.name: arrays.numbers(each)[:SOME] for each in parameters}
+        np.savez(self.watch.folder / f"{name}.npz", **some)  # type: ignore[arg-type]
+        self.watch.journal.write(Left(digests=arrays.digests(parameters), arrays=name))
+        means = {layer.full_name(): layer._mean for layer in self.norms}
+        self.watch.journal.write(Buffered(
+            digests=arrays.digests(means.values()),
+            means={key: tuple(map(float, arrays.numbers(mean)[:MEANS])) for key, mean in means.items()},
+        ))  # fmt: skip
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """An optimizer's parameters, those of its groups among them, each once."""
+    groups = optimizer._param_groups or []
+    flat = [each for group in groups for each in (group["params"] if isinstance(group, dict) else [group])]
+    return list({id(each): each for each in flat}.values())
+
+
+def gradient_of(parameter: Any) -> Any:
+    main = getattr(parameter, "main_grad", None)  # Paddle's own name for a float32 gradient of a low-precision weight
+    return main if main is not None else parameter._grad_ivar()
+
+
+def local_norms() -> list[Any]:
+    """The BatchNorm layers that normalise over this rank's samples alone; frozen ones do not."""
+    layers = [each for each in gc.get_objects() if isinstance(each, _BatchNormBase | BatchNorm)]
+    return [each for each in layers if not isinstance(each, SyncBatchNorm) and not _frozen(each)]
+
+
+def _frozen(layer: Any) -> bool:
+    return not layer.training or layer._use_global_stats is True
+
+
+def normed(layers: list[Any]) -> Normed:
+    synchronised = sum(isinstance(each, SyncBatchNorm) for each in gc.get_objects())
+    return Normed(layers=tuple(sorted(each.full_name() for each in layers)), synchronised=synchronised)
+
+
+def divided() -> dict[str, int]:
+    """The axes beside data along which fleet has divided the model, with their degrees."""
+    group = getattr(fleet.fleet, "_hcg", None)  # Paddle's own; its public getter raises where there is none
+    if group is None:
+        return {}
+    degrees = {
+        "tensor": group.get_model_parallel_world_size(),
+        "pipeline": group.get_pipe_parallel_world_size(),
+        "sharding": group.get_sharding_parallel_world_size(),
+        "sep": group.get_sep_parallel_world_size(),
+    }
+    return {axis: degree for axis, degree in degrees.items() if degree > 1}

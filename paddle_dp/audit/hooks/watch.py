@@ -1,0 +1,63 @@
+"""What the hooks of one rank share: the journal, how much is watched, and what has happened since the last update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.audit.events import Journal
+
+EPOCHS = 2  # passes over the training data that are begun: the second shows whether the order changes
+
+
+class Enough(SystemExit):
+    """Ends the script where it stands: the audit has seen what it wants. Not caught by `except Exception`."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass
+class Batch:
+    """A batch as the script got it, with its place: batch `index` of pass `number` over a loader."""
+
+    loader: int
+    number: int
+    index: int
+    data: Any
+
+
+@dataclass
+class Watch:
+    """`steps` updates of each pass are watched, and the pass's last batch; `window` is since the last update."""
+
+    journal: Journal
+    folder: Path
+    rank: int
+    steps: int
+    done: int = 0
+    gradients: int = 0
+    record_next: bool = True
+    window: list[Batch] = field(default_factory=list)
+    states_at_window: str = ""
+    enough: bool = False
+
+    @property
+    def limit(self) -> int:
+        """Updates after which the script is ended, whatever it iterates: each pass may have one more, its last."""
+        return EPOCHS * (self.steps + 1)
+
+    def stop(self) -> None:
+        """Raises Enough, now and wherever a hook is met again: a bare `except:` may swallow the first."""
+        self.enough = True
+        raise Enough
+
+    def check(self) -> None:
+        if self.enough:
+            raise Enough
+
+    def forget(self, loader: int, number: int) -> None:
+        """Leaves the batches of a pass that trained nothing out of the next update."""
+        self.window = [each for each in self.window if (each.loader, each.number) != (loader, number)]
+        self.record_next = self.done == 0

@@ -1,0 +1,122 @@
+"""What an evaluation is over: every sample once, and one number of all ranks; or repeats, gaps and means of means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from paddle_dp.audit.events import Batches, Ended, Event, Exchanged, LoaderMade, PassBegan, Stepped
+from paddle_dp.audit.finding import Finding, Section, few, plural
+from paddle_dp.audit.records import Rank, Run, same_loader
+
+GATHERS = ("all_gather", "all_gather_object", "gather")
+
+
+def evaluation(run: Run) -> Section:
+    looked, found = [], []
+    for loader in sorted({place[0] for rank in run.ranks for place in rank.passes} - run.training):
+        made, orders = same_loader(run, loader), run.orders(loader, 1)
+        known = [order for order in orders if order is not None]
+        if made is None or not known:
+            continue
+        managed = run.ranks[0].passes[loader, 1].managed if (loader, 1) in run.ranks[0].passes else False
+        looked.append(f"{made.samples} samples ({made.dataset}) on {plural(len(known), 'rank')}")
+        if len(known) == len(run.ranks) > 1:
+            found += [*_reads(run, made, known, managed), *_numbers(run, made, known, managed)]
+    said = "; ".join(looked) or "no loader was read without training"
+    return Section("evaluation", said, tuple(found))
+
+
+def _reads(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
+    """Held-out samples that are read twice, or by nobody; every rank reading all of them is no mistake."""
+    reads = [[index for batch in order for index in batch] for order in orders]
+    if all(len(set(each)) == made.samples == len(each) for each in reads):
+        return
+    counts = Counter(index for each in reads for index in each)
+    twice = sorted(index for index, count in counts.items() if count > 1)
+    never = sorted(set(range(made.samples or 0)) - counts.keys())
+    begun = run.ranks[0].passes[made.loader, 1]
+    if twice and not managed:
+        gathered = any(event.collective in GATHERS for event in window(run.ranks[0], made.loader)[0])
+        extra = sum(counts.values()) - len(counts)
+        yield Finding(
+            rule="evaluation-repeats", severity="note" if gathered else "fault", where=begun.where,
+            what=f"an evaluation counts {plural(len(twice), 'sample')} of {made.samples} more than once",
+            evidence=f"{plural(extra, 'read')} too many: {few(twice)}"
+            + ("; outputs are gathered, and the script may drop the repeats" if gathered else ""),
+            remedy="add totals and counts over batches without repeats: batch_sampler=[indices[rank::ranks] in batches]",
+        )  # fmt: skip
+    if never:
+        yield Finding(
+            rule="evaluation-gaps", severity="fault", where=begun.where,
+            what=f"an evaluation leaves {plural(len(never), 'sample')} of {made.samples} out",
+            evidence=f"on no rank: {few(never)}" + ("; drop_last is set" if made.drop_last else ""),
+            remedy="evaluate without drop_last, every index on one rank",
+        )  # fmt: skip
+
+
+def _numbers(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
+    """Whether the ranks' numbers become one, and how."""
+    shares = [sum(map(len, order)) for order in orders]
+    if managed or all(share == made.samples for share in shares):
+        return
+    seen = [window(rank, made.loader) for rank in run.ranks]
+    begun = run.ranks[0].passes[made.loader, 1]
+    if not all(closed for _, closed in seen):
+        return
+    exchanged = [[event for event in events if event.collective != "barrier"] for events, _ in seen]
+    if not any(exchanged):
+        yield Finding(
+            rule="evaluation-not-combined", severity="fault", where=begun.where,
+            what="each rank evaluates its own share, and nothing is exchanged: what is reported is one rank's part",
+            evidence=f"rank 0 reads {shares[0]} of {made.samples} samples, and no collective follows",
+            remedy="all_reduce the total and the count of samples, and divide afterwards",
+        )  # fmt: skip
+    elif len(set(shares)) > 1 and (values := _means(run, made, exchanged)):
+        read = [_given(rank, made.loader) for rank in run.ranks]
+        plain, right = sum(values) / len(values), sum(v * n for v, n in zip(values, read, strict=True)) / sum(read)
+        yield Finding(
+            rule="evaluation-mean-of-means", severity="fault", where=exchanged[0][0].where,
+            what=f"a mean of the ranks' means is reported, over unequal shares ({few(shares)} samples)",
+            evidence=f"in what was read ({few(read)} samples) the ranks gave {few([round(v, 4) for v in values])}: "
+            f"their mean is {plain:.4f}, the mean over samples {right:.4f}",
+            remedy="all_reduce the total and the count of samples, and divide afterwards",
+        )  # fmt: skip
+
+
+def _means(run: Run, made: LoaderMade, exchanged: list[list[Exchanged]]) -> list[float]:
+    """The ranks' numbers that were reduced, when they are means and no count of samples goes with them."""
+    reduced = [[e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged]
+    if not all(reduced):
+        return []
+    read = [float(_given(rank, made.loader)) for rank in run.ranks]
+    values = [[value for event in events for value in event.values] for events in reduced]
+    counted = all(n in given for n, given in zip(read, values, strict=True))
+    first = [given[0] for given in values]
+    whole = all(value == int(value) for value in first if value == value and abs(value) < 1e15)
+    return [] if counted or whole else first
+
+
+def _given(rank: Rank, loader: int) -> int:
+    """The samples that the script was given in the first pass."""
+    return sum(batch.size for place, batch in rank.fetched.items() if place[:2] == (loader, 1))
+
+
+def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:
+    """The collectives between the first pass over a loader and what comes next, and whether something did."""
+    found: list[Exchanged] = []
+    inside = False
+    for event in rank.events:
+        if _begins(event, loader):
+            inside = True
+        elif inside and isinstance(event, PassBegan | Stepped):
+            return found, True
+        elif inside and isinstance(event, Ended):
+            return found, event.reason == "script"
+        elif inside and isinstance(event, Exchanged):
+            found.append(event)
+    return found, False
+
+
+def _begins(event: Event, loader: int) -> bool:
+    return isinstance(event, PassBegan) and (event.loader, event.number) == (loader, 1)

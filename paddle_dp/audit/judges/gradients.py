@@ -1,0 +1,248 @@
+"""The gradient that the optimizer got on N ranks, against the one that one process gets from the same samples.
+
+Per update, with equal weights on all ranks: g_r is rank r's own gradient before any exchange, f_r what its optimizer
+got, u what the same script got on one process from all ranks' batches joined (hooks/replay.py). With R ranks and n_r
+samples each, m = mean of g_r, and w = sum of n_r g_r / sum of n_r. u decides whether f is right; own gradients then say
+why it is not: f_r = g_r (not exchanged), f = R m (summed), f = m / R (averaged twice), f = m but u = w (mean of means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_dp.audit.finding import Finding, Section, few, plural
+from paddle_dp.audit.records import Arrays, Run
+
+EXACT = 3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
+NEAR = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact
+ALIGNED = 0.999  # cosine from which two gradients count as one direction
+
+
+@dataclass(frozen=True)
+class Update:
+    """One recorded update: `own` and `final` are g_r and f_r of each rank, `sizes` are n_r, `one` is u if known.
+
+    `equal`: whether all ranks held the same weights; if not, only the exchange can be judged.
+    """
+
+    step: int
+    where: str
+    own: tuple[Arrays, ...]
+    final: tuple[Arrays, ...]
+    sizes: tuple[int, ...]
+    drew: bool
+    one: Arrays | None = None
+    equal: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return len(self.own)
+
+    @property
+    def names(self) -> list[str]:
+        """Parameters with numbers on all sides, and not all zero."""
+        sides = [*self.own, *self.final, *([self.one] if self.one is not None else [])]
+        common = set.intersection(*(set(side) for side in sides))
+        return [n for n in self.final[0] if n in common and any(np.any(side[n]) for side in sides)]
+
+    def mean(self, name: str) -> np.ndarray:
+        return np.mean([own[name] for own in self.own], axis=0, dtype=np.float64)
+
+    def weighted(self, name: str) -> np.ndarray:
+        if not sum(self.sizes):
+            return self.mean(name)
+        shares = np.array(self.sizes, np.float64) / sum(self.sizes)
+        return sum(share * own[name].astype(np.float64) for share, own in zip(shares, self.own, strict=True))
+
+
+def recorded(run: Run, again: Run | None = None) -> Iterator[Update]:
+    """The updates whose gradients were kept on all ranks."""
+    for step in range(1, run.steps + 1):
+        updates = run.together(step)
+        if not all(update.arrays for update in updates) or any(u.optimizer for u in updates):
+            continue
+        files = [rank.arrays(update.arrays) for rank, update in zip(run.ranks, updates, strict=True)]
+        scale = updates[0].scale
+        yield Update(
+            step=step, where=updates[0].where,
+            own=tuple({k[4:]: v / scale for k, v in file.items() if k.startswith("own/")} for file in files),
+            final=tuple({k[6:]: v for k, v in file.items() if k.startswith("final/")} for file in files),
+            sizes=tuple(sum(rank.sizes(u)) for rank, u in zip(run.ranks, updates, strict=True)),
+            drew=any(update.drew for update in updates), equal=step <= run.equal_until,
+            one=again.ranks[0].arrays(f"replay.step-{step}") or None if again is not None else None,
+        )  # fmt: skip
+
+
+def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section:
+    """Judges each recorded update; `why_not` says why there is nothing of one process, "" when there is."""
+    if not updates:
+        return Section("gradients", "no update was recorded", ())
+    found: dict[str, Finding] = {}
+    for update in updates:
+        for finding in judge(update, local_norms):
+            found.setdefault(finding.rule, finding)
+    steps = few([update.step for update in updates])
+    said = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
+    said += f"each rank's own against what the optimizer got, {_against(updates, why_not)}"
+    return Section("gradients", said, tuple(found.values()))
+
+
+def _against(updates: list[Update], why_not: str) -> str:
+    if why_not:
+        return f"and not against one process's ({why_not})"
+    apart = max(distance(update) or 0.0 for update in updates)
+    return f"and that against one process's on the same samples: {apart:.1e} apart at most"
+
+
+def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
+    """What is wrong with one update's gradient; nothing when it is one process's to rounding."""
+    if not update.names:
+        return
+    alone = [name for name in update.names if kind_of(update, name) == "own"]
+    if alone and update.ranks > 1:
+        yield _not_exchanged(update, alone)
+        return
+    if not update.equal:
+        return
+    exact = not (local_norms or update.drew)
+    if update.one is None:
+        yield from _by_own(update)
+    elif not _right(update, exact):
+        yield _explained(update, exact)
+
+
+def kind_of(update: Update, name: str) -> str:
+    """How a parameter's final gradients follow from the ranks' own: "mean", "own", "scaled" or "other"."""
+    mean = update.mean(name)
+    if all(close(final[name], mean) for final in update.final):
+        return "mean"
+    if all(close(f[name], own[name]) for f, own in zip(update.final, update.own, strict=True)):
+        return "own"
+    factor = ratio(update.final[0][name], mean)
+    if factor and all(close(final[name], factor * mean) for final in update.final):
+        return "scaled"
+    return "other"
+
+
+def close(a: np.ndarray, b: np.ndarray, allowed: float = EXACT) -> bool:
+    return float(np.linalg.norm(a - b)) <= allowed * max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+
+
+def ratio(a: np.ndarray, b: np.ndarray) -> float:
+    """The factor c for which c b is nearest to a."""
+    return float(np.vdot(a, b)) / max(float(np.vdot(b, b)), 1e-300)
+
+
+def whole(update: Update, which: str) -> np.ndarray:
+    """One vector of all parameters: "final" of rank 0, "one", "mean" or "weighted"."""
+    assert update.one is not None or which != "one"
+    sides = {
+        "final": lambda name: update.final[0][name],
+        "one": lambda name: update.one[name],  # type: ignore[index]
+        "mean": update.mean,
+        "weighted": update.weighted,
+    }
+    return np.concatenate([np.asarray(sides[which](name), np.float64) for name in update.names])
+
+
+def distance(update: Update) -> float | None:
+    """|f − u| / |u| over all parameters, of the rank that is farthest away; None without u."""
+    if update.one is None or not update.names:
+        return None
+    one = whole(update, "one")
+    finals = [np.concatenate([final[name] for name in update.names]) for final in update.final]
+    return max(float(np.linalg.norm(final - one)) for final in finals) / max(float(np.linalg.norm(one)), 1e-300)
+
+
+def _right(update: Update, exact: bool) -> bool:
+    apart, final, one = distance(update) or 0.0, whole(update, "final"), whole(update, "one")
+    if not exact:  # other masks, or other normalisation: only the size can be judged
+        return all(kind_of(update, n) == "mean" for n in update.names) or 0.7 < ratio(final, one) < 1.4
+    return apart <= EXACT or (apart <= NEAR and close(final, whole(update, "weighted")))
+
+
+def _not_exchanged(update: Update, alone: list[str]) -> Finding:
+    everything = len(alone) == len(update.names)
+    apart = max(
+        float(np.linalg.norm(own[name] - update.own[0][name])) / max(float(np.linalg.norm(update.own[0][name])), 1e-300)
+        for name in alone
+        for own in update.own
+    )
+    return Finding(
+        rule="not-exchanged", severity="fault", where=update.where,
+        what="no gradient is exchanged: each rank follows its own" if everything
+        else f"{plural(len(alone), 'gradient')} of {len(update.names)} {'is' if len(alone) == 1 else 'are'} not exchanged",
+        evidence=f"update {update.step}: the optimizer got the rank's own gradient in {few(alone, 4)}; "
+        f"the ranks' own are up to {apart:.0%} apart",
+        remedy="put paddle.DataParallel around the whole model and call the wrapper, "
+        "or all_reduce every gradient and divide by the number of ranks",
+    )  # fmt: skip
+
+
+def _by_own(update: Update) -> Iterator[Finding]:
+    """Without one process's gradient: what the exchange made of the ranks' own, if a rank's loss is its samples' mean."""
+    mean, final, ranks = whole(update, "mean"), whole(update, "final"), update.ranks
+    factor = ratio(final, mean)
+    for size, what, remedy in (
+        (float(ranks), "summed, and not averaged", "divide by the number of ranks after all_reduce"),
+        (1 / ranks, "averaged twice", "divide by the number of ranks once: DataParallel does so already"),
+    ):
+        if ranks > 1 and abs(factor / size - 1) < 0.01:
+            yield Finding(
+                rule="wrong-scale", severity="fault", where=update.where, what=f"the gradients are {what}",
+                evidence=f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients",
+                remedy=remedy,
+            )  # fmt: skip
+    if len(set(update.sizes)) > 1 and not close(final, whole(update, "weighted")) and close(final, mean):
+        apart = float(np.linalg.norm(final - whole(update, "weighted"))) / max(float(np.linalg.norm(final)), 1e-300)
+        yield _mean_of_means(update, apart)
+
+
+def _mean_of_means(update: Update, apart: float) -> Finding:
+    shares = " and ".join(map(str, update.sizes))
+    return Finding(
+        rule="mean-of-means", severity="fault", where=update.where,
+        what=f"the gradient is a mean of means over unequal shares ({shares} samples): {apart:.1%} off",
+        evidence=f"update {update.step}: the optimizer got the plain mean of the ranks' gradients, "
+        f"{apart:.2%} away from one process's on the same {sum(update.sizes)} samples",
+        remedy="multiply each rank's loss by its samples × ranks / samples of all ranks before backward()",
+    )  # fmt: skip
+
+
+def _explained(update: Update, exact: bool) -> Finding:
+    """Why the optimizer's gradient is not one process's."""
+    final, one, mean, ranks = (*(whole(update, which) for which in ("final", "one", "mean")), update.ranks)
+    apart, factor = distance(update) or 0.0, ratio(final, one)
+    cosine = float(np.vdot(final, one)) / max(float(np.linalg.norm(final) * np.linalg.norm(one)), 1e-300)
+    numbers = f"update {update.step}: {factor:.3f} × one process's gradient, cosine {cosine:.4f}"
+    averaged = close(final, mean)
+    unequal = len(set(update.sizes)) > 1
+    # unequal shares: m and u point apart a little, whatever the exchange does; w says how one process weights them
+    if exact and averaged and unequal and close(whole(update, "weighted"), one, NEAR):
+        return _mean_of_means(update, apart)
+    aligned = cosine > (0.9 if unequal or not exact else ALIGNED)
+    off = 0.1 if unequal or not exact else 0.01
+    common = {"rule": "wrong-scale", "severity": "fault", "where": update.where, "evidence": numbers}
+    if aligned and abs(factor / ranks - 1) < off:
+        return Finding(
+            what=f"the gradients are summed, and not averaged: {ranks} × one process's",
+            remedy="divide by the number of ranks after all_reduce", **common,
+        )  # type: ignore[arg-type]  # fmt: skip
+    if aligned and abs(factor * ranks - 1) < off and averaged:
+        return Finding(
+            what=f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's",
+            remedy="divide the loss by a number that does not depend on the ranks, and sum the gradients", **common,
+        )  # type: ignore[arg-type]  # fmt: skip
+    if aligned and abs(factor * ranks - 1) < off:
+        return Finding(
+            what=f"the gradients are averaged twice: 1/{ranks} of one process's",
+            remedy="divide by the number of ranks once: DataParallel does so already", **common,
+        )  # type: ignore[arg-type]  # fmt: skip
+    return Finding(
+        rule="other-gradient", severity="fault" if exact else "difference", where=update.where, evidence=numbers,
+        what=f"the gradient is not one process's on the same samples: {apart:.1%} away",
+        remedy="look for what is computed over a rank's batch as a whole: a masked mean, a contrastive loss, a norm",
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""Randomness that nobody seeded, so that two runs differ; and randomness that is the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paddle_dp.audit.events import OptimizerMade, Seeded, Wrapped
+from paddle_dp.audit.finding import Finding, Section, few, plural
+from paddle_dp.audit.records import Rank, Run, same_loader
+
+CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "random": "random.seed(seed)"}
+
+
+def randomness(run: Run, alone: Run | None) -> Section:
+    """`alone` is the run on one process: the script's second run, as far as its beginning goes."""
+    seeds = [f"{seed.generator} {seed.value} ({seed.where})" for seed in run.ranks[0].of(Seeded)]
+    said = f"seeds set by the script: {', '.join(seeds) or 'none'}"
+    workers = max((made.workers for made in run.ranks[0].loaders.values()), default=0)
+    if workers:
+        said += f"; what {plural(workers, 'loader process', 'loader processes')} of each rank draw is not seen"
+    found = (*_first_weights(run, alone), *_order(run), *_data(run), *_masks(run))
+    return Section("randomness", said, found)
+
+
+def _first_weights(run: Run, alone: Run | None) -> Iterator[Finding]:
+    mine = earliest(run.ranks[0])
+    if alone is not None and (other := earliest(alone.ranks[0])):
+        apart = sorted(name for name in mine.keys() & other.keys() if mine[name] != other[name])
+        evidence = f"rank 0's and those of a second run on one process: {few(apart, 3)} differ"
+    else:
+        ranks = [earliest(rank) for rank in run.ranks]
+        seeded = any(seed.generator == "paddle" for seed in run.ranks[0].of(Seeded))
+        apart = [] if seeded else sorted(n for n in mine if any(each.get(n) != mine[n] for each in ranks))
+        evidence = f"before they were made equal, the ranks' own initial weights differed: {few(apart, 3)}"
+    if apart:
+        made = next(iter((*run.ranks[0].of(Wrapped), *run.ranks[0].of(OptimizerMade))), None)
+        yield Finding(
+            rule="unseeded-weights", severity="difference", where=made.where if made else "",
+            what="two runs of the script begin with different weights", evidence=evidence,
+            remedy="call paddle.seed(seed) before the model is built",
+        )  # fmt: skip
+
+
+def earliest(rank: Rank) -> dict[str, str]:
+    """The first digests of each parameter, before anything made ranks equal."""
+    first: dict[str, str] = {}
+    for event in rank.events:
+        if isinstance(event, Wrapped | OptimizerMade):
+            first = {**(event.before if isinstance(event, Wrapped) else event.parameters), **first}
+    return first
+
+
+def _order(run: Run) -> Iterator[Finding]:
+    seeded = {seed.generator for seed in run.ranks[0].of(Seeded)}
+    for loader in sorted(run.training):
+        begun, made = run.ranks[0].passes.get((loader, 1)), same_loader(run, loader)
+        if begun is None or made is None or not (loose := [name for name in begun.drew if name not in seeded]):
+            continue
+        yield Finding(
+            rule="unseeded-order", severity="difference", where=made.where,
+            what="two runs of the script read their samples in different orders",
+            evidence=f"{made.sampler} drew its order from the generator of {loose[0]}, which the script never seeds",
+            remedy=f"call {CALL[loose[0]]} at the start, or use DistributedBatchSampler, whose order is the epoch's",
+        )  # fmt: skip
+
+
+def _data(run: Run) -> Iterator[Finding]:
+    """Draws while data is read, in this process: augmentation, mostly."""
+    seeded = {seed.generator for seed in run.ranks[0].of(Seeded)}
+    for loader in sorted(run.training):
+        made = same_loader(run, loader)
+        batches = [[b for at, b in rank.fetched.items() if at[:2] == (loader, 1)] for rank in run.ranks]
+        drew = {name for each in batches[0] for name in each.drew}
+        for name in sorted(drew & {"numpy", "random"}):
+            if made is None:
+                continue
+            pairs = list(zip(*batches, strict=False))
+            alike = sum(len({b.states[name] for b in pair}) == 1 for pair in pairs)
+            if name not in seeded:
+                yield Finding(
+                    rule="unseeded-data", severity="difference", where=made.where,
+                    what=f"random numbers from {name} go into the training batches, and are never seeded",
+                    evidence=f"the generator moved while {plural(len(batches[0]), 'batch', 'batches')} were read",
+                    remedy=f"call {CALL[name]} at the start, with another seed on each rank",
+                )  # fmt: skip
+            elif len(run.ranks) > 1 and pairs and alike == len(pairs):
+                yield Finding(
+                    rule="same-augmentation", severity="difference", where=made.where,
+                    what=f"the random numbers from {name} in the training batches are the same on all ranks",
+                    evidence=f"the generator was in the same state on all ranks at all of {plural(alike, 'batch', 'batches')}",
+                    remedy=f"seed {name} with another number on each rank: seed + paddle.distributed.get_rank()",
+                )  # fmt: skip
+
+
+def _masks(run: Run) -> Iterator[Finding]:
+    """Draws between a batch and its update: dropout, mostly."""
+    if not run.steps or len(run.ranks) < 2:
+        return
+    update = run.together(1)
+    if not all(each.drew and each.batches for each in update):
+        return
+    states = [rank.fetched[each.batches[0]].states["paddle"] for rank, each in zip(run.ranks, update, strict=True)]
+    if len(set(states)) == 1:
+        yield Finding(
+            rule="same-masks", severity="difference", where=update[0].where,
+            what="random layers (dropout) draw the same numbers on all ranks",
+            evidence=f"Paddle's generator was in the same state ({states[0]}) on all ranks before update 1, and moved",
+            remedy="call paddle.seed(seed + paddle.distributed.get_rank()) after the model is built",
+        )  # fmt: skip
+    else:
+        yield Finding(
+            rule="other-masks", severity="note", where=update[0].where,
+            what="random layers (dropout) draw other numbers than one process would",
+            evidence="Paddle's generator moved between the first batch and update 1",
+            remedy="none is needed: only the masks differ, not what they are drawn from",
+        )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Whether all ranks hold the same weights: bit for bit, before every update and after the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from paddle_dp.audit.events import Left, OptimizerMade, Wrapped
+from paddle_dp.audit.finding import Finding, Section, few, plural
+from paddle_dp.audit.records import Run
+
+
+def weights(run: Run) -> Section:
+    if not run.steps:
+        return Section("weights", "no update was done, so nothing was compared", ())
+    names = list(run.together(1)[0].digests)
+    if len({tuple(update.digests) for update in run.together(1)}) > 1:
+        said = "the ranks hold different parameters: they share a model, and are not compared"
+        return Section("weights", said, ())
+    looked = f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(run.steps, 'update')}"
+    return Section("weights", f"{looked} and after the last", (*_apart(run), *_missing(run)))
+
+
+def _apart(run: Run) -> Iterator[Finding]:
+    step = run.equal_until + 1
+    left = [rank.of(Left) for rank in run.ranks]
+    ends = [each[0].digests for each in left if each]
+    if step > run.steps and (len(ends) < len(run.ranks) or all(end == ends[0] for end in ends)):
+        return
+    seen = [update.digests for update in run.together(step)] if step <= run.steps else ends
+    apart = [name for name in seen[0] if any(each[name] != seen[0][name] for each in seen)]
+    size = _distance(run, step)
+    if step == 1:
+        made = next(iter(run.ranks[0].of(OptimizerMade)), None)
+        wrapped = any(rank.of(Wrapped) for rank in run.ranks)
+        yield Finding(
+            rule="weights-differ-at-start", severity="fault", where=made.where if made else "",
+            what=f"the ranks begin with different weights: {plural(len(apart), 'parameter')} of {len(seen[0])}",
+            evidence=f"before update 1: {few(apart, 3)}{size}",
+            remedy="build the optimizer from the wrapped model's parameters" if wrapped
+            else "put paddle.DataParallel around the model, or broadcast its parameters from rank 0",
+        )  # fmt: skip
+        return
+    before = run.together(step - 1)[0]
+    yield Finding(
+        rule="weights-diverge", severity="fault", where=before.where,
+        what=f"the ranks' weights differ from update {step - 1} on: {plural(len(apart), 'parameter')} of {len(seen[0])}",
+        evidence=f"equal before update {step - 1}, different after it: {few(apart, 3)}{size}",
+        remedy="exchange every gradient before the update: paddle.DataParallel does, or all_reduce each and divide",
+    )  # fmt: skip
+
+
+def _distance(run: Run, step: int) -> str:
+    """How far apart the ranks are, in the numbers that were kept: those of this update, or those of the end."""
+    if step <= run.steps and (kept := [rank.updates[step - 1].arrays for rank in run.ranks])[0]:
+        files = [rank.arrays(name) for rank, name in zip(run.ranks, kept, strict=True)]
+        files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
+        when = f"before update {step}"
+    else:
+        ends = [next(iter(rank.of(Left)), None) for rank in run.ranks]
+        files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(run.ranks, ends, strict=True)]
+        when = "at the end"
+    common = set.intersection(*(set(file) for file in files))
+    far = [(float(np.abs(file[name] - files[0][name]).max(initial=0)), name) for name in common for file in files]
+    if not far or max(far)[0] == 0:
+        return ""
+    most, name = max(far)
+    return f"; {when} up to {most:.2g} apart, in {name.removeprefix('weight/')}"
+
+
+def _missing(run: Run) -> Iterator[Finding]:
+    """Parameters that get a gradient on some ranks only."""
+    for step in range(1, run.steps + 1):
+        each = [set(update.missing) for update in run.together(step)]
+        if some := sorted(set.union(*each) - set.intersection(*each)):
+            lacking = [rank for rank, names in enumerate(each) if some[0] in names]
+            yield Finding(
+                rule="gradient-missing", severity="fault", where=run.together(step)[0].where,
+                what=f"{plural(len(some), 'parameter')} got a gradient on some ranks only, in update {step}",
+                evidence=f"{few(some, 3)}: none on rank {few(lacking)}",
+                remedy="let every rank use every parameter, or DataParallel(model, find_unused_parameters=True)",
+            )  # fmt: skip
+            return

@@ -1,0 +1,123 @@
+"""What was written down in a run, put in order: ranks, passes, updates. Read afterwards, without paddle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from paddle_dp.audit.events import (
+    Batches,
+    E,
+    Ended,
+    Event,
+    Fetched,
+    LoaderMade,
+    PassBegan,
+    PassEnded,
+    Stepped,
+    read,
+)
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's events, in the order in which they happened."""
+
+    number: int
+    events: tuple[Event, ...]
+    folder: Path
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @cached_property
+    def ended(self) -> Ended | None:
+        return next(iter(self.of(Ended)), None)
+
+    @cached_property
+    def updates(self) -> list[Stepped]:
+        return self.of(Stepped)
+
+    @cached_property
+    def loaders(self) -> dict[int, LoaderMade]:
+        return {made.loader: made for made in self.of(LoaderMade)}
+
+    @cached_property
+    def passes(self) -> dict[tuple[int, int], PassBegan]:
+        return {(begun.loader, begun.number): begun for begun in self.of(PassBegan)}
+
+    @cached_property
+    def fetched(self) -> dict[tuple[int, int, int], Fetched]:
+        return {(batch.loader, batch.number, batch.index): batch for batch in self.of(Fetched)}
+
+    @cached_property
+    def shortened(self) -> set[tuple[int, int]]:
+        return {(end.loader, end.number) for end in self.of(PassEnded) if end.shortened}
+
+    @cached_property
+    def training(self) -> set[int]:
+        """The loaders whose batches an update was made of."""
+        return {loader for update in self.updates for loader, _, _ in update.batches}
+
+    def sizes(self, update: Stepped) -> tuple[int, ...]:
+        """The samples in each of the batches that an update was made of."""
+        return tuple(self.fetched[place].size for place in update.batches)
+
+    def arrays(self, name: str) -> Arrays:
+        """A file of arrays that this rank has left; empty when there is none."""
+        path = self.folder / f"{name}.npz"
+        if not name or not path.exists():
+            return {}
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the script, on one rank or several."""
+
+    ranks: tuple[Rank, ...]
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: Path, ranks: int) -> Run:
+        return cls(
+            tuple(Rank(n, tuple(read(folder / f"rank-{n}.jsonl")), folder) for n in range(ranks)), folder
+        )
+
+    @cached_property
+    def steps(self) -> int:
+        """The updates that all ranks have done."""
+        return min((len(rank.updates) for rank in self.ranks), default=0)
+
+    def together(self, step: int) -> list[Stepped]:
+        """The `step`-th update (from 1) of each rank."""
+        return [rank.updates[step - 1] for rank in self.ranks]
+
+    @cached_property
+    def training(self) -> set[int]:
+        return set().union(*(rank.training for rank in self.ranks))
+
+    def orders(self, loader: int, number: int) -> list[Batches | None]:
+        """Each rank's batches of one pass; None where it did not begin it, or its indices are unknown."""
+        begun = [rank.passes.get((loader, number)) for rank in self.ranks]
+        return [None if each is None else each.batches for each in begun]
+
+    @cached_property
+    def equal_until(self) -> int:
+        """The last update before which the weights of all ranks were bit for bit equal; 0: never."""
+        for step in range(1, self.steps + 1):
+            updates = self.together(step)
+            if any(update.digests != updates[0].digests for update in updates):
+                return step - 1
+        return self.steps
+
+
+def same_loader(run: Run, loader: int) -> LoaderMade | None:
+    """The first rank's word on a loader."""
+    return next((rank.loaders[loader] for rank in run.ranks if loader in rank.loaders), None)
