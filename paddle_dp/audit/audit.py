@@ -26,7 +26,7 @@ from paddle_dp.launch.failures import Failure
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to audit: `steps` updates of each of two epochs are watched; a rank that is silent for `patience` s is ended."""
+    """`steps` updates of each of two epochs are watched; a rank that is silent for `patience` seconds is ended."""
 
     ranks: int = 2
     steps: int = 3
@@ -41,7 +41,9 @@ def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
     numbers that make no sense, EndedError when a signal ended it.
     """
     if not path.is_file() or path.suffix != ".py":
-        raise UsageError(f"audit {path}: give a Python script (.py) that paddle.distributed.launch could run.")
+        raise UsageError(
+            f"audit {path}: give a Python script (.py) that paddle.distributed.launch could run."
+        )
     if options.ranks < 2 or options.steps < 1 or options.patience <= 0:
         raise UsageError(
             "audit compares 2 ranks or more over 1 step or more, with patience: "
@@ -91,7 +93,11 @@ def again_or_why_not(run: Run) -> dict[str, Any] | str:
     if not steps:
         return "no update was recorded before which all ranks held equal weights"
     if len(run.training) != 1:
-        return "no DataLoader was seen" if not run.training else "batches of several DataLoaders go into an update"
+        return (
+            "no DataLoader was seen"
+            if not run.training
+            else "batches of several DataLoaders go into an update"
+        )
     if any(update.optimizer for rank in run.ranks for update in rank.updates):
         return "the script has several optimizers"
     items = [item for step in steps if (item := _item(run, step))]
@@ -124,10 +130,16 @@ def _failure(run: Run, ended: Failure | int, ranks: int) -> str:
     if silent:
         stood = "; ".join(f"rank {n} in {end.where or 'a library'}" for n, end in silent if end)
         return f"The script stood still for {silent[0][1].message if silent[0][1] else ''}: {stood}."
+    lacking = [rank.number for rank in run.ranks if rank.ended is None]
+    through = [rank.number for rank in run.ranks if rank.ended is not None and rank.ended.reason != "failed"]
+    if lacking and through:
+        return (
+            f"The script was through on rank {', '.join(map(str, through))}, and waited for ever on rank "
+            f"{', '.join(map(str, lacking))}: the ranks do not do the same number of collectives."
+        )
     if isinstance(ended, Failure):
         words = ended.traceback.rstrip() or ended.message
         return f"The script itself failed, on rank {ended.rank} of {ranks}:\n{words}"
-    lacking = [rank.number for rank in run.ranks if rank.ended is None]
     if lacking:
         return f"The script ended without a word on {plural(len(lacking), 'rank')}: {', '.join(map(str, lacking))}."
     return ""

@@ -69,7 +69,8 @@ class Outcome:
         seen = f"{plural(self.steps, 'step')} on {plural(self.ranks, 'rank')}"
         if self.counted:
             kinds = [
-                plural(sum(each.severity == kind for each in self.counted), kind) for kind in ("fault", "difference")
+                plural(sum(each.severity == kind for each in self.counted), kind)
+                for kind in ("fault", "difference")
             ]
             return f"{self.script}: {' and '.join(kinds)} found in {seen}."
         if self.failure:

@@ -39,7 +39,10 @@ def main() -> None:
     if not alive(supervisor):
         sys.exit(1)
     told: dict[str, Any] = json.loads(os.environ[VARIABLE])
-    rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    rank, ranks = (
+        int(os.environ.get("PADDLE_TRAINER_ID", "0")),
+        int(os.environ.get("PADDLE_TRAINERS_NUM", "1")),
+    )
     folder = Path(told["folder"])
     journal = Journal(folder, rank)
     journal.write(Began(rank=rank, ranks=ranks))
@@ -57,7 +60,7 @@ def main() -> None:
 
 def install(journal: Journal, told: dict[str, Any]) -> Any:
     """Puts the hooks in place; returns what is to be called when the script is over."""
-    from paddle_dp.audit.hooks.collectives import watch_collectives
+    from paddle_dp.audit.hooks.collectives import let_fleet_run_alone, watch_collectives
     from paddle_dp.audit.hooks.data import Loaders
     from paddle_dp.audit.hooks.generators import watch_seeds
     from paddle_dp.audit.hooks.replay import Item, Replay
@@ -70,9 +73,13 @@ def install(journal: Journal, told: dict[str, Any]) -> Any:
     again = told["replay"]
     replay = None
     if again is not None:
-        items = [Item(item["step"], tuple(item["names"]), tuple(map(tuple, item["sizes"]))) for item in again["items"]]
+        items = [
+            Item(item["step"], tuple(item["names"]), tuple(map(tuple, item["sizes"])))
+            for item in again["items"]
+        ]
         replay = Replay(watch, Path(again["source"]), again["loader"], items)
         replay.install(loaders)
+        let_fleet_run_alone()
     updates = Updates(watch, None if replay is None else replay.on_step)
     updates.install()
     watch_collectives(journal, alone=replay is not None)
@@ -104,7 +111,9 @@ def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) ->
 def failed(error: BaseException, journal: Journal) -> int:
     """The script's own failure, without our frames: for the supervisor, for the log, and for the report."""
     below = error.__traceback__
-    while below and (below.tb_frame.f_code.co_filename == __file__ or "runpy" in below.tb_frame.f_code.co_filename):
+    while below and (
+        below.tb_frame.f_code.co_filename == __file__ or "runpy" in below.tb_frame.f_code.co_filename
+    ):
         below = below.tb_next
     words = "".join(traceback.format_exception(type(error), error, below or error.__traceback__))
     journal.write(Ended(reason="failed", message=words))

@@ -21,7 +21,9 @@ from paddle_dp.launch.supervise import watched
 
 RUNNER = Path(__file__).with_name("runner.py")
 LATE = 30.0  # seconds that a rank which cannot even run its own guard gets beyond its patience
-STARTING = 60.0  # seconds in which nothing needs to have been written yet: Python, paddle and the launcher start
+STARTING = (
+    60.0  # seconds in which nothing needs to have been written yet: Python, paddle and the launcher start
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Script:
         began = time.time()
 
         def stalled() -> bool:
-            newest = max((path.stat().st_mtime for path in folder.glob("rank-*.jsonl")), default=began + STARTING)
+            newest = max(
+                (path.stat().st_mtime for path in folder.glob("rank-*.jsonl")), default=began + STARTING
+            )
             return time.time() - max(newest, began) > self.patience + LATE
 
         return stalled

@@ -10,7 +10,9 @@ import typer
 
 def audit(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
+    ],
     ranks: Annotated[int, typer.Option(metavar="N", help="Processes to run it on.")] = 2,
     steps: Annotated[
         int, typer.Option(metavar="K", help="Updates to watch in each of the first two epochs.")

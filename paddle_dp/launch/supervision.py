@@ -28,7 +28,12 @@ class Supervision:
     """
 
     def __init__(
-        self, plan: Plan, process: Popen[bytes], attempt: Path, mark: str, stalled: Callable[[], bool] = lambda: False
+        self,
+        plan: Plan,
+        process: Popen[bytes],
+        attempt: Path,
+        mark: str,
+        stalled: Callable[[], bool] = lambda: False,
     ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
         self.stalled = stalled

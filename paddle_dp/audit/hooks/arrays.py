@@ -87,7 +87,7 @@ def write_batches(folder: Path, name: str, batches: list[Any]) -> bool:
     }
     if sum(array.nbytes for array in arrays.values()) > LARGEST:
         return False
-    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    np.savez(folder / f"{name}.npz", **arrays)
     (folder / f"{name}.json").write_text(json.dumps([structure for structure, _ in flat]))
     return True
 
@@ -96,7 +96,9 @@ def read_batches(folder: Path, name: str) -> list[tuple[Structure, list[np.ndarr
     """What `write_batches` left."""
     with np.load(folder / f"{name}.npz", allow_pickle=False) as file:
         structures = json.loads((folder / f"{name}.json").read_text())
-        counts = [len([name for name in file.files if name.startswith(f"{n}.")]) for n in range(len(structures))]
+        counts = [
+            len([name for name in file.files if name.startswith(f"{n}.")]) for n in range(len(structures))
+        ]
         return [
             (structure, [file[f"{n}.{place}"] for place in range(counts[n])])
             for n, structure in enumerate(structures)

@@ -1,4 +1,4 @@
-"""Which collectives the script calls itself, with the first numbers of what it gives; those inside DataParallel are C++."""
+"""Which collectives the script calls itself, and the first numbers that it gives; DataParallel's own are not seen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.audit.events import Exchanged, Journal
 from paddle_dp.audit.hooks.place import here
@@ -29,6 +31,19 @@ def watch_collectives(journal: Journal, alone: bool) -> None:
     for name, place in GIVEN.items():
         if hasattr(dist, name):
             setattr(dist, name, _watched(journal, name, place, alone))
+
+
+def let_fleet_run_alone() -> None:
+    """On one process `fleet.distributed_model` takes pipelined models only (Paddle 3.3.1: a bare AssertionError).
+
+    There the model itself is what it means for one rank, as in earlier versions.
+    """
+    distributed = fleet.distributed_model
+
+    def model_alone(model: Any) -> Any:
+        return distributed(model) if isinstance(model, PipelineLayer) else model
+
+    fleet.distributed_model = model_alone
 
 
 def _watched(journal: Journal, name: str, place: int | None, alone: bool) -> Callable[..., Any]:

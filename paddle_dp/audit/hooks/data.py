@@ -21,7 +21,7 @@ from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 from paddle_dp.audit.events import Batches, Fetched, LoaderMade, PassBegan, PassEnded
 from paddle_dp.audit.hooks import generators
 from paddle_dp.audit.hooks.arrays import flatten
-from paddle_dp.audit.hooks.place import called_by, here
+from paddle_dp.audit.hooks.place import called_by, caller, here
 from paddle_dp.audit.hooks.watch import EPOCHS, Batch, Watch
 
 LONGEST = 4  # data sets' lengths after which a sampler counts as one without end
@@ -63,7 +63,7 @@ class Loaders:
     def __init__(self, watch: Watch):
         self.watch = watch
         self.numbers: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
-        self.known: dict[tuple[str, int], tuple[int, Any]] = {}  # by line and data set, which is kept alive
+        self.known: dict[tuple[str, ...], list[tuple[int, Any]]] = {}  # by line: numbers and data sets
         self.passes: dict[int, int] = {}
         self.training: dict[int, int] = {}  # passes of a loader in which there were updates
         self.order: tuple[Order, DataLoader] | None = None
@@ -91,20 +91,23 @@ class Loaders:
         _DataLoaderIterBase._index_sampler = property(index_sampler)
 
     def add(self, loader: DataLoader) -> None:
-        key = (here(), id(loader.dataset))
-        seen = key in self.known
-        number, _ = self.known.setdefault(key, (len(self.known), loader.dataset))
-        self.numbers[loader] = number
-        if seen:
-            return
+        """Gives a loader its number: that of one made by the same line before it, if that one has been read."""
+        place, stream = here(), isinstance(loader.dataset, IterableDataset)
+        samples = None if stream else len(loader.dataset)
+        made = self.known.setdefault((place, caller(), type(loader.dataset).__name__, str(samples)), [])
+        for number, dataset in made:
+            if dataset is loader.dataset or self.passes[number]:
+                self.numbers[loader] = number
+                return
+        number = self.numbers[loader] = len(self.passes)
+        made.append((number, loader.dataset))
         self.passes[number] = 0
         sampler = loader.batch_sampler
-        stream = isinstance(loader.dataset, IterableDataset)
         self.watch.journal.write(LoaderMade(
-            loader=number, samples=None if stream else len(loader.dataset), dataset=type(loader.dataset).__name__,
+            loader=number, samples=samples, dataset=type(loader.dataset).__name__,
             sampler=type(sampler).__name__ if sampler is not None else "",
             batch_size=getattr(sampler, "batch_size", None), drop_last=bool(getattr(sampler, "drop_last", False)),
-            workers=loader.num_workers, where=key[0],
+            workers=loader.num_workers, where=place,
         ))  # fmt: skip
 
     def open(self, loader: DataLoader, order: Order) -> Iterator[Any]:

@@ -1,9 +1,10 @@
-"""The three random generators that a training script draws from, as digests: whether they moved, whether ranks share them."""
+"""The three random generators that a script draws from, as digests: did they move, do ranks share them?"""
 
 from __future__ import annotations
 
 import random
 import zlib
+from typing import Any
 
 import numpy as np
 import paddle
@@ -27,7 +28,7 @@ def _paddle() -> str:
 
 
 def _numpy() -> str:
-    _, keys, *rest = np.random.get_state()  # type: ignore[misc]  # the legacy form is a tuple
+    _, keys, *rest = np.random.get_state()  # the legacy form is a tuple
     return _digest(np.asarray(keys).tobytes() + repr(rest).encode())
 
 
@@ -37,12 +38,12 @@ def _digest(data: bytes) -> str:
 
 def watch_seeds(journal: Journal) -> None:
     """Notes which generators the script itself seeds; a library that seeds its workers is not meant."""
-    for module, name, generator in ((paddle, "seed", "paddle"), (np.random, "seed", "numpy"), (random, "seed", "random")):
-        _watch(journal, module, name, generator)
+    for module, generator in ((paddle, "paddle"), (np.random, "numpy"), (random, "random")):
+        _watch(journal, module, generator)
 
 
-def _watch(journal: Journal, module: object, name: str, generator: str) -> None:
-    seed = getattr(module, name)
+def _watch(journal: Journal, module: Any, generator: str) -> None:
+    seed = module.seed
 
     def noted(*args: object, **kwargs: object) -> object:
         if direct():
@@ -50,4 +51,4 @@ def _watch(journal: Journal, module: object, name: str, generator: str) -> None:
             journal.write(Seeded(generator=generator, value=value[:40], where=here()))
         return seed(*args, **kwargs)
 
-    setattr(module, name, noted)
+    module.seed = noted

@@ -31,6 +31,14 @@ def nearest(frame: FrameType | None) -> str:
     return "" if own is None else f"{_short(own.f_code.co_filename)}:{own.f_lineno}"
 
 
+def caller() -> str:
+    """The nearest line that is not ours, be it a library's: paddle.Model makes several loaders for one of a script."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def called_by(*endings: str) -> bool:
     """Whether a file whose path ends so is among the callers: "paddle/hapi/model.py"."""
     frame: FrameType | None = sys._getframe(1)

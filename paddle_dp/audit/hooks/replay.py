@@ -112,7 +112,9 @@ class Replay:
 
     def on_step(self, optimizer: Any, parameters: list[Any]) -> bool:
         """Keeps the gradients of this update instead of doing it, and goes on to the next item."""
-        if self.batches or not self.loaded:  # in the middle of what the ranks accumulated: their count differs
+        if (
+            self.batches or not self.loaded
+        ):  # in the middle of what the ranks accumulated: their count differs
             raise JoinError("on one process an update is done after another number of batches")
         every = arrays.stride(parameters)
         final = {each.name: gradient_of(each) for each in parameters}

@@ -39,6 +39,8 @@ class Updates:
         self.heard: set[int] = set()
         self.norms: list[Any] = []
         self.every, self.scale = 1, 1.0
+        self.stepping: Any = None  # the optimizer whose step() is being carried out, once it was noted
+        self.depth = 0
 
     def install(self) -> None:
         self._watch_optimizers()
@@ -46,20 +48,46 @@ class Updates:
         self._watch_scaler()
 
     def _watch_optimizers(self) -> None:
-        updates, made, apply = self, Optimizer.__init__, Optimizer._apply_optimize
+        updates, apply = self, Optimizer._apply_optimize
+        for kind in (Optimizer, *_below(Optimizer)):
+            if "__init__" in vars(kind):  # AdamW's does not call Optimizer's (Paddle 3.3.1)
+                self._watch_making(kind)
+            for name in {"step", "minimize"} & vars(kind).keys():
+                self._watch_stepping(kind, name)
+
+        def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if paddle.in_dynamic_mode() and updates.stepping is not optimizer:
+                updates.step(optimizer)
+                updates.stepping = optimizer if updates.depth else None
+            if updates.on_step is not None:
+                return None
+            return apply(optimizer, *args, **kwargs)
+
+        Optimizer._apply_optimize = applied
+
+    def _watch_making(self, kind: Any) -> None:
+        updates, made = self, kind.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             made(optimizer, *args, **kwargs)
-            updates.add(optimizer)
+            if type(optimizer) is kind or "_param_groups" in vars(optimizer):
+                updates.add(optimizer)
 
-        def applied(optimizer: Any, *args: Any, param_group_idx: int = 0, **kwargs: Any) -> Any:
-            if paddle.in_dynamic_mode() and param_group_idx == 0:
-                updates.step(optimizer)
-            if updates.on_step is not None:
-                return None
-            return apply(optimizer, *args, param_group_idx=param_group_idx, **kwargs)
+        kind.__init__ = init
 
-        Optimizer.__init__, Optimizer._apply_optimize = init, applied
+    def _watch_stepping(self, kind: Any, name: str) -> None:
+        """Groups of parameters are updated one after the other within one call: that is one update."""
+        updates, call = self, getattr(kind, name)
+
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            updates.depth += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                updates.depth -= 1
+                updates.stepping = updates.stepping if updates.depth else None
+
+        setattr(kind, name, stepped)
 
     def _watch_data_parallel(self) -> None:
         updates, made = self, paddle.DataParallel.__init__
@@ -83,6 +111,9 @@ class Updates:
         AmpScaler._unscale = noted
 
     def add(self, optimizer: Any) -> None:
+        """Takes an optimizer in, once, and listens to its parameters' gradients."""
+        if any(optimizer is known for known in self.optimizers):
+            return
         parameters = parameters_of(optimizer)
         self.every = max(self.every, arrays.stride(parameters))
         self.optimizers.append(optimizer)
@@ -90,18 +121,22 @@ class Updates:
         for parameter in parameters:
             if id(parameter) not in self.heard and not parameter.stop_gradient:
                 self.heard.add(id(parameter))
-                parameter.register_hook(self._hear(parameter.name))
+                parameter.register_hook(self._hear(parameter))
         self.watch.journal.write(OptimizerMade(
             optimizer=len(self.optimizers) - 1, kind=type(optimizer).__name__,
             parameters=arrays.digests(parameters), where=here(),
         ))  # fmt: skip
 
-    def _hear(self, name: str) -> Callable[[Any], None]:
+    def _hear(self, parameter: Any) -> Callable[[Any], None]:
+        """Adds up a parameter's own gradients for as long as Paddle adds up: from one clear_grad() to the next."""
+        name = parameter.name
+
         def hear(gradient: Any) -> None:
             self.watch.gradients += 1
             if gradient.is_dense():
-                mine = arrays.numbers(gradient, self.every)
-                self.own[name] = self.own[name] + mine if name in self.own else mine
+                mine, before = arrays.numbers(gradient, self.every), gradient_of(parameter)
+                going_on = name in self.own and before is not None and bool(paddle.any(before != 0))
+                self.own[name] = self.own[name] + mine if going_on else mine
 
         return hear
 
@@ -111,8 +146,7 @@ class Updates:
         watch.check()
         if watch.done >= watch.limit:
             watch.stop()
-        if not any(optimizer is known for known in self.optimizers):
-            self.add(optimizer)
+        self.add(optimizer)
         number = next(n for n, known in enumerate(self.optimizers) if known is optimizer)
         parameters = [each for each in parameters_of(optimizer) if not each.stop_gradient]
         if watch.done == 0:
@@ -134,7 +168,6 @@ class Updates:
             batches=tuple((batch.loader, batch.number, batch.index) for batch in watch.window),
             scale=self.scale, arrays=name, where=here(),
         ))  # fmt: skip
-        self.own.clear()
         watch.window.clear()
 
     def _record(self, parameters: list[Any]) -> str:
@@ -171,6 +204,11 @@ class Updates:
         ))  # fmt: skip
 
 
+def _below(kind: type[Any]) -> list[type[Any]]:
+    """The subclasses of a class, at any depth."""
+    return [each for child in kind.__subclasses__() for each in (child, *_below(child))]
+
+
 def parameters_of(optimizer: Any) -> list[Any]:
     """An optimizer's parameters, those of its groups among them, each once."""
     groups = optimizer._param_groups or []
@@ -179,7 +217,9 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def gradient_of(parameter: Any) -> Any:
-    main = getattr(parameter, "main_grad", None)  # Paddle's own name for a float32 gradient of a low-precision weight
+    main = getattr(
+        parameter, "main_grad", None
+    )  # Paddle's own name for a float32 gradient of a low-precision weight
     return main if main is not None else parameter._grad_ivar()
 
 

@@ -44,7 +44,7 @@ def _reads(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> 
             what=f"an evaluation counts {plural(len(twice), 'sample')} of {made.samples} more than once",
             evidence=f"{plural(extra, 'read')} too many: {few(twice)}"
             + ("; outputs are gathered, and the script may drop the repeats" if gathered else ""),
-            remedy="add totals and counts over batches without repeats: batch_sampler=[indices[rank::ranks] in batches]",
+            remedy="read range(rank, n, ranks) in batches, without padding, and all_reduce totals and counts",
         )  # fmt: skip
     if never:
         yield Finding(
@@ -74,7 +74,10 @@ def _numbers(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -
         )  # fmt: skip
     elif len(set(shares)) > 1 and (values := _means(run, made, exchanged)):
         read = [_given(rank, made.loader) for rank in run.ranks]
-        plain, right = sum(values) / len(values), sum(v * n for v, n in zip(values, read, strict=True)) / sum(read)
+        plain, right = (
+            sum(values) / len(values),
+            sum(v * n for v, n in zip(values, read, strict=True)) / sum(read),
+        )
         yield Finding(
             rule="evaluation-mean-of-means", severity="fault", where=exchanged[0][0].where,
             what=f"a mean of the ranks' means is reported, over unequal shares ({few(shares)} samples)",
@@ -86,7 +89,9 @@ def _numbers(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -
 
 def _means(run: Run, made: LoaderMade, exchanged: list[list[Exchanged]]) -> list[float]:
     """The ranks' numbers that were reduced, when they are means and no count of samples goes with them."""
-    reduced = [[e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged]
+    reduced = [
+        [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
+    ]
     if not all(reduced):
         return []
     read = [float(_given(rank, made.loader)) for rank in run.ranks]

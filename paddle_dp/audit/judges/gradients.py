@@ -49,20 +49,20 @@ class Update:
         return [n for n in self.final[0] if n in common and any(np.any(side[n]) for side in sides)]
 
     def mean(self, name: str) -> np.ndarray:
-        return np.mean([own[name] for own in self.own], axis=0, dtype=np.float64)
+        return np.asarray(np.mean([own[name] for own in self.own], axis=0, dtype=np.float64))
 
     def weighted(self, name: str) -> np.ndarray:
         if not sum(self.sizes):
             return self.mean(name)
         shares = np.array(self.sizes, np.float64) / sum(self.sizes)
-        return sum(share * own[name].astype(np.float64) for share, own in zip(shares, self.own, strict=True))
+        return np.tensordot(shares, [own[name].astype(np.float64) for own in self.own], axes=1)
 
 
 def recorded(run: Run, again: Run | None = None) -> Iterator[Update]:
     """The updates whose gradients were kept on all ranks."""
     for step in range(1, run.steps + 1):
         updates = run.together(step)
-        if not all(update.arrays for update in updates) or any(u.optimizer for u in updates):
+        if not all(update.arrays for update in updates) or len({update.optimizer for update in updates}) > 1:
             continue
         files = [rank.arrays(update.arrays) for rank, update in zip(run.ranks, updates, strict=True)]
         scale = updates[0].scale
@@ -86,15 +86,19 @@ def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section
             found.setdefault(finding.rule, finding)
     steps = few([update.step for update in updates])
     said = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
-    said += f"each rank's own against what the optimizer got, {_against(updates, why_not)}"
+    said += f"each rank's own against what the optimizer got, {_against(updates, local_norms, why_not)}"
     return Section("gradients", said, tuple(found.values()))
 
 
-def _against(updates: list[Update], why_not: str) -> str:
+def _against(updates: list[Update], local_norms: bool, why_not: str) -> str:
     if why_not:
         return f"and not against one process's ({why_not})"
     apart = max(distance(update) or 0.0 for update in updates)
-    return f"and that against one process's on the same samples: {apart:.1e} apart at most"
+    reasons = ["local BatchNorm"] * local_norms + ["other random masks"] * any(
+        update.drew for update in updates
+    )
+    why = f", with {' and '.join(reasons)}" if reasons else ""
+    return f"and that against one process's on the same samples: {apart:.1e} apart at most{why}"
 
 
 def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
@@ -107,11 +111,24 @@ def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
         return
     if not update.equal:
         return
+    if update.ranks > 1 and not any(update.sizes) and _same_batch(update):
+        yield Finding(
+            rule="samples-not-shared", severity="fault", where=update.where,
+            what="all ranks compute the same gradient: they read the same batch",
+            evidence=f"update {update.step}: the ranks' own gradients are equal bit for bit "
+            f"in all of {plural(len(update.names), 'parameter')}",
+            remedy="let rank r of R read every R-th sample, from the r-th on",
+        )  # fmt: skip
     exact = not (local_norms or update.drew)
     if update.one is None:
         yield from _by_own(update)
     elif not _right(update, exact):
         yield _explained(update, exact)
+
+
+def _same_batch(update: Update) -> bool:
+    first = update.own[0]
+    return all(np.array_equal(own[name], first[name]) for own in update.own for name in update.names)
 
 
 def kind_of(update: Update, name: str) -> str:
@@ -154,7 +171,9 @@ def distance(update: Update) -> float | None:
         return None
     one = whole(update, "one")
     finals = [np.concatenate([final[name] for name in update.names]) for final in update.final]
-    return max(float(np.linalg.norm(final - one)) for final in finals) / max(float(np.linalg.norm(one)), 1e-300)
+    return max(float(np.linalg.norm(final - one)) for final in finals) / max(
+        float(np.linalg.norm(one)), 1e-300
+    )
 
 
 def _right(update: Update, exact: bool) -> bool:
@@ -167,14 +186,15 @@ def _right(update: Update, exact: bool) -> bool:
 def _not_exchanged(update: Update, alone: list[str]) -> Finding:
     everything = len(alone) == len(update.names)
     apart = max(
-        float(np.linalg.norm(own[name] - update.own[0][name])) / max(float(np.linalg.norm(update.own[0][name])), 1e-300)
+        float(np.linalg.norm(own[name] - update.own[0][name]))
+        / max(float(np.linalg.norm(update.own[0][name])), 1e-300)
         for name in alone
         for own in update.own
     )
     return Finding(
         rule="not-exchanged", severity="fault", where=update.where,
         what="no gradient is exchanged: each rank follows its own" if everything
-        else f"{plural(len(alone), 'gradient')} of {len(update.names)} {'is' if len(alone) == 1 else 'are'} not exchanged",
+        else f"{len(alone)} of {plural(len(update.names), 'gradient')} not exchanged",
         evidence=f"update {update.step}: the optimizer got the rank's own gradient in {few(alone, 4)}; "
         f"the ranks' own are up to {apart:.0%} apart",
         remedy="put paddle.DataParallel around the whole model and call the wrapper, "
@@ -183,7 +203,7 @@ def _not_exchanged(update: Update, alone: list[str]) -> Finding:
 
 
 def _by_own(update: Update) -> Iterator[Finding]:
-    """Without one process's gradient: what the exchange made of the ranks' own, if a rank's loss is its samples' mean."""
+    """Without one process's gradient: what the exchange made of the ranks' own, if a loss is its samples' mean."""
     mean, final, ranks = whole(update, "mean"), whole(update, "final"), update.ranks
     factor = ratio(final, mean)
     for size, what, remedy in (
@@ -191,13 +211,12 @@ def _by_own(update: Update) -> Iterator[Finding]:
         (1 / ranks, "averaged twice", "divide by the number of ranks once: DataParallel does so already"),
     ):
         if ranks > 1 and abs(factor / size - 1) < 0.01:
-            yield Finding(
-                rule="wrong-scale", severity="fault", where=update.where, what=f"the gradients are {what}",
-                evidence=f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients",
-                remedy=remedy,
-            )  # fmt: skip
+            numbers = f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients"
+            yield _wrong_scale(update, f"the gradients are {what}", numbers, remedy)
     if len(set(update.sizes)) > 1 and not close(final, whole(update, "weighted")) and close(final, mean):
-        apart = float(np.linalg.norm(final - whole(update, "weighted"))) / max(float(np.linalg.norm(final)), 1e-300)
+        apart = float(np.linalg.norm(final - whole(update, "weighted"))) / max(
+            float(np.linalg.norm(final)), 1e-300
+        )
         yield _mean_of_means(update, apart)
 
 
@@ -225,24 +244,26 @@ def _explained(update: Update, exact: bool) -> Finding:
         return _mean_of_means(update, apart)
     aligned = cosine > (0.9 if unequal or not exact else ALIGNED)
     off = 0.1 if unequal or not exact else 0.01
-    common = {"rule": "wrong-scale", "severity": "fault", "where": update.where, "evidence": numbers}
     if aligned and abs(factor / ranks - 1) < off:
-        return Finding(
-            what=f"the gradients are summed, and not averaged: {ranks} × one process's",
-            remedy="divide by the number of ranks after all_reduce", **common,
-        )  # type: ignore[arg-type]  # fmt: skip
+        what = f"the gradients are summed, and not averaged: {ranks} × one process's"
+        return _wrong_scale(update, what, numbers, "divide by the number of ranks after all_reduce")
     if aligned and abs(factor * ranks - 1) < off and averaged:
-        return Finding(
-            what=f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's",
-            remedy="divide the loss by a number that does not depend on the ranks, and sum the gradients", **common,
-        )  # type: ignore[arg-type]  # fmt: skip
+        what = f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's"
+        remedy = "divide the loss by a number that does not depend on the ranks, and sum the gradients"
+        return _wrong_scale(update, what, numbers, remedy)
     if aligned and abs(factor * ranks - 1) < off:
-        return Finding(
-            what=f"the gradients are averaged twice: 1/{ranks} of one process's",
-            remedy="divide by the number of ranks once: DataParallel does so already", **common,
-        )  # type: ignore[arg-type]  # fmt: skip
+        what = f"the gradients are averaged twice: 1/{ranks} of one process's"
+        return _wrong_scale(
+            update, what, numbers, "divide by the number of ranks once: DataParallel does so already"
+        )
     return Finding(
         rule="other-gradient", severity="fault" if exact else "difference", where=update.where, evidence=numbers,
         what=f"the gradient is not one process's on the same samples: {apart:.1%} away",
         remedy="look for what is computed over a rank's batch as a whole: a masked mean, a contrastive loss, a norm",
     )  # fmt: skip
+
+
+def _wrong_scale(update: Update, what: str, numbers: str, remedy: str) -> Finding:
+    return Finding(
+        rule="wrong-scale", severity="fault", where=update.where, what=what, evidence=numbers, remedy=remedy
+    )

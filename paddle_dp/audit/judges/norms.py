@@ -1,4 +1,4 @@
-"""BatchNorm layers that see one rank's samples only: N ranks then normalise, and learn, something else than one does."""
+"""BatchNorm layers that see one rank's samples only: N ranks then learn something else than one does."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ def randomness(run: Run, alone: Run | None) -> Section:
     said = f"seeds set by the script: {', '.join(seeds) or 'none'}"
     workers = max((made.workers for made in run.ranks[0].loaders.values()), default=0)
     if workers:
-        said += f"; what {plural(workers, 'loader process', 'loader processes')} of each rank draw is not seen"
+        said += (
+            f"; what {plural(workers, 'loader process', 'loader processes')} of each rank draw is not seen"
+        )
     found = (*_first_weights(run, alone), *_order(run), *_data(run), *_masks(run))
     return Section("randomness", said, found)
 
@@ -54,7 +56,11 @@ def _order(run: Run) -> Iterator[Finding]:
     seeded = {seed.generator for seed in run.ranks[0].of(Seeded)}
     for loader in sorted(run.training):
         begun, made = run.ranks[0].passes.get((loader, 1)), same_loader(run, loader)
-        if begun is None or made is None or not (loose := [name for name in begun.drew if name not in seeded]):
+        if (
+            begun is None
+            or made is None
+            or not (loose := [name for name in begun.drew if name not in seeded])
+        ):
             continue
         yield Finding(
             rule="unseeded-order", severity="difference", where=made.where,
@@ -87,7 +93,7 @@ def _data(run: Run) -> Iterator[Finding]:
                 yield Finding(
                     rule="same-augmentation", severity="difference", where=made.where,
                     what=f"the random numbers from {name} in the training batches are the same on all ranks",
-                    evidence=f"the generator was in the same state on all ranks at all of {plural(alike, 'batch', 'batches')}",
+                    evidence=f"the generator was in the same state on all ranks at each of {alike} batches",
                     remedy=f"seed {name} with another number on each rank: seed + paddle.distributed.get_rank()",
                 )  # fmt: skip
 
@@ -99,7 +105,9 @@ def _masks(run: Run) -> Iterator[Finding]:
     update = run.together(1)
     if not all(each.drew and each.batches for each in update):
         return
-    states = [rank.fetched[each.batches[0]].states["paddle"] for rank, each in zip(run.ranks, update, strict=True)]
+    states = [
+        rank.fetched[each.batches[0]].states["paddle"] for rank, each in zip(run.ranks, update, strict=True)
+    ]
     if len(set(states)) == 1:
         yield Finding(
             rule="same-masks", severity="difference", where=update[0].where,

@@ -9,7 +9,9 @@ from paddle_dp.audit.events import Batches, LoaderMade
 from paddle_dp.audit.finding import Finding, Section, few, plural
 from paddle_dp.audit.records import Run, same_loader
 
-REMEDY = "DataLoader(dataset, batch_sampler=paddle.io.DistributedBatchSampler(dataset, batch_size, shuffle=True))"
+REMEDY = (
+    "DataLoader(dataset, batch_sampler=paddle.io.DistributedBatchSampler(dataset, batch_size, shuffle=True))"
+)
 
 
 def samples(run: Run) -> Section:
@@ -59,7 +61,7 @@ def shares(made: LoaderMade, orders: list[Batches]) -> Iterator[Finding]:
     if never and not (made.drop_last and size and len(never) <= total % size):
         yield Finding(
             rule="samples-never", severity="fault", where=made.where,
-            what=f"{plural(len(never), 'sample')} of {total} {'is' if len(never) == 1 else 'are'} never read in an epoch",
+            what=f"{len(never)} of {plural(total, 'sample')} never read in an epoch",
             evidence=f"on no rank: {few(never)}", remedy=f"share all indices among the ranks: {REMEDY}",
         )  # fmt: skip
 
@@ -109,7 +111,9 @@ def _again(run: Run, made: LoaderMade, first: list[Batches]) -> Iterator[Finding
 
 
 def _rows(run: Run, rank: int, loader: int) -> list[str]:
-    return [row for at, batch in run.ranks[rank].fetched.items() if at[:2] == (loader, 1) for row in batch.rows]
+    return [
+        row for at, batch in run.ranks[rank].fetched.items() if at[:2] == (loader, 1) for row in batch.rows
+    ]
 
 
 def streams(made: LoaderMade, rows: list[list[str]]) -> Iterator[Finding]:

@@ -18,7 +18,9 @@ def weights(run: Run) -> Section:
     if len({tuple(update.digests) for update in run.together(1)}) > 1:
         said = "the ranks hold different parameters: they share a model, and are not compared"
         return Section("weights", said, ())
-    looked = f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(run.steps, 'update')}"
+    looked = (
+        f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(run.steps, 'update')}"
+    )
     return Section("weights", f"{looked} and after the last", (*_apart(run), *_missing(run)))
 
 
@@ -36,16 +38,17 @@ def _apart(run: Run) -> Iterator[Finding]:
         wrapped = any(rank.of(Wrapped) for rank in run.ranks)
         yield Finding(
             rule="weights-differ-at-start", severity="fault", where=made.where if made else "",
-            what=f"the ranks begin with different weights: {plural(len(apart), 'parameter')} of {len(seen[0])}",
+            what=f"the ranks begin with different weights: {len(apart)} of {plural(len(seen[0]), 'parameter')}",
             evidence=f"before update 1: {few(apart, 3)}{size}",
             remedy="build the optimizer from the wrapped model's parameters" if wrapped
             else "put paddle.DataParallel around the model, or broadcast its parameters from rank 0",
         )  # fmt: skip
         return
     before = run.together(step - 1)[0]
+    many = f"{len(apart)} of {plural(len(seen[0]), 'parameter')}"
     yield Finding(
         rule="weights-diverge", severity="fault", where=before.where,
-        what=f"the ranks' weights differ from update {step - 1} on: {plural(len(apart), 'parameter')} of {len(seen[0])}",
+        what=f"the ranks' weights differ from update {step - 1} on: {many}",
         evidence=f"equal before update {step - 1}, different after it: {few(apart, 3)}{size}",
         remedy="exchange every gradient before the update: paddle.DataParallel does, or all_reduce each and divide",
     )  # fmt: skip
@@ -61,8 +64,10 @@ def _distance(run: Run, step: int) -> str:
         ends = [next(iter(rank.of(Left)), None) for rank in run.ranks]
         files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(run.ranks, ends, strict=True)]
         when = "at the end"
-    common = set.intersection(*(set(file) for file in files))
-    far = [(float(np.abs(file[name] - files[0][name]).max(initial=0)), name) for name in common for file in files]
+    common = [name for name in files[0] if all(name in file for file in files)]
+    far = [
+        (float(np.abs(file[name] - files[0][name]).max(initial=0)), name) for name in common for file in files
+    ]
     if not far or max(far)[0] == 0:
         return ""
     most, name = max(far)
@@ -73,7 +78,7 @@ def _missing(run: Run) -> Iterator[Finding]:
     """Parameters that get a gradient on some ranks only."""
     for step in range(1, run.steps + 1):
         each = [set(update.missing) for update in run.together(step)]
-        if some := sorted(set.union(*each) - set.intersection(*each)):
+        if some := sorted({name for names in each for name in names if not all(name in other for other in each)}):
             lacking = [rank for rank, names in enumerate(each) if some[0] in names]
             yield Finding(
                 rule="gradient-missing", severity="fault", where=run.together(step)[0].where,

@@ -1,4 +1,4 @@
-"""A fleet script as tutorials have them: distributed model and optimizer, sampler without set_epoch, accuracy averaged."""
+"""A fleet script as tutorials have them: distributed model and optimizer, no set_epoch, accuracy averaged."""
 
 import numpy as np
 import paddle

@@ -36,7 +36,9 @@ def evaluate(model, data):
 
 dist.init_parallel_env()
 paddle.seed(7)
-model = paddle.DataParallel(paddle.nn.Sequential(paddle.nn.Linear(8, 16), paddle.nn.ReLU(), paddle.nn.Linear(16, 2)))
+model = paddle.DataParallel(
+    paddle.nn.Sequential(paddle.nn.Linear(8, 16), paddle.nn.ReLU(), paddle.nn.Linear(16, 2))
+)
 clip = paddle.nn.ClipGradByGlobalNorm(1.0)
 optimizer = paddle.optimizer.AdamW(args.lr, parameters=model.parameters(), grad_clip=clip)
 train, held_out = points(48, 0), points(13, 1)

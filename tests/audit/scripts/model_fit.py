@@ -24,7 +24,9 @@ network = paddle.nn.Sequential(
 )
 model = paddle.Model(network)
 model.prepare(
-    paddle.optimizer.Adam(0.01, parameters=model.parameters()), paddle.nn.CrossEntropyLoss(), paddle.metric.Accuracy()
+    paddle.optimizer.Adam(0.01, parameters=model.parameters()),
+    paddle.nn.CrossEntropyLoss(),
+    paddle.metric.Accuracy(),
 )
 model.fit(Points(31, 0), Points(13, 1), batch_size=4, epochs=3, verbose=0)
 print(model.evaluate(Points(13, 1), batch_size=4, verbose=0))

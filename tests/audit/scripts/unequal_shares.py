@@ -19,7 +19,7 @@ data = TensorDataset([paddle.to_tensor(x), paddle.to_tensor((x**2).sum(1, keepdi
 model = paddle.nn.Sequential(paddle.nn.Linear(8, 4), paddle.nn.Tanh(), paddle.nn.Linear(4, 1))
 optimizer = paddle.optimizer.SGD(0.05, parameters=model.parameters())
 mine = list(range(25))[rank::ranks]
-for epoch in range(2):
+for _ in range(2):
     for inputs, targets in DataLoader(data, batch_sampler=[mine]):
         if mode == "weighted":  # right: the gradients of all ranks add up to the one-process mean
             loss = F.mse_loss(model(inputs), targets, reduction="sum") / 25
