@@ -78,7 +78,9 @@ def _missing(run: Run) -> Iterator[Finding]:
     """Parameters that get a gradient on some ranks only."""
     for step in range(1, run.steps + 1):
         each = [set(update.missing) for update in run.together(step)]
-        if some := sorted({name for names in each for name in names if not all(name in other for other in each)}):
+        if some := sorted(
+            {name for names in each for name in names if not all(name in other for other in each)}
+        ):
             lacking = [rank for rank, names in enumerate(each) if some[0] in names]
             yield Finding(
                 rule="gradient-missing", severity="fault", where=run.together(step)[0].where,
