@@ -25,9 +25,8 @@ Keys = tuple[Words, Words]  # two words for each sample, [n] each
 Spans = tuple[tuple[int, int], ...]  # from where to where of each dim
 
 EVERYBODY = 2**64 - 1  # the place of what belongs to no sample: one mask for all
-CHUNK = (
-    2**16
-)  # elements that are hashed at a time, so that they stay in the cache: 2 to 4 times as fast as all at once
+# Elements that are hashed at a time, so that they stay in the cache: 2 to 4 times as fast as all at once.
+CHUNK = 2**16
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -54,9 +53,14 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return z ^ (z >> np.uint64(31))
 
 
-def keys(update: int, places: NDArray[np.uint64], call: int) -> Keys:
-    """The keys of samples at `places` of a global batch, in one call of one update (both as a `word`)."""
-    z = _mixed(_mixed(places ^ np.uint64(update)) ^ np.uint64(call))
+def words(update: int, places: Sequence[int]) -> NDArray[np.uint64]:
+    """One word for each sample, of its place in the global batch that this update (as a `word`) learns from."""
+    return _mixed(np.array(places, np.uint64) ^ np.uint64(update))
+
+
+def keys(samples: NDArray[np.uint64], call: int) -> Keys:
+    """The keys of samples, by their `words`, in one call (as a `word`)."""
+    z = _mixed(samples ^ np.uint64(call))
     return z.astype(np.uint32), (z >> np.uint64(32)).astype(np.uint32)
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from paddle import nn
 
 from paddle_dp.parallel.dropout import masks
@@ -80,10 +82,7 @@ class Scope:
         self, seed: int, epoch: int, index: int, first: int, samples: int, places: Sequence[int] | None = None
     ):
         self.samples = samples
-        self._first, self._update = first, masks.word(seed, epoch, index)
-        following = range(first, first + samples)
-        self._places = np.array(following if places is None else places, np.uint64)
-        self._everybody = np.array([masks.EVERYBODY], np.uint64)
+        self._update, self._first, self._places = masks.word(seed, epoch, index), first, places
         self.element = 0
         self.calls: dict[int, int] = {}
         self.parts: dict[Axis, Part] = {}
@@ -101,8 +100,16 @@ class Scope:
         """The keys of this micro-batch's samples in the call that comes now; the one key of all samples if `shared`."""
         number = self.calls.get(self.element, 0)
         self.calls[self.element] = number + 1
-        places = self._everybody if shared else self._places
-        return masks.keys(self._update, places, masks.word(self.element, number))
+        return masks.keys(self._everybody if shared else self._words, masks.word(self.element, number))
+
+    @cached_property
+    def _words(self) -> NDArray[np.uint64]:
+        following = range(self._first, self._first + self.samples)
+        return masks.words(self._update, following if self._places is None else self._places)
+
+    @cached_property
+    def _everybody(self) -> NDArray[np.uint64]:
+        return masks.words(self._update, [masks.EVERYBODY])
 
     def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Spans]:
         """The whole of a sample's `shape` (its rows first) that lies here in parts, and where this part lies in it."""

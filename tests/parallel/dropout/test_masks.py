@@ -8,8 +8,8 @@ from paddle_dp.parallel.dropout import masks
 
 
 def keys(n, first=0, seed=0, epoch=0, index=0, element=0, call=0):
-    places = np.arange(first, first + n, dtype=np.uint64)
-    return masks.keys(masks.word(seed, epoch, index), places, masks.word(element, call))
+    places = range(first, first + n)
+    return masks.keys(masks.words(masks.word(seed, epoch, index), places), masks.word(element, call))
 
 
 def dropped(p, n, rest, **which):

@@ -1,0 +1,140 @@
+"""What exact dropout costs beside Paddle's own: calls of F.dropout, forward and backward, and updates of a learner.
+
+    python tools/benchmark/dropout.py
+    python tools/benchmark/dropout.py --rounds 40
+
+Both run in turns, round after round, in one thread; told are medians over the rounds, and of the ratios within a round,
+which what else the machine does meanwhile cannot move far. Times are the process's own CPU time. «as on a device»: the
+bits by int32 operations of Paddle, the way of an accelerator, computed here on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.launch.machine import slow_mkl
+
+if slow_mkl():
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+
+import numpy as np
+import paddle
+from paddle.nn import functional as F
+
+from paddle_dp.data import Batch, Micro
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Learner, Task, place_whole
+from paddle_dp.parallel.dropout import Scope, install, masks
+from paddle_dp.part import find
+
+SHAPES: tuple[tuple[int, ...], ...] = ((64, 256), (16, 128, 128), (4, 512, 768))
+MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
+    "mlp 64-128-128-10, 64 samples": ("mlp", {}, (64, 64), 10),
+    "gpt 2 x 128, 8 x 128 tokens": ("gpt", {"depth": 2}, (8, 128), 256),
+}
+
+
+def in_turns(ways: dict[str, Callable[[], None]], rounds: int, times: int) -> dict[str, tuple[float, float]]:
+    """Of each way the median seconds of CPU time of a call, and of its ratio to the first way's in the same round."""
+    seen: dict[str, list[float]] = {name: [] for name in ways}
+    for call in ways.values():
+        call()
+    for _ in range(rounds):
+        for name, call in ways.items():
+            begun = time.process_time()
+            for _ in range(times):
+                call()
+            seen[name].append((time.process_time() - begun) / times)
+    first = next(iter(seen.values()))
+    return {
+        name: (statistics.median(of), statistics.median(a / b for a, b in zip(of, first, strict=True)))
+        for name, of in seen.items()
+    }
+
+
+def calls(shape: tuple[int, ...], p: float = 0.1) -> dict[str, Callable[[], None]]:
+    """Ways to drop from a tensor [n, …] of this shape, forward and backward."""
+    x, gradient = paddle.randn(shape), paddle.randn(shape)
+    x.stop_gradient = False
+    sample = tuple(shape[1:])
+
+    def own() -> None:
+        F.dropout(x, p).backward(gradient)
+
+    def exact() -> None:
+        with Scope(0, 0, 0, 0, shape[0]):
+            out = F.dropout(x, p)
+        out.backward(gradient)
+
+    def there() -> None:
+        keys = Scope(0, 0, 0, 0, shape[0]).next_keys()
+        gone = masks.dropped_there(keys, sample, masks.everything(sample), p, x.place)
+        paddle.masked_fill(x, gone.reshape(shape), 0.0).scale(1 / (1 - p)).backward(gradient)
+
+    return {"Paddle's own": own, "exact": exact, "exact, as on a device": there}
+
+
+def learner(model: str, settings: dict[str, Any], dropout: float, which: Any) -> Learner:
+    """A learner of a shipped model on one process."""
+    paddle.seed(0)
+    built = find("models", model)(**settings, dropout=dropout).build()
+    task = Task(
+        model=built,
+        loss=find("losses", "cross_entropy")().build(),
+        optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-3, parameters=[p for _, p in named]),
+        dropout=which,
+    )
+    learner: Learner = place_whole(task, Mesh.alone())
+    return learner
+
+
+def updates(
+    model: str, settings: dict[str, Any], shape: tuple[int, ...], classes: int
+) -> dict[str, Callable[[], None]]:
+    """Updates of the same model with either dropout, and with none."""
+    random = np.random.RandomState(0)
+    whole = model == "gpt"
+    inputs = random.randint(0, classes, shape) if whole else random.randn(*shape).astype("float32")
+    targets = random.randint(0, classes, shape if whole else shape[:1])
+    micro = Micro(paddle.to_tensor(inputs), paddle.to_tensor(targets), shape[0])
+    batch = Batch((micro,), shape[0], 0, 0)
+    ways = {"none (own)": (0.0, "own"), "none (exact)": (0.0, "exact")}
+    ways |= {"0.1 (own)": (0.1, "own"), "0.1 (exact)": (0.1, "exact")}
+    learners = {name: learner(model, settings, *how) for name, how in ways.items()}
+    return {name: partial(one.train_batch, batch) for name, one in learners.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=25)
+    rounds = parser.parse_args().rounds
+    install()
+    print("F.dropout, forward and backward: ns per element, and times Paddle's own")
+    for shape in SHAPES:
+        found = in_turns(calls(shape), rounds, max(1, 2**19 // int(np.prod(shape))))
+        line = [f"{name} {1e9 * t / np.prod(shape):.1f} ({ratio:.2f})" for name, (t, ratio) in found.items()]
+        print(f"  {list(shape)}: " + ", ".join(line))
+    print("an update of a learner: ms, and times the first")
+    for name, how in MODELS.items():
+        found = in_turns(updates(*how), rounds, 10 if how[0] == "mlp" else 1)
+        print(
+            f"  {name}: "
+            + ", ".join(f"{way} {1e3 * t:.3f} ({ratio:.3f})" for way, (t, ratio) in found.items())
+        )
+
+
+if __name__ == "__main__":
+    main()
