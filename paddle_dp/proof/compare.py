@@ -13,7 +13,7 @@ so that an optimizer which divides by their size does not hide what happens to t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -31,7 +31,7 @@ SLIGHT = 2.0**-40
 JUDGED = ("initial", "loss", "gradient norm", "gradient", "update", "frozen", "state", "statistic", "buffer")
 EXACT = ("initial", "frozen")  # equal bits, or different
 _NUMBERS = ("loss", "gradient norm")  # of every step; those behind the watched ones are proof.steps'
-_MASKED = ("gradient", "update", "weight")
+_MASKED = ("gradient", "update", "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +64,23 @@ class Row:
 
 @dataclass
 class Part:
-    """A run of one process, and the same on many ranks, in one precision."""
+    """A run of one process, and the same on many ranks, in one precision.
+
+    `truth` is one process's run in float64, if there is one: it knows which gradients are truly zero.
+    """
 
     one: Run
     many: Run
+    truth: Run | None = None
     findings: list[Finding] = field(init=False)
+    turned: dict[str, float] = field(
+        init=False, default_factory=dict
+    )  # r of a first batch that probes speak against
 
     def __post_init__(self) -> None:
         self.dtype: str = self.one.facts["dtype"]
         self._sizes: dict[tuple[str, int, str], float] = {}
-        self.findings = list(self._findings())
+        self.findings = self._cleared(list(self._findings()))
 
     @property
     def same(self) -> bool:
@@ -125,6 +132,32 @@ class Part:
             else:
                 yield self._finding(what, self.one.array(number), self.many.array(number))
 
+    def _cleared(self, findings: list[Finding]) -> list[Finding]:
+        """The findings, gradients by the least r of several batches from the initial weights.
+
+        A fault is in every batch. A ReLU or a pooling that turns over for the last place of its input is not, and is
+        as large a step as any. An update that such a gradient makes says nothing.
+        """
+        cleared = []
+        for found in findings:
+            if found.key.kind == "gradient" and not found.same and not found.missing:
+                rs = [found.r, *self._probes(found.key.name)]
+                if min(rs) <= K:
+                    self.turned[found.key.name] = found.r
+                found = replace(found, r=min(rs))
+            cleared.append(found)
+        if not self.turned:
+            return cleared
+        moot = {("update", name) for name in self.turned} | {("gradient norm", "")}
+        return [found for found in cleared if (found.key.kind, found.key.name) not in moot]
+
+    def _probes(self, name: str) -> Iterator[float]:
+        """r of a parameter's gradient in each further batch."""
+        for number in sorted(n for n in self.one.keys & self.many.keys if n.startswith("probe|")):
+            what = Key.read(number)
+            if what.name == name:
+                yield self._finding(what, self.one.array(number), self.many.array(number)).r
+
     def _finding(self, what: Key, one: np.ndarray, many: np.ndarray) -> Finding:
         if one.shape != many.shape:
             return Finding(key=what, r=float("inf"))
@@ -136,8 +169,7 @@ class Part:
         mask = self._undetermined(what, one.shape)
         nothing = NOTHING.get(self.dtype, SLIGHT) * self._size(what)
         worst = 0.0
-        groups = [(~mask, size)] if not mask.any() else [(~mask, size), (mask, 0.0)]
-        for chosen, at_least in groups:
+        for chosen, at_least in ((~mask & ~self._turning(what, one.shape), size), (mask, 0.0)):
             noisy = floor if chosen.all() else _norm(most[chosen])
             allowed = max(noisy, EPS[self.dtype] * at_least, nothing)
             worst = max(worst, ratio(_norm(apart[chosen]), allowed))
@@ -146,12 +178,26 @@ class Part:
         )
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
-        """Which elements have no true gradient; nowhere where it is not a gradient's or a weight's."""
-        number = key("gradient", what.step, what.name)
-        noise = self.one.noise(number) if what.kind in _MASKED else None
+        """Which elements have no true gradient; nowhere where it is not a gradient's or an update's."""
+        run, step = (self.one, what.step) if self.truth is None else (self.truth, 1)
+        number = key("probe" if what.kind == "probe" and self.truth is None else "gradient", step, what.name)
+        noise = run.noise(number) if what.kind in _MASKED else None
         if noise is None:
             return np.zeros(shape, bool)
-        return undetermined(self.one.array(number), noise[0])
+        return undetermined(run.array(number), noise[0])
+
+    def _turning(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
+        """Which elements of an update nobody can foretell outside of float64: those whose gradient's sign may turn.
+
+        Adam's first step is the rate times that sign, whatever the gradient's size, so a turned one is off by as much
+        as can be.
+        """
+        number = key("gradient", what.step, what.name)
+        noise = self.one.noise(number) if what.kind == "update" and self.dtype != "float64" else None
+        if noise is None:
+            return np.zeros(shape, bool)
+        found: np.ndarray = noise[0] * K >= np.abs(self.one.array(number))
+        return found
 
     def _size(self, what: Key) -> float:
         """The 2-norm over everything of one kind and step: of an optimizer's states, those of one accumulator."""

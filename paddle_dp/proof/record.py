@@ -7,7 +7,9 @@ the whole, copies once. Copies that differ between ranks are written by every ra
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,27 @@ class Recorder:
     def watch(self, step: int) -> None:
         """From now on updates are those of `step`; 0 is for those that nobody wants to see."""
         self._step = step
+
+    @contextmanager
+    def probing(self, step: int) -> Iterator[None]:
+        """Inside, gradients are written down as those of a probe, and no update is done: weights, rate and loss scale
+        stay what they are."""
+        learner, rate_step, scale = self.learner, self.learner.rate.step, self.learner.mixed.scale
+        kept = scale.state() if scale is not None else {}
+        learner._step = partial(self._probed, step)  # type: ignore[method-assign]
+        learner.rate.step = lambda: None  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            learner._step = self._watched_step  # type: ignore[method-assign]
+            learner.rate.step = rate_step  # type: ignore[method-assign]
+            if scale is not None:
+                scale.load(kept)
+
+    def _probed(self, step: int) -> None:
+        self._step = step
+        trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
+        self._take("probe", {name: (p.grad, p) for name, p in trainable if p.grad is not None})
 
     def _watched_step(self) -> None:
         if not self._step:

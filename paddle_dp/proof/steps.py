@@ -56,6 +56,7 @@ class Steps:
 
     one: Run
     many: Run
+    turned: float = 1.0  # how much further apart than noise the first gradients are, without a fault
 
     def __post_init__(self) -> None:
         self.dtype: str = self.one.facts["dtype"]
@@ -100,7 +101,7 @@ class Steps:
         ]
         first = self.one.noise(key(what.replace("_", " "), 1, ""))
         strays += [first[1]] if first is not None else []
-        return Pair(one=one[what], many=many[what], drift=max([*strays, eps * abs(one[what])]))
+        return Pair(one=one[what], many=many[what], drift=self.turned * max([*strays, eps * abs(one[what])]))
 
     def _weights(self) -> Pair:
         """Of all trained weights together, without the elements that have no true gradient in the first step."""
@@ -116,7 +117,7 @@ class Steps:
             noise += float(np.square(most[chosen].astype("float64")).sum())
             size += float(np.square(one[chosen]).sum())
         floor = max(noise**0.5, min(EPS[self.dtype], EPS["float32"]) * size**0.5)
-        return Pair(one=0.0, many=apart**0.5, drift=floor)
+        return Pair(one=0.0, many=apart**0.5, drift=self.turned * floor)
 
     def _undetermined(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         masks = [np.zeros(shape, bool)]

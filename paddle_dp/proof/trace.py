@@ -6,6 +6,7 @@ followed by runs with noise (proof.noise), of which only the distance from the r
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import memory
+
+PROBES = 3  # batches whose gradients are taken from the initial weights, in the recipe's own precision
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,8 @@ class Watched:
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.assembly.learner()
+        if noisy is not None:
+            noisy.learner(self.learner)
         self.recorder = Recorder(self.learner)
         self.hooks = Outputs(self.learner) if wide or noisy is None else None
         holdings = Holdings(self.learner) if side.options.get("holdings") and not wide else None
@@ -179,6 +184,11 @@ class Watched:
         self.outputs: dict[str, np.ndarray] = {}
         self.broken: dict[int, str] = {}  # by step: the first layer that gave something that is not finite
         self.amiss: str | None = None
+        for step, batch in enumerate(() if wide else itertools.islice(side.batches(wide), PROBES), start=1):
+            if step > 1:  # the first batch is that of the first step
+                with self.recorder.probing(step):
+                    self.learner.train_batch(self._in_order(batch))
+        side.chosen.read.clear()
         for step, batch in enumerate(side.batches(wide), start=1):
             self._learn(step, batch)
             if step == steps:
@@ -211,10 +221,8 @@ class Watched:
         read = _counting(asked[-sum(rows) :], rows, counted)
         asked.clear()
         self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
-        if self.order_of is not None:
-            batch = noise.permute(batch, self.order_of)
         with self.hooks or nullcontext():
-            self.learner.train_batch(batch, observe=True)
+            self.learner.train_batch(self._in_order(batch), observe=True)
         cuts = self.side.assembly.train_loader.share.cuts(batch.samples)
         self.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
@@ -226,6 +234,9 @@ class Watched:
             "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
             "read": [[reader, numbers] for reader, _, numbers in shares],
         })  # fmt: skip
+
+    def _in_order(self, batch: Batch) -> Batch:
+        return batch if self.order_of is None else noise.permute(batch, self.order_of)
 
     def _take_outputs(self, step: int, found: dict[str, np.ndarray], back: np.ndarray) -> None:
         self.order = self.hooks.order if self.hooks is not None else []

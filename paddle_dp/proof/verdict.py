@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof.compare import K, Part
-from paddle_dp.proof.sheets import Key
+from paddle_dp.proof.sheets import Key, Run
 from paddle_dp.proof.sides import Side
 from paddle_dp.proof.steps import Steps
 from paddle_dp.proof.where import Search, Where
@@ -27,9 +27,9 @@ class Verdict:
 
     def __post_init__(self) -> None:
         self.wide = _part(self.one, self.many, "wide")
-        own = _part(self.one, self.many, "own")
+        own = _part(self.one, self.many, "own", None if self.wide is None else self.wide.one)
         assert own is not None, "a side without the recipe's own steps was not finished"
-        self.own, self.steps = own, Steps(own.one, own.many)
+        self.own, self.steps = own, Steps(own.one, own.many, max([1.0, *own.turned.values()]))
 
     @property
     def same(self) -> bool:
@@ -127,6 +127,14 @@ class Verdict:
                 f"No true gradient have {', '.join(some)}{more}: what they get is rounding (a bias before a norm, the "
                 "key's bias in attention). They are judged apart, by their own noise."
             )
+        turned = self.own.turned
+        if turned:
+            worst = max(turned, key=lambda name: turned[name])
+            more = f" and {len(turned) - 1} more" if len(turned) > 1 else ""
+            yield (
+                f"In {self.own.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise apart, "
+                "and those of other batches are not, as a fault's would be: rounding turned a ReLU or a pooling over."
+            )
         if self.many.local_norms:
             yield (
                 f"{len(self.many.local_norms)} BatchNorm layers ({self.many.local_norms[0]}, …) normalize over "
@@ -149,9 +157,9 @@ def compare_sides(one: Side, many: Side) -> Verdict:
     return Verdict(one, many)
 
 
-def _part(one: Side, many: Side, name: str) -> Part | None:
+def _part(one: Side, many: Side, name: str, truth: Run | None = None) -> Part | None:
     a, b = one.run(name), many.run(name)
-    return Part(a, b) if a is not None and b is not None else None
+    return Part(a, b, truth) if a is not None and b is not None else None
 
 
 def _percent(part: float) -> str:

@@ -121,6 +121,17 @@ def test_running_statistics_are_judged_and_buffers_by_their_own_row(part):
     assert {row.kind: row.same for row in found.rows} == {"statistic": False, "buffer": True}
 
 
+def test_a_unit_that_turned_over_in_the_first_batch_alone_is_no_fault(part):
+    """A fault is in every batch: then the least r is large, too."""
+    one = {"gradient": GRADIENT, "probe": GRADIENT, "update": GRADIENT}
+    off = GRADIENT * 1.01
+    turned = part({"gradient": off, "probe": GRADIENT, "update": off}, one)
+    assert turned.same
+    assert turned.turned["w"] > 1e9
+    assert not part({"gradient": off, "probe": off, "update": off}, one).same
+    assert not part({"gradient": GRADIENT, "probe": GRADIENT, "update": off}, one).same
+
+
 def test_float32_allows_its_own_noise(part):
     assert part({"gradient": GRADIENT * (1 + 4 * FLOAT32)}, dtype="float32", noise=0.0).same
     assert not part({"gradient": GRADIENT * (1 + 2 * K * FLOAT32)}, dtype="float32", noise=0.0).same

@@ -52,6 +52,6 @@ def test_products_in_shares_round_each_share_s_gradient_as_ranks_do():
     assert np.linalg.norm(exact[0] - exact[1]) <= 1e-6 * np.linalg.norm(exact[0])
 
 
-@pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 4), ("bfloat16", 8)])
+@pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 4), ("bfloat16", 7)])
 def test_low_precision_is_given_more_runs(dtype, count):
     assert len(list(noise.runs(dtype, 3))) == count
