@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -21,23 +21,35 @@ def _convolution(inputs: int, width: int, norm: str) -> list[nn.Layer]:
     return [nn.Conv2D(inputs, width, 3, padding=1, bias_attr=False), nn.BatchNorm2D(width)]
 
 
+def _averaged(images: paddle.Tensor) -> paddle.Tensor:
+    """[n, width, height, width] → [n, width]: each channel's mean."""
+    return images.mean([2, 3])
+
+
 class ConvNet(nn.Layer):
-    """Scores [n, classes] for images [n, channels, height, width] of 2^(stages - 1) pixels a side or more."""
+    """Scores [n, classes] for images [n, channels, height, width] of 2^(stages - 1) pixels a side or more.
+
+    Its blocks are the stages, and the mean over the pixels with the head.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
         layers: list[nn.Layer] = []
+        blocks: list[tuple[Any, ...]] = []
         for stage, (narrow, wide) in enumerate(
             zip([config.channels, *config.widths], config.widths, strict=False)
         ):
-            layers += [POOLS[config.pool](2)] if stage else []
-            layers += [*_convolution(narrow, wide, config.norm), ACTIVATIONS[config.activation]()]
-            layers += [nn.Dropout(config.dropout)] if config.dropout else []
+            each = [POOLS[config.pool](2)] if stage else []
+            each += [*_convolution(narrow, wide, config.norm), ACTIVATIONS[config.activation]()]
+            each += [nn.Dropout(config.dropout)] if config.dropout else []
+            blocks += [tuple(f"body.{len(layers) + number}" for number in range(len(each)))]
+            layers += each
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(config.widths[-1], config.classes)
+        self.blocks = (*blocks, (_averaged, "head"))
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
-        return self.head(self.body(images).mean([2, 3]))
+        return self.head(_averaged(self.body(images)))
 
 
 @dataclass(frozen=True, kw_only=True)

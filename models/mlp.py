@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -15,16 +15,24 @@ ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU, "sil
 
 
 class MLP(nn.Layer):
-    """Scores [n, classes] for samples [n, …] that hold `inputs` numbers each."""
+    """Scores [n, classes] for samples [n, …] that hold `inputs` numbers each.
+
+    Its blocks are the hidden layers, each with its activation and dropout, and the head.
+    """
 
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int, activation: str, dropout: float):
         super().__init__()
         layers: list[nn.Layer] = []
+        blocks: list[tuple[Any, ...]] = []
         for narrow, wide in zip([inputs, *hidden], hidden, strict=False):
-            layers += [nn.Linear(narrow, wide), ACTIVATIONS[activation]()]
-            layers += [nn.Dropout(dropout)] if dropout else []
+            each = [nn.Linear(narrow, wide), ACTIVATIONS[activation]()]
+            each += [nn.Dropout(dropout)] if dropout else []
+            blocks += [tuple(f"body.{len(layers) + number}" for number in range(len(each)))]
+            layers += each
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear([inputs, *hidden][-1], classes)
+        first, *rest = *blocks, ("head",)
+        self.blocks = ((nn.Flatten(), *first), *rest)
 
     def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
         return self.head(self.body(samples.flatten(1) if samples.ndim > 2 else samples))

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paddle import nn
-from paddle.vision.models.resnet import BasicBlock, BottleneckBlock, ResNet
+from paddle.vision.models import resnet
 
 from models._checks import at_least_one
 
 
+class ResNet(resnet.ResNet):
+    """Scores [n, classes] for images [n, 3, height, width]; its blocks are the stem, each residual block, the head."""
+
+    def __init__(self, depth: int, classes: int, width: int, small_images: bool):
+        kind = resnet.BasicBlock if depth < 50 else resnet.BottleneckBlock
+        super().__init__(kind, depth, width=width, num_classes=classes)
+        if small_images:
+            self.conv1 = nn.Conv2D(3, 64, 3, stride=1, padding=1, bias_attr=False)
+            self.maxpool = nn.Identity()
+        self.blocks: tuple[Any, ...] = (
+            ("conv1", "bn1", "relu", "maxpool"),
+            "layer[1-4].*",
+            ("avgpool", nn.Flatten(), "fc"),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`width: 128` is a Wide ResNet; `small_images` (32×32): a 3×3 stem of stride 1 and no pooling."""
+    """`width: 128` is a Wide ResNet; `small_images` (32×32): a 3×3 stem of stride 1 and no pooling.
+
+    Its blocks, for `pipeline` and `recompute`: the stem, each residual block, the pooling with the last layer.
+    """
 
     depth: Literal[18, 34, 50, 101, 152] = 50
     classes: int = 1000
@@ -26,9 +45,4 @@ class Config:
             raise ValueError(f"width: depth {self.depth} has blocks of width 64 only; take depth 50 or more")
 
     def build(self) -> nn.Layer:
-        block = BasicBlock if self.depth < 50 else BottleneckBlock
-        model = ResNet(block, self.depth, width=self.width, num_classes=self.classes)
-        if self.small_images:
-            model.conv1 = nn.Conv2D(3, 64, 3, stride=1, padding=1, bias_attr=False)
-            model.maxpool = nn.Identity()
-        return model
+        return ResNet(self.depth, self.classes, self.width, self.small_images)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import EndedError, PaddleDPError
 from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.parallel.dry import anatomy
 from paddle_dp.plan import Shape, legal_layouts, problems
 from paddle_dp.proof.report import number
 from paddle_dp.proof.sides import Comparison, Side
@@ -90,7 +91,8 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
-    shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
+    seen = anatomy(recipe.model.build)
+    shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros, seen)
     shape = shape.along(recipe.dataset.config, cut_lengths=False)
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]

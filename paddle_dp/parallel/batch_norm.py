@@ -15,7 +15,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
-from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.readers import Among
 
 # paddle.nn.BatchNorm, which every densenet of paddle.vision uses, is no relative of the others.
 _PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
@@ -90,7 +90,7 @@ class SyncBatchNorm(nn.Layer):
     must not count.
     """
 
-    def __init__(self, local: nn.Layer, mesh: Mesh):
+    def __init__(self, local: nn.Layer, mesh: Among):
         super().__init__()
         self.mesh, self.present = mesh, True
         # As Paddle's kernel takes them: 1e-5 in float32 is 2.5e-13 less, and 0.9 is 2.4e-8 less.
@@ -152,8 +152,8 @@ def _is_plain(layer: nn.Layer) -> bool:
     return is_local(layer) and type(layer).forward in _FORWARDS
 
 
-def synchronize(model: nn.Layer, mesh: Mesh) -> nn.Layer:
-    """Replaces every BatchNorm inside `model` by one over the whole mesh, with the same parameters and names.
+def synchronize(model: nn.Layer, mesh: Among) -> nn.Layer:
+    """Replaces every BatchNorm inside `model` by one over these ranks, with the same parameters and names.
 
     Those that are frozen stay, and so do classes with a forward of their own, which `local_norms` goes on naming.
     """

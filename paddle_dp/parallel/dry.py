@@ -2,36 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import paddle
 from paddle import nn
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh.bridge.absent import alone
-from paddle_dp.parallel.tensor import Cutter
+from paddle_dp.parallel.blocks import blocks_of, frozen_of, outside, sizes_of
+from paddle_dp.parallel.tensor import Cutter, layers_in
+from paddle_dp.part import lazily
+from paddle_dp.plan import Anatomy
 from paddle_dp.plan.portion import Weight
 
 PARTLY: dict[str, tuple[str, ...]] = {"rows": ("weight",)}  # ways that leave some parameters whole
 
 
-@contextmanager
-def lazily() -> Iterator[None]:
-    """Inside, models are built without memory for their weights; names and random numbers stay as they were."""
-    kept = paddle.get_rng_state()
+def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
+    """What a layout must divide of this model; None where it cannot be built without memory: then the ranks will see.
+
+    Raises UsageError that building raises on purpose: an annotation that fits no layer.
+    """
     try:
-        with paddle.LazyGuard(), paddle.utils.unique_name.guard():
-            yield
-    finally:
-        paddle.set_rng_state(kept)
+        with lazily():
+            model = build()
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - LazyGuard has its limits, and a rank has not
+        return None
+    blocks = blocks_of(model)
+    left = outside(model, blocks) if blocks else []
+    parents = list(model.named_sublayers(include_self=True))
+    return Anatomy(
+        blocks=len(blocks),
+        sizes=sizes_of(blocks),
+        frozen=frozen_of(blocks),
+        outside=left[0] if left else "",
+        cut=tuple(_sizes(parents)),
+        cut_classes=any(_cuts_classes(parent) for _, parent in parents),
+        attends=any(getattr(layer, "attends", ()) for _, layer in parents),
+        tied=_share(blocks),
+    )
+
+
+def _cuts_classes(parent: nn.Layer) -> bool:
+    """Whether a table of the layer cuts what gives the scores: all but an embedding's words."""
+    return any(
+        way == "classes" or (way == "vocabulary" and not isinstance(getattr(parent, word), nn.Embedding))
+        for word, way in getattr(parent, "cuts", {}).items()
+    )
+
+
+def _share(blocks: Iterable[nn.Layer]) -> bool:
+    held = [{id(p) for p in block.parameters()} for block in blocks]
+    return len(set().union(*held)) < sum(map(len, held))
+
+
+def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]:
+    """What the tensor axis must divide: a cut layer's outputs, inputs, words; a number that counts them."""
+    for prefix, parent in parents:
+        for word, way in getattr(parent, "cuts", {}).items():
+            what, name = getattr(parent, word), f"{prefix}.{word}".lstrip(".")
+            weight = getattr(what, "weight", None)
+            if isinstance(what, int):
+                yield name, what
+            elif weight is not None:
+                first = way == "rows" or (way == "vocabulary" and not isinstance(what, nn.Linear))
+                yield name, int(weight.shape[0 if first else -1])
 
 
 def units(model: nn.Layer) -> list[nn.Layer]:
     """The model's ordered blocks, where they are all of it; else the model as one."""
-    blocks = list(getattr(model, "blocks", ()))
-    inside = all(name.startswith("blocks.") for name, _ in model.named_parameters())
-    return blocks if blocks and inside else [model]
+    blocks = blocks_of(model)
+    return blocks if blocks and not outside(model, blocks) else [model]
 
 
 def outline(model: nn.Layer) -> list[list[Weight]]:
@@ -40,7 +83,8 @@ def outline(model: nn.Layer) -> list[list[Weight]]:
         id(parameter)
         for parent in model.sublayers(include_self=True)
         for name, way in getattr(parent, "cuts", {}).items()
-        for word, parameter in getattr(parent, name).named_parameters(include_sublayers=False)
+        if isinstance(layer := getattr(parent, name), nn.Layer)
+        for word, parameter in layer.named_parameters(include_sublayers=False)
         if word in PARTLY.get(way, (word,))
     }
     names: dict[int, str] = {}
@@ -61,8 +105,7 @@ def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seat
     with lazily():
         model = build()
     every = units(model)
-    mine = [every[number] for number in numbers]
-    here = {id(parameter) for unit in mine for parameter in unit.parameters()}
+    here = {id(parameter) for number in numbers for parameter in every[number].parameters()}
     with alone(seat, seats) as group:
         cutter = Cutter(group)
         for unit in every:
@@ -71,8 +114,8 @@ def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seat
             ):  # its own, or a weight that it shares
                 _draw(unit.parameters())
                 if seats > 1:
-                    cutter.replace(unit)
-    return mine
+                    cutter.replace(model, layers_in(unit))
+    return [units(model)[number] for number in numbers]
 
 
 def _draw(parameters: Iterable[Any]) -> None:

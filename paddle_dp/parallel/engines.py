@@ -19,9 +19,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import paddle
 from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
 
+from paddle_dp.errors import UsageError
 from paddle_dp.parallel.lanes import Lanes
 from paddle_dp.plan.schedule import Work
 
@@ -94,7 +96,8 @@ class Engine(PipelineParallel):
 
     def _forward_step(self, *args: Any, **more: Any) -> Any:
         with self.around(self._next("forward")):
-            return super()._forward_step(*args, **more)
+            output = super()._forward_step(*args, **more)
+        return output if self.is_pipeline_last_stage() else _with_gradient(output)
 
     def _backward_step(self, *args: Any, **more: Any) -> Any:
         with self.around(self._next("backward")):
@@ -103,6 +106,30 @@ class Engine(PipelineParallel):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._lists: dict[tuple[Any, ...], list[Any]] = {}
+
+
+def _with_gradient(output: Any) -> Any:
+    """What a stage sends on, as tensors that get a gradient, also from a stage in which nothing learns.
+
+    Fleet sends gradients back for what has one, and waits for them in any case (3.3.1): behind a first stage that is
+    frozen, or has no weights, the stages wait for each other for ever. Raises UsageError for whole numbers.
+    """
+    if isinstance(output, tuple):  # several tensors, or under interleaved one and what fleet keeps beside it
+        return tuple(_with_gradient(each) if _floats(each) else each for each in output)
+    if not output.stop_gradient:
+        return output
+    if not _floats(output):
+        raise UsageError(
+            f"strategy.pipeline: a stage gives {output.dtype}, which has no gradient for the stage before it. Let it "
+            "end behind a later block: set strategy.split."
+        )
+    output = output.detach()
+    output.stop_gradient = False
+    return output
+
+
+def _floats(given: Any) -> bool:
+    return isinstance(given, paddle.Tensor) and given.is_floating_point()
 
 
 class ForwardThenBackward(Engine):

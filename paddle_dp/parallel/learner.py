@@ -17,6 +17,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
+from paddle_dp.parallel.blocks import blocks_of, elements_of
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
@@ -142,9 +143,9 @@ class Learner:
         """
         return self._draws.differences()
 
-    def elements(self) -> dict[int, nn.Layer]:
-        """The model's ordered blocks that lie here, by their number; empty for a model without."""
-        return dict(enumerate(getattr(self.model, "blocks", ())))
+    def elements(self) -> list[tuple[int, nn.Layer]]:
+        """The layers of the model's ordered blocks that lie here, each with the number of its block."""
+        return elements_of(dict(enumerate(blocks_of(self.model))))
 
     def named_layers(self) -> list[tuple[str, nn.Layer]]:
         """Every layer that lies here, under its whole-model name."""

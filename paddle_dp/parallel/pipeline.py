@@ -13,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.engines import Engine
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
@@ -128,14 +129,11 @@ class PipelineLearner(HybridLearner):
         with paddle.no_grad(), self.mixed.context():
             return engine.predict(inputs)
 
-    def elements(self) -> dict[int, nn.Layer]:
-        return self.held.blocks
+    def elements(self) -> list[tuple[int, nn.Layer]]:
+        return elements_of(self.held.blocks)
 
     def named_layers(self) -> list[tuple[str, nn.Layer]]:
-        blocks = self.held.blocks.items()
-        return [
-            found for n, block in blocks for found in block.named_sublayers(f"blocks.{n}", include_self=True)
-        ]
+        return list(self.held.layers)
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
         """The parameters of this rank's stages under their whole-model names."""

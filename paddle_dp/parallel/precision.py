@@ -42,6 +42,11 @@ def default_dtype(dtype: Any) -> Iterator[None]:
         paddle.set_default_dtype(before)
 
 
+def read_by(model: nn.Layer) -> str:
+    """The type in which a model reads numbers: NumPy's own are float64, which a model of float64 takes so."""
+    return "float64" if any(p.dtype == paddle.float64 for p in model.parameters()) else "float32"
+
+
 class LossScale:
     """Float16's loss scale: halved, and the update left out, when a gradient overflows; doubled after 2000 good ones.
 
@@ -86,8 +91,7 @@ class MixedPrecision:
     def __init__(self, precision: Precision, model: nn.Layer, device: str):
         self.precision = precision
         self.low, self.double = precision.dtype in ("bfloat16", "float16"), precision.dtype == "float64"
-        # NumPy's own numbers are float64; a model of somebody's that is so, too, takes them as they are.
-        self.reads = "float64" if any(p.dtype == paddle.float64 for p in model.parameters()) else "float32"
+        self.reads = read_by(model)
         self.scale = LossScale(precision.scale) if precision.dtype == "float16" else None
         self._rounder = Rounder(model, precision.dtype) if self.low and device == "cpu" else None
 
@@ -102,11 +106,11 @@ class MixedPrecision:
         float64 becomes float32."""
         if self.double:
             return replace(
-                micro, inputs=_cast(micro.inputs, "float64"), targets=_cast(micro.targets, "float64")
+                micro, inputs=cast(micro.inputs, "float64"), targets=cast(micro.targets, "float64")
             )
         if self.reads == "float32" and paddle.float64 in (_dtype(micro.inputs), _dtype(micro.targets)):
             return replace(
-                micro, inputs=_cast(micro.inputs, "float32"), targets=_cast(micro.targets, "float32")
+                micro, inputs=cast(micro.inputs, "float32"), targets=cast(micro.targets, "float32")
             )
         return micro
 
@@ -124,7 +128,7 @@ class MixedPrecision:
             return nullcontext()
         if self._rounder is not None:
             return self._rounding()
-        return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
+        return paddle.amp.autocast(True, level=self.precision.level, dtype=self.precision.dtype)
 
     def again(self) -> AbstractContextManager[Any]:
         """Around a backward, in which forwards may be computed again: rounded, as they were the first time.
@@ -145,7 +149,7 @@ class MixedPrecision:
             self._rounder.active = False
 
 
-def _cast(data: Any, dtype: str) -> Any:
+def cast(data: Any, dtype: str) -> Any:
     """A tensor, or a structure of them, with floating-point numbers in `dtype`."""
     return paddle.utils.map_structure(
         lambda x: x.astype(dtype) if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data

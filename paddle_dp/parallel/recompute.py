@@ -18,6 +18,8 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.units import Recompute
 
@@ -34,15 +36,14 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
         return _attention(model)
     if not how.blocks:
         return model
-    blocks = list(getattr(model, "blocks", ()))
+    blocks = settle(model)
     if not blocks:
         raise UsageError(
             f"strategy.recompute: {type(model).__name__} has no ordered `blocks`, so nothing can be computed again. "
             "Keep its layers in one (docs/add-a-part.md), or set strategy.recompute=none."
         )
     for block in blocks[how.blocks - 1 : -1 : how.blocks]:
-        _refuse_statistics(block)
-        block.forward = _again(block.forward)
+        block.forward = _again(block.forward, _counted_once(block))
     return model
 
 
@@ -75,9 +76,10 @@ def _attention(model: nn.Layer) -> nn.Layer:
     return model
 
 
-def _again(function: Callable[..., Any]) -> Callable[..., Any]:
+def _again(function: Callable[..., Any], twice: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """`function`, computed again in backward; plainly where there will be none, or where it reads no gradient.
 
+    `twice` is what to run where it is computed again: `function`, unless a second pass would leave a trace.
     fleet's answer to inputs without a gradient (the tokens of an embedding) is one without a gradient: it would
     silently stop learning.
     """
@@ -87,14 +89,30 @@ def _again(function: Callable[..., Any]) -> Callable[..., Any]:
         learns = paddle.is_grad_enabled() and any(
             isinstance(x, paddle.Tensor) and not x.stop_gradient for x in (*inputs, *named.values())
         )
-        return recompute(function, *inputs, **named) if learns else function(*inputs, **named)
+        if not learns:
+            return function(*inputs, **named)
+        return recompute(twice or function, *inputs, **named)
 
     return forward
 
 
-def _refuse_statistics(block: nn.Layer) -> None:
-    if any(hasattr(layer, "_mean") and hasattr(layer, "_variance") for layer in block.sublayers(True)):
-        raise UsageError(
-            "strategy.recompute would let BatchNorm count a batch twice in its running statistics. "
-            "Use a norm without them, or set strategy.recompute=none."
-        )
+def _counted_once(block: nn.Layer) -> Callable[..., Any]:
+    """The block's forward, in which running statistics (BatchNorm's) are those of the first of the two passes.
+
+    fleet's recompute runs the first pass without gradients and the second, inside backward, with them.
+    """
+    forward, running = block.forward, list(statistics(block).values())
+    if not running:
+        return forward
+
+    @functools.wraps(forward)
+    def once(*inputs: Any, **named: Any) -> Any:
+        again = paddle.is_grad_enabled()
+        kept = [(tensor, tensor.clone()) for tensor in running] if again else []
+        outputs = forward(*inputs, **named)
+        with paddle.no_grad():
+            for tensor, value in kept:
+                tensor.set_value(value)
+        return outputs
+
+    return once

@@ -19,6 +19,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.dropout import within_part
 from paddle_dp.parallel.loss import Count, Loss, number
 
@@ -29,7 +30,7 @@ def along_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, L
     Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from stretches.
     """
     attending = [layer for layer in model.sublayers(include_self=True) if getattr(layer, "attends", ())]
-    blocks = list(getattr(model, "blocks", ()))
+    blocks = settle(model)
     if not blocks or not attending:
         raise UsageError(
             f"strategy.sequence: {type(model).__name__} has no ordered `blocks`, or none names its attention in "

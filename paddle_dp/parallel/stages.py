@@ -12,7 +12,9 @@ from paddle import nn
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.blocks import frozen_of, outside, settle, sizes_of
 from paddle_dp.plan import Split, deal
+from paddle_dp.plan.deal import amiss, unlearning
 
 Named = list[tuple[str, paddle.Tensor]]
 
@@ -61,25 +63,35 @@ class Tied:
 
 @dataclass
 class Held:
-    """What this rank holds of a staged model: blocks by their number, and each parameter's whole-model name.
+    """What this rank holds of a staged model: blocks by their number, layers and parameters by their whole-model name.
 
-    A weight that several blocks share has one name, the first, on all stages; in a state it has all its names, as in
-    one process.
+    The names are those that the model itself gives in one process. A weight that several blocks share has one name, the
+    first, among the parameters of all stages; in a state it has all its names, as in one process.
     """
 
     blocks: dict[int, nn.Layer]
-    names: dict[int, str]
+    layers: list[tuple[str, nn.Layer]]
+    parameters: Named
     tied: list[Tied] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[Tied]) -> Held:
+        """Of the blocks of `model` that are this rank's."""
+        layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
+        places = model.named_sublayers(include_self=True, remove_duplicate=False)
+        here = [(place, layer) for place, layer in places if id(layer) in layers]
+        own = {id(p) for _, layer in here for p in layer.parameters(include_sublayers=False)}
+        return cls(blocks, here, [(name, p) for name, p in model.named_parameters() if id(p) in own], tied)
+
     def named_parameters(self) -> Named:
-        found = {id(p): p for block in self.blocks.values() for p in block.parameters()}
-        return [(self.names[key], parameter) for key, parameter in found.items()]
+        return list(self.parameters)
 
     def state(self) -> dict[str, paddle.Tensor]:
+        """Asked of the layers each time: a forward may put another tensor in a buffer's place."""
         return {
-            f"blocks.{number}.{name}": tensor
-            for number, block in self.blocks.items()
-            for name, tensor in block.state_dict().items()
+            f"{place}.{word}": tensor
+            for place, layer in self.layers
+            for word, tensor in layer.state_dict(include_sublayers=False).items()
         }
 
 
@@ -88,23 +100,22 @@ def stage(
 ) -> tuple[Stages, Held]:
     """The model's blocks as fleet's PipelineLayer, of which this rank keeps its stages (`each` of them). Collective.
 
-    Raises UsageError for a model that is more, or less, than a list of blocks.
+    Raises UsageError for a model that is more, or less, than a list of blocks, and for a `split` that does not fit it.
     """
     blocks = _blocks(model)
-    bounds = deal([sum(p.size for p in block.parameters()) for block in blocks], _stages(seats) * each, split)
+    if not (wrong := amiss(split, len(blocks), _stages(seats) * each)):
+        bounds = deal(sizes_of(blocks), _stages(seats) * each, split)
+        wrong = unlearning(bounds, _stages(seats), frozen_of(blocks))
+    if wrong:
+        raise UsageError(f"strategy.pipeline: {'; '.join(wrong)}.")
     holders = {
         number: place % _stages(seats)
         for place in range(len(bounds) - 1)
         for number in range(bounds[place], bounds[place + 1])
     }
-    names: dict[int, str] = {}
-    for name, parameter in nn.LayerList(blocks).named_parameters():
-        names.setdefault(id(parameter), f"blocks.{name}")
     tied = _tie(blocks, holders, seats)
     mine = {n: block for n, block in enumerate(blocks) if holders[n] == seats.get_stage_id()}
-    here = {id(p) for block in mine.values() for p in block.parameters()}
-    held = Held(mine, {key: name for key, name in names.items() if key in here}, tied)
-    return Stages(blocks, bounds, seats, loss, each), held
+    return Stages(blocks, bounds, seats, loss, each), Held.of(model, mine, tied)
 
 
 def _stages(seats: Any) -> int:
@@ -112,16 +123,16 @@ def _stages(seats: Any) -> int:
 
 
 def _blocks(model: nn.Layer) -> list[nn.Layer]:
-    blocks = list(getattr(model, "blocks", ()))
+    blocks = settle(model)
     if not blocks:
         raise UsageError(
             f"strategy.pipeline: {type(model).__name__} has no ordered `blocks`, so it cannot be handed out in stages. "
-            "Keep its layers in one (docs/add-a-part.md), or set strategy.pipeline=1."
+            "Name them (docs/add-a-part.md), or set strategy.pipeline=1."
         )
-    outside = sorted(name for name in model.state_dict() if not name.startswith("blocks."))
-    if outside:
+    left = outside(model, blocks)
+    if left:
         raise UsageError(
-            f"strategy.pipeline: {type(model).__name__} has '{outside[0]}' outside its `blocks`, where no stage is. "
+            f"strategy.pipeline: {type(model).__name__} has '{left[0]}' outside its `blocks`, where no stage is. "
             "Move it into the block that uses it, or set strategy.pipeline=1."
         )
     return blocks

@@ -29,6 +29,7 @@ class Task:
     rate, named parameters) for strategies that change them.
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
+    `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
     """
 
     model: nn.Layer
@@ -37,6 +38,7 @@ class Task:
     schedule: paddle.optimizer.lr.LRScheduler | None = None
     precision: Precision = field(default_factory=Precision)
     dropout: Dropout = "exact"
+    samples: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":

@@ -26,8 +26,9 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 )
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.blocks import blocks_of, settle
 from paddle_dp.parallel.streams import draw_part
-from paddle_dp.parallel.tensor import Cutter, Entered
+from paddle_dp.parallel.tensor import Cutter, Entered, layers_in
 
 
 class _Turn(PyLayer):
@@ -77,7 +78,7 @@ class SequenceCutter(Cutter):
     """
 
     def cut(self, model: nn.Layer) -> nn.Layer:
-        blocks = list(getattr(model, "blocks", ()))
+        blocks = blocks_of(model)
         if len(blocks) < 2:
             raise UsageError(
                 f"strategy.sequence_parallel: {type(model).__name__} has no ordered `blocks`, between which sequences "
@@ -85,11 +86,13 @@ class SequenceCutter(Cutter):
             )
         inner = StretchCutter(self.group)
         inner._cut = self._cut
-        found = self.replace(blocks[0])
-        dealt = [False, *(inner.replace(block) for block in blocks[1:])]
+        parts = [layers_in(block) for block in blocks]
+        found = self.replace(model, parts[0])
+        dealt = [False, *(inner.replace(model, part) for part in parts[1:])]
         if not (found or any(dealt)):
             return super().cut(model)  # says that there is no table
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
+        blocks = settle(model)
         for number, block in enumerate(blocks):
             if dealt[number]:
                 _mark(block, self.group)

@@ -84,23 +84,35 @@ class Cutter:
             )
         return model
 
-    def replace(self, layers: nn.Layer) -> bool:
-        """Replaces what tables of `layers` name; whether there was any. Attention draws the masks of its heads."""
+    def replace(self, model: nn.Layer, within: frozenset[int] | None = None) -> bool:
+        """Replaces what tables of a model's layers name; whether there was any. Attention draws the
+        masks of its heads. `within`: only what is among these layers (`layers_in`)."""
         found = False
-        for parent in layers.sublayers(include_self=True):
-            table = getattr(parent, "cuts", {})
-            for name, way in table.items():
-                setattr(parent, name, WAYS[way](self, getattr(parent, name)))
-                found = True
-            if "heads" in table.values():
-                draw_part(parent, "heads", self.group, *getattr(parent, "attends", ()))
+        for parent in model.sublayers(include_self=True):
+            heads = False
+            for name, way in getattr(parent, "cuts", {}).items():
+                whole = getattr(parent, name)
+                placed = parent if isinstance(whole, int) else whole
+                if within is None or id(placed) in within:
+                    setattr(parent, name, WAYS[way](self, whole))
+                    found, heads = True, heads or way == "heads"
+            if heads:
+                draw_part(parent, "heads", self.group, *_attends(parent))
         return found
 
-    def columns(self, whole: nn.Linear) -> nn.Layer:
-        """Each rank holds some of the outputs; a dropout that follows on them draws its part of the masks."""
+    def columns(self, whole: Any) -> Any:
+        """Each rank holds some of the outputs; a dropout that follows on them draws its part of the masks.
+
+        Of a whole number, which counts what is cut (`num_heads`), the part that lives here. Raises UsageError where
+        the seats do not divide it.
+        """
+        if isinstance(whole, int):
+            self._divides(whole, "heads")
+            return whole // self.group.nranks
         if isinstance(whole, DROPOUTS):
             draw_part(whole, "columns", self.group, "forward")
             return whole
+        self._divides(whole.weight.shape[1], "outputs")
         with default_dtype(whole.weight.dtype):
             layer = self.kinds[0](
                 whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
@@ -113,6 +125,7 @@ class Cutter:
 
     def rows(self, whole: nn.Linear) -> nn.Layer:
         """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
+        self._divides(whole.weight.shape[0], "inputs")
         with default_dtype(whole.weight.dtype):
             layer = self.kinds[1](
                 whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None,
@@ -126,6 +139,12 @@ class Cutter:
     def vocabulary(self, whole: nn.Layer) -> nn.Layer:
         """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(whole, nn.Embedding):
+            self._divides(whole.weight.shape[0], "words")
+            if whole._padding_idx is not None:
+                raise UsageError(
+                    "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary: fleet's would learn "
+                    "from padding. Leave it whole, or set strategy.tensor=1."
+                )
             with default_dtype(whole.weight.dtype):
                 layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
             self._take(layer, "weight", whole.weight, 0)
@@ -142,10 +161,19 @@ class Cutter:
         if isinstance(whole, nn.Linear):
             return self.columns(whole)
         for name, parameter in list(whole.named_parameters(include_sublayers=False)):
+            self._divides(parameter.shape[-1], "classes")
             shape = [*parameter.shape[:-1], parameter.shape[-1] // self.group.nranks]
             setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))
             self._take(whole, name, parameter, parameter.ndim - 1)
         return self.kinds[2](whole, self.group)
+
+    def _divides(self, size: int, what: str) -> None:
+        """Raises UsageError unless every seat gets as much."""
+        if size % self.group.nranks:
+            raise UsageError(
+                f"strategy.tensor: {self.group.nranks} seats do not divide the {size} {what} of a layer that is cut. "
+                "Choose another strategy.tensor, or leave the layer whole."
+            )
 
     def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
         """Gives `layer` its slice of a whole parameter, under the whole one's name."""
@@ -158,7 +186,19 @@ class Cutter:
         self._cut[id(whole)] = part
 
 
-WAYS: dict[str, Callable[[Cutter, Any], nn.Layer]] = {
+def layers_in(block: nn.Layer) -> frozenset[int]:
+    """A block and all layers inside it, for `Cutter.replace`."""
+    return frozenset(map(id, block.sublayers(include_self=True)))
+
+
+def _attends(layer: nn.Layer) -> tuple[str, ...]:
+    """The methods of a layer in which attention draws masks; all of Paddle's own attention is one."""
+    return tuple(getattr(layer, "attends", ())) or (
+        ("forward",) if isinstance(layer, nn.MultiHeadAttention) else ()
+    )
+
+
+WAYS: dict[str, Callable[[Cutter, Any], Any]] = {
     "columns": Cutter.columns,
     "heads": Cutter.columns,  # whole heads lie beside each other: their columns are a slice
     "rows": Cutter.rows,

@@ -4,16 +4,21 @@ The only door to the shelves: names, settings and their mistakes live here, and 
 A whole recipe, with its lines and overrides, is read in `recipe/`; the parts themselves are on the shelves.
 """
 
+from paddle_dp.part.annotation import Annotation, annotate
 from paddle_dp.part.config import settings_of
+from paddle_dp.part.lazy import lazily
 from paddle_dp.part.part import Part, find, read_part
 from paddle_dp.part.settings import Owner, read_settings
 from paddle_dp.part.shelf import SHELVES, names, summary
 
 __all__ = [
     "SHELVES",
+    "Annotation",
     "Owner",
     "Part",
+    "annotate",
     "find",
+    "lazily",
     "names",
     "read_part",
     "read_settings",

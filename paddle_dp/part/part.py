@@ -11,25 +11,34 @@ from types import ModuleType
 from typing import Any
 
 from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean
+from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
-from paddle_dp.part.config import adapter
+from paddle_dp.part.config import adapter, fields_of
+from paddle_dp.part.lazy import lazily
 from paddle_dp.part.settings import Owner, read_settings
 from paddle_dp.part.shelf import SHELVES, load, names
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a shelf with its settings; `build(…)` makes the object, with what the shelf's parts are given."""
+    """A part of a shelf with its settings; `build(…)` makes the object, with what the shelf's parts are given.
+
+    `annotation`: what a recipe says about a model's layers beside its settings; the built model has it in its tables.
+    """
 
     shelf: str
     name: str
     config: Any
+    annotation: Annotation | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """What a recipe says to get this part again, defaults included, as JSON and YAML can hold it."""
         given_only = isinstance(self.config, Call)  # a class's own defaults may be anything
         written = adapter(type(self.config)).dump_python(self.config, mode="json", exclude_unset=given_only)
+        if self.annotation is not None:
+            said = adapter(Annotation).dump_python(self.annotation, mode="json")
+            written |= {key: value for key, value in said.items() if value}
         return {"use": self.name, **written}
 
     def refuse(self, recipe: Any, ranks: int, device: str) -> None:
@@ -41,13 +50,15 @@ class Part:
             refuse(recipe, ranks, device)
 
     def build(self, *given: Any, **named: Any) -> Any:
-        """The object itself."""
-        return self.config.build(*given, **named)
+        """The object itself. Raises RecipeError where the annotation of a model does not fit it."""
+        made = self.config.build(*given, **named)
+        return made if self.annotation is None else annotate(made, self.annotation)
 
 
 def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path | None = None) -> Part:
     """The part that `settings` (`use` and the rest) name. `prefix` leads to them in a recipe, `home` is its file.
 
+    A model may be annotated: its patterns are held against its layers, built without memory where that can be done.
     Imports that one file. Raises RecipeError with every mistake; InstallError when the part needs Paddle, and it is
     not there.
     """
@@ -57,8 +68,24 @@ def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path |
         raise RecipeError([Mistake(where="", what=_needs_use(shelf, prefix, settings, home))])
     use = settings["use"]
     kind = find(shelf, use, home)
-    rest = {name: value for name, value in settings.items() if name != "use"}
-    return Part(shelf, use, read_settings(kind, rest, Owner(subject=f"{noun} {use}", prefix=prefix), home))
+    said = named_in(settings, fields_of(kind)) if shelf == "models" else {}
+    rest = {name: value for name, value in settings.items() if name != "use" and name not in said}
+    owner = Owner(subject=f"{noun} {use}", prefix=prefix)
+    annotation = read_settings(Annotation, said, owner) if said else None
+    part = Part(shelf, use, read_settings(kind, rest, owner, home), annotation)
+    if annotation is not None:
+        _try(part.config, annotation)
+    return part
+
+
+def _try(config: Any, annotation: Annotation) -> None:
+    """Raises RecipeError where an annotation does not fit the model; a rank does, where it can only be built there."""
+    try:
+        with lazily():
+            model = config.build()
+    except Exception:  # noqa: BLE001 - not every model can be built without memory
+        return
+    annotate(model, annotation)
 
 
 def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:

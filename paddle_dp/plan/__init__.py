@@ -4,6 +4,6 @@ No paddle and no process here; what a layout does when it runs is `parallel`, an
 """
 
 from paddle_dp.plan.deal import Split, deal
-from paddle_dp.plan.legal import Shape, legal_layouts, problems, refusal
+from paddle_dp.plan.legal import Anatomy, Shape, legal_layouts, problems, refusal
 
-__all__ = ["Shape", "Split", "deal", "legal_layouts", "problems", "refusal"]
+__all__ = ["Anatomy", "Shape", "Split", "deal", "legal_layouts", "problems", "refusal"]

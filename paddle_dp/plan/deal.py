@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -34,6 +34,21 @@ def amiss(split: Split, blocks: int, stages: int) -> list[str]:
     if sum(split) != blocks:
         return [f"split deals {sum(split)} blocks, and the model has {blocks}"]
     return []
+
+
+def unlearning(bounds: Sequence[int], ranks: int, frozen: Collection[int]) -> list[str]:
+    """Ranks of a pipeline whose stages hold nothing that learns, one sentence each; `frozen`: such blocks' numbers."""
+    found = []
+    for rank in range(ranks):
+        stages = range(rank, len(bounds) - 1, ranks)
+        held = [number for stage in stages for number in range(bounds[stage], bounds[stage + 1])]
+        if all(number in frozen for number in held):
+            blocks = ", ".join(map(str, held))
+            found.append(
+                f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): deal by split: "
+                "parameters, or by a list"
+            )
+    return found
 
 
 def _balanced(before: list[int], stages: int) -> list[int]:

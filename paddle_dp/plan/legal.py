@@ -8,16 +8,38 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_dp.mesh.degrees import AXES, Degrees
-from paddle_dp.plan.deal import Split, amiss
+from paddle_dp.plan.deal import Split, amiss, deal, unlearning
 from paddle_dp.plan.schedule import unfit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """What a model itself says of how it can be split.
+
+    `blocks`: how many ordered ones it has, `sizes` their parameters, `frozen` the numbers of those in which nothing
+    learns; `outside`: a parameter that is in none of them, or "". `cut`: what its
+    `cuts` tables name, with the size that the tensor axis must divide; `cut_classes`: its scores among them. `attends`:
+    whether it names its attention. `tied`: whether two blocks share a weight.
+    """
+
+    blocks: int = 0
+    sizes: tuple[int, ...] = ()
+    frozen: frozenset[int] = frozenset()
+    outside: str = ""
+    cut: tuple[tuple[str, int], ...] = ()
+    cut_classes: bool = False
+    attends: bool = False
+    tied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """What a layout must divide: a model's numbers (0 where it has no such thing), the global batch and its micros.
 
-    `blocks` counts the ordered layers that a pipeline deals to stages by `split`; a rank holds `stages_each` of them,
-    and takes its micros in the order of `schedule`. `cut_lengths`: the tensor axis cuts sequences, too.
+    `anatomy` is what was seen of the model itself, None where that could only be seen in a rank: then it is not held
+    against a layout here. Its blocks are dealt to stages by `split`; a rank holds `stages_each` of them, and takes its
+    micros in the order of `schedule`. `cut_lengths`: the tensor axis cuts sequences, too. `loss_parts`: the loss can be
+    computed from some of the classes, or of the tokens.
     """
 
     heads: int = 0
@@ -27,7 +49,8 @@ class Shape:
     classes: int = 0
     length: int = 0
     cut_lengths: bool = False
-    blocks: int = 0
+    loss_parts: bool = True
+    anatomy: Anatomy | None = None
     batch: int = 1
     micros: int = 1
     stages_each: int = 1
@@ -35,19 +58,15 @@ class Shape:
     split: Split = "uniform"
 
     @classmethod
-    def of(cls, model: Any, batch: int, micros: int) -> Shape:
-        """The shape of a model's Config: its `heads`, `kv_heads`, `vocab` … where it has them.
-
-        A model with a `depth` keeps that many blocks, an embedding before and a head after them.
-        """
+    def of(cls, model: Any, batch: int, micros: int, anatomy: Anatomy | None = None) -> Shape:
+        """The shape of a model's Config: its `heads`, `kv_heads`, `vocab` … where it has them."""
         names = ("heads", "kv_heads", "hidden", "vocab", "length")
         found: dict[str, Any] = {
             name: size for name in names if isinstance(size := getattr(model, name, 0), int)
         }
         if getattr(model, "cuts_classes", False):
             found["classes"] = model.classes
-        depth = getattr(model, "depth", 0) if found.get("heads") else 0
-        return cls(**found, blocks=depth + 2 if depth else 0, batch=batch, micros=micros)
+        return cls(**found, batch=batch, micros=micros, anatomy=anatomy)
 
     def along(self, dataset: Any, cut_lengths: bool) -> Shape:
         """This shape for the sequences that a data set's Config names, when it does."""
@@ -70,12 +89,47 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
                 whose = "the" if thing == "length" else "the model's"
                 found.append(f"{axis} {degrees[axis]} does not divide {whose} {thing} ({size})")
     found += _uneven(degrees, shape)
-    if degrees.pipeline > 1 and not shape.blocks:
-        found.append(f"pipeline {degrees.pipeline} needs a model with ordered `blocks`")
-    elif degrees.pipeline > 1:
+    if degrees.pipeline > 1:
         found += unfit(shape.schedule, degrees.pipeline, shape.micros, shape.stages_each)
-        found += amiss(shape.split, shape.blocks, degrees.pipeline * shape.stages_each)
+    if shape.anatomy is not None:
+        found += _unsplittable(degrees, shape, shape.anatomy, told=any(s.startswith("tensor") for s in found))
     return found
+
+
+def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) -> Iterator[str]:
+    """What the model itself does not allow; `told`: its settings have said already why tensor cannot be."""
+    if degrees.pipeline > 1:
+        yield from _unstageable(degrees.pipeline, shape, model)
+    if degrees.tensor > 1:
+        yield from _uncuttable(degrees.tensor, shape, model, told)
+    if degrees.sequence > 1 and not (model.attends and model.blocks):
+        yield f"sequence {degrees.sequence} needs a model with `blocks` that names its attention in `attends`"
+    elif degrees.sequence > 1 and not shape.loss_parts:
+        yield f"sequence {degrees.sequence} needs a loss of each token, which this one is not"
+
+
+def _unstageable(pipeline: int, shape: Shape, model: Anatomy) -> Iterator[str]:
+    if not model.blocks:
+        yield f"pipeline {pipeline} needs a model with ordered `blocks`, and this one names none"
+    elif model.outside:
+        yield f"pipeline {pipeline} needs all of a model in its `blocks`, and '{model.outside}' is in none"
+    elif wrong := amiss(shape.split, model.blocks, pipeline * shape.stages_each):
+        yield from wrong
+    else:
+        bounds = deal(model.sizes or (1,) * model.blocks, pipeline * shape.stages_each, shape.split)
+        yield from unlearning(bounds, pipeline, model.frozen)
+
+
+def _uncuttable(tensor: int, shape: Shape, model: Anatomy, told: bool) -> Iterator[str]:
+    uneven = [(name, size) for name, size in model.cut if size % tensor]
+    if not model.cut:
+        yield f"tensor {tensor} needs a model with `cuts` tables, and this one has none"
+    elif model.cut_classes and not shape.loss_parts:
+        yield f"tensor {tensor} cuts the classes of the scores, which this loss needs whole"
+    if uneven and not told:
+        yield f"tensor {tensor} does not divide {uneven[0][0]} ({uneven[0][1]})"
+    if shape.cut_lengths and model.blocks < 2:
+        yield "sequence_parallel needs a model with ordered `blocks`, between which sequences are dealt out"
 
 
 def _uneven(degrees: Degrees, shape: Shape) -> Iterator[str]:

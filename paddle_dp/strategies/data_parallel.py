@@ -50,15 +50,19 @@ class DataParallel:
         from paddle_dp.parallel import Learner, place_whole
         from paddle_dp.parallel.agreement import check_equal
         from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.recompute import MeetingLater, recomputed
 
-        recomputed(task.model, again := self.config.recompute)
-        if self.mesh.ranks == 1:
+        again, many = self.config.recompute, self.mesh.ranks > 1
+        if again.blocks:
+            check_table(task.model, task.samples, "strategy.recompute")
+        if many and self.config.sync_batch_norm:
+            synchronize(task.model, self.mesh)
+        recomputed(task.model, again)
+        if not many:
             return place_whole(task, self.mesh)
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
-        if self.config.sync_batch_norm:
-            synchronize(task.model, self.mesh)
         kind = Learner if again == Recompute() else MeetingLater
         how = {"averaged": self.mesh.ranks, "find_unused": self.config.find_unused}
         learner = place_whole(task, self.mesh, kind, **how)

@@ -14,6 +14,7 @@ Counts = tuple[Positive, ...]
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
+    from paddle_dp.plan import Shape
     from paddle_dp.recipe import Recipe
 
 
@@ -26,6 +27,7 @@ class Config:
     `stage`: what has one owner along the sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too;
     `offload`: between updates optimizer states wait in host memory (GPU only).
     `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the tokens.
+    `sync_batch_norm`: BatchNorm over the samples of all ranks that read (data, sharding).
     `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often all weights are looked at: are they finite, and the same bits on ranks that hold the same?
     null for at the start, the end and saves only."""
@@ -41,6 +43,7 @@ class Config:
     schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
     stages_each: Positive | Literal["auto"] = "auto"
     split: Literal["uniform", "parameters"] | Counts = "uniform"
+    sync_batch_norm: bool = False
     recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
     _placed: ClassVar[Degrees | None] = None  # the layout that fleet's groups of this process are for
@@ -63,17 +66,28 @@ class Config:
 
         Asked before any process starts.
         """
-        from paddle_dp.plan import Shape, refusal
+        from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable
 
-        shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros)
-        shape = replace(shape, stages_each=self.each, schedule=self.schedule, split=self.split)
-        shape = shape.along(recipe.dataset.config, self.sequence_parallel)
+        shape = self.shape(recipe)
         said = refusal(self.degrees(ranks), shape, ranks)
-        tied = bool(getattr(recipe.model.config, "tied", False))
+        tied = shape.anatomy.tied if shape.anatomy else bool(getattr(recipe.model.config, "tied", False))
         said = said or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if said:
             raise UsageError(said)
+
+    def shape(self, recipe: Recipe) -> Shape:
+        """What a layout of the recipe must divide: its model is built for it, without memory for the weights."""
+        from paddle_dp.parallel.dry import anatomy
+        from paddle_dp.plan import Shape
+
+        model, train = recipe.model, recipe.train
+        shape = Shape.of(model.config, train.batch, train.micros, anatomy(model.build))
+        parts = recipe.loss is None or hasattr(recipe.loss.build(), "over")
+        shape = replace(
+            shape, stages_each=self.each, schedule=self.schedule, split=self.split, loss_parts=parts
+        )
+        return shape.along(recipe.dataset.config, self.sequence_parallel)
 
     def build(self, mesh: Mesh) -> Hybrid:
         """Starts fleet in this layout. Collective."""
@@ -121,10 +135,20 @@ class Hybrid:
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
         from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.blocks import check_chain, check_table
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
+        from paddle_dp.parallel.readers import Readers
         from paddle_dp.parallel.sharding import Shards
 
-        axes, (model, loss) = self.mesh.axes, self._cut(task.model, task.loss)
+        axes = self.mesh.axes
+        if axes.pipeline > 1:
+            check_chain(task.model, task.samples, "strategy.pipeline")
+        elif self._runs_blocks:
+            check_table(task.model, task.samples, "strategy")
+        if self.config.sync_batch_norm and axes.readers > 1:
+            synchronize(task.model, Readers.of(self.seats))
+        model, loss = self._cut(task.model, task.loss)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
@@ -140,6 +164,13 @@ class Hybrid:
             learner.shards = Shards(learner.model, learner.optimizer, self.seats, **how)
         learner.check("after the weights were placed")
         return learner
+
+    @property
+    def _runs_blocks(self) -> bool:
+        """Whether blocks will be run as such, one after another, though they are not dealt to stages."""
+        return bool(
+            self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
+        )
 
     def _cut(self, model: Any, loss: Any) -> tuple[Any, Any]:
         """The model and the loss of this rank's seats on the tensor and the sequence axis."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
+import paddle
+
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data import Loader, Share
+from paddle_dp.data.sample import read_samples
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import part_ways
@@ -90,12 +94,20 @@ class Assembly:
 
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
         """The placed task, for so many updates; from here on every rank draws its own random numbers."""
-        task = self.setup.task(steps, steps_per_epoch)
+        task = replace(self.setup.task(steps, steps_per_epoch), samples=self._samples)
         check_within(task.optimizer, task.model)
         consistency.compare_task(task, self.mesh)
         learner = self.strategy.place(task)
         part_ways(self.setup.seed, self.mesh)
         return learner
+
+    def _samples(self) -> Any:
+        """The inputs of the first two samples: held-out ones, where the others have not been opened."""
+        opened = "train_loader" in vars(self) or self.test_loader is None
+        loader = self.train_loader if opened else self.test_loader
+        assert loader is not None, "there are samples to train on"
+        inputs, _ = read_samples(loader.dataset, np.arange(min(2, len(loader.dataset))), self.setup.seed, 0)
+        return paddle.to_tensor(inputs)
 
     def trainer(self, kind: type[Kind], resume: str | None = None) -> Kind:
         """A trainer that is ready to fit, at its beginning or where a checkpoint left off.

@@ -7,7 +7,8 @@ from typing import Any
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel.dry import built, lazily, outline
+from paddle_dp.parallel.dry import built, outline
+from paddle_dp.part import lazily
 from paddle_dp.plan.activations import Tokens, kept, waiting
 from paddle_dp.plan.memory import STATES, Widths
 from paddle_dp.plan.portion import Blocks, Layout, Portion, portion, portions, whole

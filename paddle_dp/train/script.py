@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,7 @@ from paddle_dp.data.sample import Dataset
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
-from paddle_dp.part import Owner, Part, read_part, read_settings
+from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
 from paddle_dp.recipe import LoaderSettings, Precision
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
@@ -55,6 +56,9 @@ class FromPython:
         seed: int = 0,
         resume: bool | str = False,
         loader: LoaderSettings | Mapping[str, Any] | None = None,
+        cuts: Mapping[str, str] | None = None,
+        attends: Mapping[str, str] | None = None,
+        blocks: Sequence[Any] = (),
     ) -> Self:
         """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
 
@@ -64,13 +68,15 @@ class FromPython:
         `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
         (True), from "best", or from a path. `dropout`: `exact` is the same on any number of ranks,
         `own` each rank's own. Parts may be words, as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}.
+        {"use": "adamw", "clip": 1.0}. `cuts`, `attends` and `blocks` say how a model that nobody prepared can be split:
+        patterns of layers, as in a recipe, and in `blocks` also layers and functions themselves (docs/add-a-part.md).
 
         Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
         mesh = join()
         home = one_folder(Path(folder), mesh)
         computed_in = read_precision(precision)
+        _annotate(model, cuts=dict(cuts or {}), attends=dict(attends or {}), blocks=blocks)
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             return Task(
@@ -100,6 +106,13 @@ class FromPython:
         kind: Any = cls
         made: Self = Assembly(setup, mesh).trainer(kind, "newest" if resume is True else resume or None)
         return made
+
+
+def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
+    """Raises RecipeError for a pattern that means no layer, or a way that there is not."""
+    if blocks or any(tables.values()):
+        said = read_settings(Annotation, tables, Owner(subject="Trainer.of"))
+        annotate(model, replace(said, blocks=tuple(blocks)), "Trainer.of")
 
 
 def _open(folder: Path, mesh: Mesh, resume: bool) -> None:

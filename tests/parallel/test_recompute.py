@@ -77,18 +77,11 @@ def test_nothing_is_computed_twice_without_a_backward():
     assert len(calls) == 3
 
 
-def with_batch_norm():
-    model = nn.Layer()
-    model.blocks = nn.LayerList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1D(4)), nn.Linear(4, 4)])
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "how", "said"),
     [
         (lambda: nn.Linear(2, 2), "full", "no ordered `blocks`"),
         (lambda: nn.Linear(2, 2), "selective", "`attends`"),
-        (with_batch_norm, "full", "count a batch twice"),
     ],
 )
 def test_what_cannot_be_recomputed_is_said(model, how, said):

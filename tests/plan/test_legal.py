@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan import Shape, legal_layouts, problems, refusal
+from paddle_dp.plan import Anatomy, Shape, legal_layouts, problems, refusal
 
-GPT = Shape(heads=4, hidden=512, vocab=256, length=128, blocks=6, batch=32, micros=2)
+SIX = Anatomy(blocks=6, cut=(("qkv", 384),), attends=True)
+GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, micros=2)
 
 
 @pytest.mark.parametrize(
@@ -40,16 +41,48 @@ def test_neighbours_are_legal_and_near():
 
 
 def test_without_blocks_there_is_no_pipeline():
-    assert "ordered `blocks`" in " ".join(problems(Degrees(pipeline=2), Shape(batch=4), 2))
+    nothing = Shape(batch=4, anatomy=Anatomy())
+    assert "ordered `blocks`" in " ".join(problems(Degrees(pipeline=2), nothing, 2))
+    outside = Shape(anatomy=Anatomy(blocks=2, outside="head.bias"))
+    assert "all of a model in its `blocks`, and 'head.bias'" in " ".join(
+        problems(Degrees(pipeline=2), outside, 2)
+    )
+
+
+def test_a_model_without_tables_is_never_proposed_what_needs_them():
+    said = refusal(Degrees(pipeline=2), Shape(batch=4, anatomy=Anatomy()), 2)
+    assert said is not None and said.endswith("Legal on 2 ranks, nearest first: data 2; sharding 2.")
+    chained = Shape(batch=4, anatomy=Anatomy(blocks=3))
+    assert {str(layout) for layout in legal_layouts(chained, 2)} == {"data 2", "sharding 2", "pipeline 2"}
+
+
+def test_what_only_a_rank_can_see_is_not_refused_here():
+    """A model that cannot be built without memory has no anatomy: its ranks build it, and say what it lacks."""
+    assert refusal(Degrees(pipeline=2, tensor=2), Shape(batch=4), 4) is None
+
+
+def test_the_tensor_axis_divides_what_the_tables_name():
+    model = Anatomy(cut=(("layers.0.linear1", 30), ("layers.0.self_attn.num_heads", 4)))
+    (said,) = problems(Degrees(tensor=4), Shape(anatomy=model), 4)
+    assert said == "tensor 4 does not divide layers.0.linear1 (30)"
+    (said,) = problems(Degrees(tensor=3), Shape(anatomy=model), 3)
+    assert said == "tensor 3 does not divide layers.0.self_attn.num_heads (4)"
+
+
+@pytest.mark.parametrize("degrees", [Degrees(tensor=2), Degrees(sequence=2)])
+def test_a_loss_that_has_no_parts_wants_whole_scores(degrees):
+    model = Anatomy(blocks=3, cut=(("head", 4),), cut_classes=True, attends=True)
+    assert problems(degrees, Shape(length=4, anatomy=model, loss_parts=False), 2)
+    assert not problems(degrees, Shape(length=4, anatomy=model), 2)
 
 
 def test_interleaved_stages_want_whole_rounds_of_micros():
-    shape = Shape(blocks=8, batch=12, micros=3, stages_each=2)
+    shape = Shape(anatomy=Anatomy(blocks=8), batch=12, micros=3, stages_each=2)
     assert "multiple of pipeline 2" in " ".join(problems(Degrees(pipeline=2), shape, 2))
 
 
 def test_when_nothing_fits_it_says_so():
-    assert refusal(Degrees(pipeline=7), Shape(batch=0, blocks=1), 0) is not None
+    assert refusal(Degrees(pipeline=7), Shape(batch=0, anatomy=Anatomy(blocks=1)), 0) is not None
 
 
 def test_sequences_are_those_of_the_data_set_when_it_names_a_length():

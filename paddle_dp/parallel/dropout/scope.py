@@ -7,7 +7,7 @@ written down and put back, so that a forward that backward computes again (recom
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -173,12 +173,12 @@ def within_part(
     return forward
 
 
-def number_elements(blocks: Mapping[int, nn.Layer]) -> None:
+def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     """Lets each of these blocks count its calls for itself: a stage of a pipeline then needs no other's count.
 
-    `blocks`: by their number in the whole model.
+    `blocks`: with their number in the whole model; several layers of one number are one block.
     """
-    for number, block in blocks.items():
+    for number, block in blocks:
         entered: list[int] = []
 
         def enter(layer: nn.Layer, inputs: Any, number: int = number, entered: list[int] = entered) -> None:

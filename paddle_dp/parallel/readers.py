@@ -1,0 +1,44 @@
+"""The ranks that hold what this one holds and read other samples: along the data and the sharding axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import paddle
+import paddle.distributed as dist
+
+
+class Among(Protocol):
+    """Ranks that a layer can ask for sums: all of a mesh, or some of it."""
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]: ...
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor: ...
+
+
+class Readers:
+    """The readers of a stage, or of a tensor seat, as one group: fleet has a group for each of the two axes."""
+
+    def __init__(self, groups: Sequence[Any]):
+        self.groups = [group for group in groups if group.nranks > 1]
+
+    @classmethod
+    def of(cls, seats: Any) -> Readers:
+        """Of this rank, in fleet's HybridCommunicateGroup."""
+        return cls([seats.get_data_parallel_group(), seats.get_sharding_parallel_group()])
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every reader's `tensor` (equal shapes and dtypes), in one order on all of them. Collective."""
+        found = tensor.unsqueeze(0)
+        for group in self.groups:
+            parts: list[paddle.Tensor] = []
+            dist.all_gather(parts, found, group=group)
+            found = paddle.concat(parts)
+        return list(found)
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Adds `tensor` up over the readers, in place, and returns it. Collective."""
+        for group in self.groups:
+            dist.all_reduce(tensor, group=group)
+        return tensor

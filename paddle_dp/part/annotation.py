@@ -1,0 +1,231 @@
+"""What a recipe, or a script, says about the layers of a model that nobody prepared: how it can be split.
+
+A model's own tables (`cuts`, `attends`, `blocks`: docs/add-a-part.md) are attributes of its layers. An annotation names
+layers by pattern and gives them the same attributes, so that nothing behind this door can tell the two apart. No paddle
+is needed for it: a model is asked for `named_sublayers` and `named_parameters`, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from inspect import signature
+from typing import Any, Literal, TypeVar
+
+from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.part.call import resolve
+from paddle_dp.part.words import Keys, show
+
+Model = TypeVar("Model")
+Way = Literal["columns", "heads", "rows", "vocabulary", "classes"]
+# What can be cut this way, by the name of its class or of one above it; any layer with parameters where none stands.
+CUTTABLE: dict[str, tuple[str, ...]] = {
+    "columns": ("Linear", "Dropout", "Dropout2D", "Dropout3D", "AlphaDropout"),
+    "heads": ("Linear",),
+    "rows": ("Linear",),
+    "vocabulary": (),
+    "classes": (),
+}
+COUNTED = ("columns", "heads")  # what a whole number may say how many there are of
+LISTS = ("LayerList", "LayerDict", "ParameterList", "ParameterDict")  # they hold layers, and have no forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotation:
+    """`cuts`: pattern of a layer (or of a whole number that counts what is cut, as `…self_attn.num_heads`) → way.
+    `attends`: pattern of a layer → its method in which tokens meet.
+    `blocks`: the layers whose chain is the model's forward, in order: patterns, functions (`{use: paddle.flatten,
+    start_axis: 1}`), and lists of them that stay together."""
+
+    cuts: dict[str, Way] = field(default_factory=dict)
+    attends: dict[str, str] = field(default_factory=dict)
+    blocks: tuple[Any, ...] = ()
+
+
+KEYS = ("cuts", "attends", "blocks")
+
+
+def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Model:
+    """The model itself, its layers with the tables that the annotation gives them.
+
+    Raises RecipeError with every pattern that means no layer, or one that cannot be cut so.
+    """
+    layers = _Layers(model, prefix)
+    layers.cut(annotation.cuts)
+    layers.attend(annotation.attends)
+    blocks = layers.chain(annotation.blocks)
+    if layers.mistakes:
+        raise RecipeError(layers.mistakes)
+    if blocks:
+        model.annotated_blocks = blocks  # type: ignore[attr-defined]
+    return model
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern means, in their order; `*` stands for one word between dots, or a part of one."""
+    words = pattern.split(".")
+    return [
+        name
+        for name in names
+        if len(found := name.split(".")) == len(words) and all(map(fnmatchcase, found, words))
+    ]
+
+
+class _Layers:
+    """A model's layers by name, and the mistakes that were made in naming them."""
+
+    def __init__(self, model: Any, prefix: str):
+        self.model, self.prefix, self.mistakes = model, prefix, list[Mistake]()
+        self.named: dict[str, Any] = {"": model, **dict(model.named_sublayers(remove_duplicate=False))}
+
+    def cut(self, cuts: Mapping[str, Way]) -> None:
+        """Gives the parents of what the patterns mean their `cuts` tables."""
+        tables: dict[str, dict[str, str]] = {}
+        for pattern, way in cuts.items():
+            found = self._layers(pattern) or self._numbers(pattern)
+            if not found:
+                self._complain(("cuts", pattern), self._nothing(pattern))
+            for name in found:
+                parent, _, word = name.rpartition(".")
+                wrong = self._uncuttable(name, getattr(self.named[parent], word), way)
+                before = tables.setdefault(parent, {}).setdefault(word, way)
+                if before != way:
+                    wrong = f"cuts {name} by {way}, and another pattern by {before}"
+                if wrong:
+                    self._complain(("cuts", pattern), wrong)
+                    break
+        for parent, table in tables.items():
+            layer = self.named[parent]
+            layer.cuts = {**getattr(layer, "cuts", {}), **table}
+
+    def attend(self, attends: Mapping[str, str]) -> None:
+        """Gives layers their `attends`."""
+        for pattern, method in attends.items():
+            found = self._layers(pattern)
+            if not found:
+                self._complain(("attends", pattern), self._nothing(pattern))
+            for name in found:
+                layer = self.named[name]
+                if not callable(getattr(layer, method, None)):
+                    self._complain(
+                        ("attends", pattern), f"{name} is a {_kind(layer)}, and has no method '{method}'"
+                    )
+                    break
+                layer.attends = tuple(dict.fromkeys((*getattr(layer, "attends", ()), method)))
+
+    def chain(self, blocks: Sequence[Any]) -> tuple[Any, ...]:
+        """The blocks with patterns expanded: a layer's name, a function, or a tuple of these."""
+        found: list[Any] = []
+        for number, block in enumerate(blocks):
+            path: Keys = ("blocks", number)
+            if isinstance(block, (list, tuple)):
+                together = [each for element in block for each in self._elements(element, path)]
+                found += [tuple(together)] if together else []
+            else:
+                found += self._elements(block, path)
+        if blocks and not self.mistakes:
+            self._all_in(found)
+        return tuple(found)
+
+    def _elements(self, element: Any, path: Keys) -> list[Any]:
+        if isinstance(element, str):
+            found = self._layers(element)
+            if not found:
+                self._complain(path, self._nothing(element))
+            for name in found:
+                if _kind(self.named[name]) in LISTS:
+                    self._complain(
+                        path, f"{name} is a {_kind(self.named[name])}, which has no forward: write '{name}.*'"
+                    )
+            return list(found)
+        if isinstance(element, Mapping):
+            return self._function(dict(element), path)
+        if callable(element):  # in a script: a layer of the model, or a function
+            names = [name for name, layer in self.named.items() if name and layer is element]
+            return names[:1] or [element]
+        self._complain(path, f"{show(element)} is no layer's name, and no {{use: package.function}}")
+        return []
+
+    def _function(self, settings: dict[str, Any], path: Keys) -> list[Any]:
+        use = settings.pop("use", None)
+        if not isinstance(use, str) or "." not in use:
+            self._complain(
+                path, f"a function in blocks is {{use: package.function, …}}, not {show(settings)}"
+            )
+            return []
+        try:
+            function = resolve(use)
+            if isinstance(function, type):
+                made = function(**settings)
+            else:
+                signature(function).bind(None, **settings)  # what it is given, and these
+                made = partial(function, **settings)
+        except Exception as error:  # noqa: BLE001 - the user's function, and their arguments
+            self._complain(path, f"{use} cannot be used: {error}")
+            return []
+        if any(True for _ in getattr(made, "parameters", list)()):
+            self._complain(
+                path, f"{use} has weights of its own, which the model does not know: name its layers"
+            )
+            return []
+        return [made]
+
+    def _all_in(self, blocks: Iterable[Any]) -> None:
+        """Complains where a parameter is in no block: its gradient would never be there."""
+        names = [e for b in blocks for e in (b if isinstance(b, tuple) else (b,)) if isinstance(e, str)]
+        inside = {id(p) for name in names for p in self.named[name].parameters()}
+        outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
+        if outside:
+            more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
+            self._complain(
+                ("blocks",), f"'{outside[0]}'{more} is in none of them, and they are the whole model"
+            )
+
+    def _layers(self, pattern: str) -> list[str]:
+        return matching(pattern, (name for name in self.named if name))
+
+    def _numbers(self, pattern: str) -> list[str]:
+        """Whole numbers that a pattern means: attributes of layers."""
+        parent, _, word = pattern.rpartition(".")
+        owners = self._layers(parent) if parent else [""]
+        names = [(owner, vars(self.named[owner]).get(word)) for owner in owners]
+        return [f"{owner}.{word}".lstrip(".") for owner, value in names if type(value) is int]
+
+    def _uncuttable(self, name: str, what: Any, way: Way) -> str | None:
+        if isinstance(what, int):
+            return None if way in COUNTED else f"{name} is a number, which {way} do not divide"
+        kinds = CUTTABLE[way]
+        if kinds and not set(kinds) & {kind.__name__ for kind in type(what).__mro__}:
+            return f"{name} is a {_kind(what)}, and {way} can be cut of {', '.join(kinds)}"
+        return None
+
+    def _nothing(self, pattern: str) -> str:
+        """«no layer is called 'a.c': a holds b. Did you mean 'b'?»: where the names part."""
+        words = pattern.split(".")
+        for known in range(len(words) - 1, -1, -1):
+            holder = next(iter(matching(".".join(words[:known]), self.named)), None) if known else ""
+            if holder is not None:
+                break
+        held = dict.fromkeys(
+            name[len(holder) + 1 if holder else 0 :].split(".")[0]
+            for name in self.named
+            if name and (not holder or name.startswith(f"{holder}."))
+        )
+        where = f"{holder} holds" if holder else f"{_kind(self.model)} holds"
+        return f"no layer is called '{pattern}'.{did_you_mean(words[known], held, where)}"
+
+    def _complain(self, path: Keys, what: str) -> None:
+        dotted = ".".join(map(str, (self.prefix, *path)))
+        self.mistakes.append(Mistake(where="", what=f"{dotted}: {what}", path=path))
+
+
+def _kind(layer: Any) -> str:
+    return type(layer).__name__
+
+
+def named_in(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
+    """The settings that are annotations: a model that has a setting of such a name (`own`) keeps it for itself."""
+    taken = set(own)
+    return {key: settings[key] for key in KEYS if key in settings and key not in taken}
