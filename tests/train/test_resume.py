@@ -15,7 +15,7 @@ import pytest
 from paddle_dp.checkpoint import load, newest
 
 RECIPE = """
-model: {use: convnet, classes: 10, norm: batch}
+model: {use: convnet, classes: 10, norm: batch, dropout: 0.2}
 dataset: {use: digits, as_image: true}
 loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 1.0}

@@ -58,12 +58,14 @@ class Draws:
             return []
         first, more = min(self._found), len(self._found) - 1
         who = f"{first} and {more} more draw" if more else f"{first} draws"
-        whose = sorted({kind for kinds in self._found.values() for kind in kinds})
-        if not self.exact and "paddle" in whose:
+        kinds = {kind for kinds in self._found.values() for kind in kinds}
+        if not self.exact and "Paddle" in kinds:
             said = f"{who} random numbers of each rank's own"
             return [f"{said}; train.dropout=exact draws those of dropout alike on any number of ranks"]
-        said = f"{who} random numbers of {' and '.join(whose)} that are not dropout's"
-        return [f"{said}, so they are others on another number of ranks (docs/dropout.md)"]
+        whose = " and ".join(f"{kind}'s" for kind in sorted(kinds))
+        return [
+            f"{who} {whose} random numbers, others on another number of ranks: only dropout's are the same"
+        ]
 
     def _scope(self, batch: Batch, micro: Micro) -> AbstractContextManager[Any]:
         if not self.exact:

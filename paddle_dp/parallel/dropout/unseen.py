@@ -20,7 +20,7 @@ States = dict[str, Any]
 class Watch:
     """Names the layers of a model that draw random numbers while it is `on`.
 
-    `found`: by layer («name (Class)») the generators that it moved: "paddle", "numpy", "python". A layer is named for
+    `found`: by layer («name (Class)») the generators that it moved: "Paddle", "NumPy", "Python". A layer is named for
     what it draws itself, not for what its sublayers draw.
     """
 
@@ -66,4 +66,4 @@ def _states() -> States:
     """Of every generator something that a draw changes."""
     paddles = [state.__getstate__()[1:] for state in paddle.get_rng_state()]
     __, keys, *rest = np.random.get_state()
-    return {"paddle": paddles, "numpy": (np.asarray(keys).tobytes(), *rest), "python": random.getstate()}
+    return {"Paddle": paddles, "NumPy": (np.asarray(keys).tobytes(), *rest), "Python": random.getstate()}

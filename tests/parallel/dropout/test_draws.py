@@ -1,0 +1,110 @@
+"""What a learner draws: its dropout by arithmetic, and all else is noticed in its first update and named."""
+
+import random
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from paddle_dp.data import Loader, Share
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task, place_whole
+
+
+class Drawing(nn.Layer):
+    """Draws in its own forward as `how` says, and in two of its layers."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.body = how, nn.Linear(4, 4)
+        self.act = nn.RReLU() if "rrelu" in how else nn.ReLU()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = self.drop(self.act(self.body(x)))
+        x = x + np.random.rand() if "numpy" in self.how else x
+        return x * random.random() if "python" in self.how else x
+
+
+class Samples:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return np.random.RandomState(i).randn(4).astype("float32"), np.zeros(4, "float32")
+
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean(-1)
+
+
+def learner(how="", dropout="exact", loss=loss):
+    paddle.seed(0)
+    task = Task(
+        model=Drawing(how),
+        loss=loss,
+        optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
+        dropout=dropout,
+    )
+    return place_whole(task, Mesh.alone())
+
+
+def trained(one, epochs=1, micros=2, seed=0):
+    loader = Loader(Samples(), Share(12, 6, seed=seed, shuffle=False, micros=micros))
+    for epoch in range(epochs):
+        for batch in loader.read(epoch):
+            one.train_batch(batch, observe=True)
+    return one.model.body.weight.numpy()
+
+
+def test_dropout_of_ours_is_no_difference():
+    one = learner()
+    assert one.random_differences() == []
+    trained(one)
+    assert one.random_differences() == []
+
+
+def test_other_draws_are_named_once_and_no_more_watched():
+    one = learner("rrelu numpy")
+    trained(one)
+    (said,) = one.random_differences()
+    assert said.startswith(
+        "act (RReLU) and 1 more draw NumPy's and Paddle's random numbers, others on another number"
+    )
+    one.model.how = "rrelu numpy python"
+    trained(one)
+    assert one.random_differences() == [said]
+
+
+def test_the_loss_is_watched_too():
+    one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
+    trained(one)
+    assert one.random_differences()[0].startswith("the loss, or what is around the model draws Paddle's")
+
+
+def test_own_dropout_is_a_difference():
+    one = learner(dropout="own")
+    trained(one)
+    (said,) = one.random_differences()
+    assert said.startswith("drop (Dropout) draws random numbers of each rank's own; train.dropout=exact")
+
+
+def test_masks_depend_on_seed_and_update_and_on_nothing_that_was_drawn_before():
+    first = trained(learner(), 2)
+    paddle.seed(7)
+    other = learner()
+    paddle.rand([100])
+    np.testing.assert_allclose(trained(other, 2, micros=3), first, rtol=1e-5, atol=1e-7)
+    assert np.abs(trained(learner(), 2, seed=1) - first).max() > 1e-3
+
+
+def test_a_model_outside_of_its_update_draws_as_paddle_does():
+    one = learner()
+    trained(one)
+    ones = paddle.ones([100])
+    paddle.seed(5)
+    drawn = F.dropout(ones, 0.5)
+    paddle.seed(5)
+    assert (F.dropout(ones, 0.5) == drawn).all()
+    assert (F.dropout(ones, 0.5) != drawn).any()
