@@ -1,4 +1,4 @@
-"""An optimizer that was made before the model was placed: it must update what this rank holds, and nothing else."""
+"""What was made before the model was placed: an optimizer must update what this rank holds, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from paddle_dp.errors import UsageError
 Parameters = list[paddle.Tensor]
 
 
-def check_within(optimizer: Any, model: nn.Layer) -> None:
-    """Raises UsageError for a finished optimizer with a parameter that is not the model's: nobody would exchange its
-    gradient, and no checkpoint would hold it. To be asked before the model is placed."""
-    if not isinstance(optimizer, paddle.optimizer.Optimizer):
-        return
+def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
+    """Raises UsageError for a finished optimizer, or a loss, with a parameter that is not the model's: nobody would
+    exchange its gradient, and no checkpoint would hold it. To be asked before the model is placed."""
     known = {id(parameter) for parameter in model.parameters()}
-    foreign = [p for group in _groups(optimizer) for p in group if id(p) not in known]
-    if foreign:
-        raise UsageError(
-            f"optimizer: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
-            f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
-            "model.parameters()."
-        )
+    found: dict[str, Parameters] = {"optimizer": [], "loss": []}
+    if isinstance(optimizer, paddle.optimizer.Optimizer):
+        found["optimizer"] = [p for group in _groups(optimizer) for p in group]
+    if isinstance(loss, nn.Layer):
+        found["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
+    for whose, parameters in found.items():
+        if foreign := [p for p in parameters if id(p) not in known]:
+            raise UsageError(
+                f"{whose}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
+                f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
+                "model.parameters()."
+            )
 
 
 def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:

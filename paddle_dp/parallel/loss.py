@@ -19,6 +19,7 @@ class Loss:
     `count(targets)`; "answers": only when the loss has been called.
     """
 
+    given: Any = None  # what it was made of
     name: str
     counted: Literal["samples", "targets", "answers"]
     from_parts: bool = False

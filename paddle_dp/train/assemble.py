@@ -95,7 +95,7 @@ class Assembly:
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
         """The placed task, for so many updates; from here on every rank draws its own random numbers."""
         task = replace(self.setup.task(steps, steps_per_epoch), samples=self._samples)
-        check_within(task.optimizer, task.model)
+        check_within(task.optimizer, task.loss.given, task.model)
         consistency.compare_task(task, self.mesh)
         learner = self.strategy.place(task)
         part_ways(self.setup.seed, self.mesh)

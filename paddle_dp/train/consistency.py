@@ -115,7 +115,7 @@ def compare_task(task: Task, mesh: Mesh) -> None:
     rate = optimizer.get_lr() if hasattr(optimizer, "get_lr") else None
     facts: dict[str, Any] = {
         "model": _kind(task.model),
-        "loss": _kind(task.loss),
+        "loss": _kind(task.loss.given),
         "optimizer": _kind(optimizer),
     }
     facts |= {"learning rate": rate, "precision": repr(task.precision)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,10 +77,21 @@ def whole_count(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
     return F.cross_entropy(outputs, targets, reduction="sum"), int(targets.size)
 
 
+def documented() -> Any:
+    """The function on the page that tells how losses are written."""
+    page = Path(__file__).resolve().parents[2] / "docs/add-a-part.md"
+    (code,) = re.findall(r"```python\n# mine/losses.py\n(.*?)```", page.read_text(), re.S)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    return found["padded"]
+
+
 LOSSES: dict[str, Any] = {
+    "documented": documented(),
     "kept_sum": kept_sum,
     "class": Counting(),
     "shelf": CrossEntropy(ignore_index=IGNORED).build(),
+    "empty": kept_sum,
     "per_token": per_token,
     "whole_count": whole_count,
 }
@@ -93,7 +106,11 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 def texts(loss: str) -> Texts:
-    return Texts(padded=loss in ("kept_sum", "class", "shelf"))
+    """The data for a loss: with padding for those that leave it out; "empty": also a batch in which nothing counts."""
+    data = Texts(padded=loss not in ("per_token", "whole_count"))
+    if loss == "empty":
+        data.y[Share(SAMPLES, BATCH, seed=4).whole(0, 1)] = IGNORED
+    return data
 
 
 def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
@@ -109,11 +126,12 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
         inputs, targets = paddle.to_tensor(data.x[chosen]), paddle.to_tensor(data.y[chosen])
         # Paddle's own mean divides by all targets, also by those of a negative ignore_index (3.3.1).
         total = F.cross_entropy(model(inputs), targets, reduction="sum", ignore_index=IGNORED)
-        mean = total / int((data.y[chosen] != IGNORED).sum())
-        mean.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        losses.append(mean.item())
+        count = int((data.y[chosen] != IGNORED).sum())
+        losses.append(total.item() / count if count else np.nan)
+        if count:
+            (total / count).backward()
+            optimizer.step()
+            optimizer.clear_grad()
     return losses, {name: weight.numpy() for name, weight in model.named_parameters()}
 
 
@@ -166,7 +184,8 @@ def test_low_precision_has_the_same_mean_in_every_form(dtype: str) -> None:
 
 
 def test_every_form_in_every_layout_is_plain_paddle() -> None:
-    cases = [("kept_sum", layout) for layout in LAYOUTS] + [("per_token", LAYOUTS[0]), ("class", LAYOUTS[4])]
+    cases = [("kept_sum", layout) for layout in LAYOUTS] + [("empty", layout) for layout in LAYOUTS[::2]]
+    cases += [("per_token", LAYOUTS[0]), ("class", LAYOUTS[4])]
     found = run_ranks(f"{HERE}:everywhere", 2, cases)
     for place, (loss, layout) in enumerate(cases):
         truth, wanted = by_hand(loss)

@@ -165,5 +165,12 @@ def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
     centre = paddle.create_parameter([4], "float32")
     given = described(tmp_path / "run")
     given["optimizer"] = paddle.optimizer.SGD(0.1, parameters=[*given["model"].parameters(), centre])
-    with pytest.raises(UsageError, match=r"\[4\] is not one of the model's \(Two\)"):
+    with pytest.raises(UsageError, match=r"optimizer: .* \[4\] is not one of the model's \(Two\)"):
         Trainer.of(**given)
+
+
+def test_a_loss_that_would_learn_by_itself_is_refused(tmp_path: Path) -> None:
+    loss = nn.BCEWithLogitsLoss(reduction="none")
+    loss.scale = loss.create_parameter([1])
+    with pytest.raises(UsageError, match=r"loss: .* \[1\] is not one of the model's \(Two\)"):
+        Trainer.of(**described(tmp_path / "run", loss=loss))
