@@ -27,14 +27,15 @@ Axis = Literal["tensor", "sequence"]
 class Part:
     """What a seat holds of an activation along one axis: number `seat` of `seats` equal runs.
 
-    Of its `tokens` ([n, t / seats, …]); of its `columns`, the last dim; or of the `heads` of an attention over `length`
-    tokens ([n, heads / seats, t, t], [n, t, heads / seats, …], [n, t, heads / seats · …] or [n · heads / seats, t, t]).
+    Of its `tokens` ([n, t / seats, …]); of its `columns`, the last dim; or of the `heads` of an attention
+    ([n, heads / seats, t, t], [n, t, heads / seats, …], [n, t, heads / seats · …] or [n · heads / seats, t, t]), where
+    `lengths` says how many tokens t may be.
     """
 
     kind: Kind
     seat: int
     seats: int
-    length: int = 0
+    lengths: tuple[int, ...] = ()
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """Which dim is cut, of a sample's shape: rows of one sample first, then the dims behind."""
@@ -43,9 +44,10 @@ class Part:
         rows = shape[0] > 1  # samples · something lie in one dim: flattened tokens, or heads
         if self.kind == "tokens":
             return 0 if rows or len(shape) == 1 else 1
-        if rows or shape[1:] == (self.length,) * 2:  # one head here of [n · heads, t, t]
+        weights = shape[-1] in self.lengths and shape[-2:] == shape[-1:] * 2  # of each token for each
+        if rows or (len(shape) == 3 and weights):  # the second: one head here of [n · heads, t, t]
             return 0
-        if len(shape) == 4 and not (shape[1] == self.length and shape[2:] != (self.length,) * 2):
+        if len(shape) == 4 and (weights or shape[1] not in self.lengths):
             return 1
         return min(2, len(shape) - 1)
 
@@ -162,15 +164,23 @@ def within_part(
         scope = _current
         if scope is None:
             return function(*inputs, **named)
-        length = inputs[0].shape[1] if kind == "heads" and inputs and len(inputs[0].shape) > 1 else 0
         before = scope.parts
-        scope.parts = {**before, axis: Part(kind, seat, seats, length)}
+        lengths = _lengths(inputs[0], before.get(axis)) if kind == "heads" and inputs else ()
+        scope.parts = {**before, axis: Part(kind, seat, seats, lengths)}
         try:
             return function(*inputs, **named)
         finally:
             scope.parts = before
 
     return forward
+
+
+def _lengths(given: Any, around: Part | None) -> tuple[int, ...]:
+    """How many tokens [n, t, …] may have: in stretches, they may be gathered inside the function or before it."""
+    if len(given.shape) < 2:
+        return ()
+    here = given.shape[1]
+    return (here, here * around.seats) if around is not None and around.kind == "tokens" else (here,)
 
 
 def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
