@@ -136,7 +136,7 @@ class Part:
         """The findings, gradients by the least r of several batches from the initial weights.
 
         A fault is in every batch. A ReLU or a pooling that turns over for the last place of its input is not, and is
-        as large a step as any. An update that such a gradient makes says nothing.
+        as large a step as any. Updates from such gradients say nothing.
         """
         cleared = []
         for found in findings:
@@ -148,8 +148,7 @@ class Part:
             cleared.append(found)
         if not self.turned:
             return cleared
-        moot = {("update", name) for name in self.turned} | {("gradient norm", "")}
-        return [found for found in cleared if (found.key.kind, found.key.name) not in moot]
+        return [found for found in cleared if found.key.kind not in ("update", "gradient norm")]
 
     def _probes(self, name: str) -> Iterator[float]:
         """r of a parameter's gradient in each further batch."""
@@ -168,14 +167,15 @@ class Part:
         most, floor = noise if noise is not None else (np.zeros(one.shape), 0.0)
         mask = self._undetermined(what, one.shape)
         nothing = NOTHING.get(self.dtype, SLIGHT) * self._size(what)
-        worst = 0.0
-        for chosen, at_least in ((~mask & ~self._turning(what, one.shape), size), (mask, 0.0)):
+
+        def r(chosen: np.ndarray, at_least: float) -> float:
             noisy = floor if chosen.all() else _norm(most[chosen])
-            allowed = max(noisy, EPS[self.dtype] * at_least, nothing)
-            worst = max(worst, ratio(_norm(apart[chosen]), allowed))
-        return Finding(
-            key=what, r=worst, noise=ratio(floor, size), undetermined=float(mask.mean()) if mask.size else 0.0
-        )
+            return ratio(_norm(apart[chosen]), max(noisy, EPS[self.dtype] * at_least, nothing))
+
+        turning = self._turning(what, one.shape)
+        true = r(~mask, size) if not turning.any() else min(r(~mask, size), r(~mask & ~turning, size))
+        part = float(mask.mean()) if mask.size else 0.0
+        return Finding(key=what, r=max(true, r(mask, 0.0)), noise=ratio(floor, size), undetermined=part)
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
         """Which elements have no true gradient; nowhere where it is not a gradient's or an update's."""
@@ -190,7 +190,7 @@ class Part:
         """Which elements of an update nobody can foretell outside of float64: those whose gradient's sign may turn.
 
         Adam's first step is the rate times that sign, whatever the gradient's size, so a turned one is off by as much
-        as can be.
+        as can be. A fault shows with them and without them.
         """
         number = key("gradient", what.step, what.name)
         noise = self.one.noise(number) if what.kind == "update" and self.dtype != "float64" else None

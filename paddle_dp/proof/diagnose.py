@@ -122,9 +122,10 @@ def unmet(
     `seats` has each rank's place on the axes. Where the copies along an axis add up to one process's gradient (or their
     mean is it, when what is exchanged is a mean), that exchange did not happen.
     """
-    ranks = sorted(copies)
+    holders = sorted(copies)
     for axis, degree in degrees.items():
-        line = [r for r in ranks if all(seats[r][a] == seats[ranks[0]][a] for a in degrees if a != axis)]
+        first = seats[holders[0]]
+        line = [r for r in holders if all(seats[r][a] == first[a] for a in degrees if a != axis)]
         if degree < 2 or len(line) != degree:
             continue
         total = np.sum([copies[rank] for rank in line], axis=0)
@@ -136,20 +137,21 @@ def unmet(
                     f"(what ranks {', '.join(map(str, line))} hold {'adds up to' if whole is total else 'averages to'} "
                     "one process's)"
                 )
-    right = [rank for rank in ranks if _near(copies[rank], one)]
-    wrong = [rank for rank in ranks if rank not in right]
+    right = [rank for rank in holders if _near(copies[rank], one)]
+    wrong = [rank for rank in holders if rank not in right]
     if right and wrong:
         c, rest = factor(one, copies[wrong[0]])
-        return f"is one process's on {_ranks(right)}; on {_ranks(wrong)} it {scaled(c, rest, degrees, False)}"
-    return f"differs between {_ranks(ranks)}, which should hold the same"
+        return f"is one process's on {ranks(right)}; on {ranks(wrong)} it {scaled(c, rest, degrees, False)}"
+    return f"differs between {ranks(holders)}, which should hold the same"
 
 
 def _near(a: np.ndarray, b: np.ndarray) -> bool:
     return float(np.linalg.norm(a - b)) <= 1e-6 * float(np.linalg.norm(b))
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def ranks(numbers: Sequence[int]) -> str:
+    """«rank 1», «ranks 0, 2»."""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def loss(one: float, many: float, degrees: Degrees) -> str:
@@ -183,6 +185,12 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
     """An update that differs though its gradient does not."""
     if math.isnan(c):
         return "moves, and one process's does not: frozen there?" if rest == 1 else "is not a finite number"
+    off = math.hypot(c - 1, rest * c)
+    if off < NEARLY:
+        return (
+            f"is off by {100 * off:.2g} % of one process's, with equal gradients: another clip, rate, decay or state "
+            "of the optimizer"
+        )
     if rest <= EXACTLY and abs(c) < EXACTLY:
         return "is 0: the optimizer does not know this parameter, or its update is not shared"
     if rest <= EXACTLY:

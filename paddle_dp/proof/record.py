@@ -74,6 +74,8 @@ class Recorder:
         before = self._weights("weight")
         self._do()
         after = self._weights("weight")
+        holds = self.learner._holds
+        self._compare_copies("weight", [(name, p, p) for name, p in self._named if holds(p)])
         frozen = {name for name, p in self._named if p.stop_gradient}
         for name, old in before.items():
             kind = "frozen" if name in frozen else "update"

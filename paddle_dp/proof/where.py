@@ -62,6 +62,7 @@ class Search:
             gradients = [what for what in here if what.kind == "gradient"]
             gradients.sort(key=lambda what: -self._place(what.name))
             yield from (self._gradient(step, here[what], gradients) for what in gradients)
+            yield from self._unshared(step)
             for kind in _LAST:
                 yield from (self._other(step, here[what]) for what in here if what.kind == kind)
 
@@ -176,6 +177,20 @@ class Search:
         sentence = f"step {step}: gradient of {what.name} {said}{others}{self._uneven(step)}"
         return Where(step=step, kind="gradient", name=what.name, sentence=sentence)
 
+    def _unshared(self, step: int) -> Iterator[Where]:
+        """Weights that the ranks do not hold alike after an update."""
+        apart = self.part.many.facts["apart"]
+        some = [Key.read(number) for number in apart if Key.read(number)[:2] == ("weight", step)]
+        if some:
+            groups = apart[key(*some[0])]
+            who = " and ".join(diagnose.ranks(group) for group in groups[:2])
+            more = f" (and in {len(some) - 1} more)" if len(some) > 1 else ""
+            sentence = (
+                f"step {step}: with equal gradients, {who} hold different weights after the update in {some[0].name}"
+                f"{more}: an update that one rank does is not shared, or ranks step differently"
+            )
+            yield Where(step=step, kind="update", name=some[0].name, sentence=sentence)
+
     def _say_gradient(self, finding: Finding) -> str:
         if finding.missing:
             return _missing(finding.missing)
@@ -183,22 +198,28 @@ class Search:
         one, copies = self.part.one.array(number), run.copies(number)
         if copies and next(iter(copies.values())).shape == one.shape:
             return diagnose.unmet(one, copies, [sheet.facts["seats"] for sheet in run.sheets], self.degrees)
-        c, rest = diagnose.factor(one, run.array(number))
-        said = diagnose.scaled(c, rest, self.degrees, run.cut(number))
-        return f"{said}{self._slices(number, one)}"
+        said = self._slices(number, one)
+        if said:
+            return said
+        return diagnose.scaled(*diagnose.factor(one, run.array(number)), self.degrees, run.cut(number))
 
     def _slices(self, number: str, one: np.ndarray) -> str:
-        """Which of a parameter's slices are off, when some are not."""
-        wrong: list[int] = []
+        """Which of a parameter's slices are off and how, when some are not; "" when all are, or it is not cut."""
+        wrong: dict[int, tuple[float, float]] = {}
         right: list[int] = []
         for rank, sheet in enumerate(self.part.many.sheets):
             if number in sheet.facts["cut"]:
                 array = sheet.array("piece", number)
                 box, _ = sheet.box(number, array)
                 mine = one[tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))]
-                off = np.linalg.norm(array - mine) > 1e-6 * np.linalg.norm(mine)
-                (wrong if off else right).append(rank)
-        return f" (only the slice of rank {', '.join(map(str, wrong))})" if wrong and right else ""
+                if np.linalg.norm(array - mine) > 1e-6 * np.linalg.norm(mine):
+                    wrong[rank] = diagnose.factor(mine, array)
+                else:
+                    right.append(rank)
+        if not (wrong and right):
+            return ""
+        said = diagnose.scaled(*next(iter(wrong.values())), self.degrees, cut=True)
+        return f"{said}, in the slice of {diagnose.ranks(list(wrong))} only"
 
     def _other(self, step: int, finding: Finding) -> Where:
         kind, name = finding.key.kind, finding.key.name
