@@ -20,7 +20,7 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import settle
-from paddle_dp.parallel.dropout import within_part
+from paddle_dp.parallel.dropout import within_slice
 from paddle_dp.parallel.loss import Count, Loss, number
 
 
@@ -46,7 +46,7 @@ def along_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, L
             setattr(layer, name, _over_heads(getattr(layer, name), group))
     blocks[0].forward = _dealt(blocks[0].forward, group)
     for block in blocks[1:]:
-        block.forward = within_part(block.forward, "sequence", "tokens", group.rank, group.nranks)
+        block.forward = within_slice(block.forward, "sequence", "tokens", group.rank, group.nranks)
     return model, StretchLoss(loss, group)
 
 
@@ -107,7 +107,7 @@ def _over_heads(attend: Callable[..., Any], group: Any) -> Callable[..., Any]:
     Its tensors, and its answer, are [n, t, heads · …] with whole heads beside each other.
     """
 
-    attend = within_part(attend, "sequence", "heads", group.rank, group.nranks)
+    attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
 
     @functools.wraps(attend)
     def attended(*inputs: Any) -> paddle.Tensor:

@@ -27,7 +27,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import blocks_of, settle
-from paddle_dp.parallel.streams import draw_part
+from paddle_dp.parallel.streams import draw_slice
 from paddle_dp.parallel.tensor import Cutter, Entered, layers_in
 
 
@@ -121,7 +121,7 @@ def _mark(block: nn.Layer, group: Any) -> None:
 
     They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
     """
-    draw_part(block, "tokens", group, "forward")
+    draw_slice(block, "tokens", group, "forward")
     for parameter in block.parameters():
         if not hasattr(parameter, "cut"):
             mark_as_sequence_parallel_parameter(parameter)

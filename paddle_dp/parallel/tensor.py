@@ -20,7 +20,7 @@ from paddle.distributed.fleet.layers.mpu import (
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision import default_dtype
-from paddle_dp.parallel.streams import draw_part
+from paddle_dp.parallel.streams import draw_slice
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
@@ -97,7 +97,7 @@ class Cutter:
                     setattr(parent, name, WAYS[way](self, whole))
                     found, heads = True, heads or way == "heads"
             if heads:
-                draw_part(parent, "heads", self.group, *_attends(parent))
+                draw_slice(parent, "heads", self.group, *_attends(parent))
         return found
 
     def columns(self, whole: Any) -> Any:
@@ -110,7 +110,7 @@ class Cutter:
             self._divides(whole, "heads")
             return whole // self.group.nranks
         if isinstance(whole, DROPOUTS):
-            draw_part(whole, "columns", self.group, "forward")
+            draw_slice(whole, "columns", self.group, "forward")
             return whole
         self._divides(whole.weight.shape[1], "outputs")
         with default_dtype(whole.weight.dtype):

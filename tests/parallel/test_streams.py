@@ -12,6 +12,8 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import part_ways
+from paddle_dp.parallel.dropout.unseen import Watch
+from paddle_dp.parallel.streams import draw_slice
 from paddle_dp.parallel.tensor import Cutter
 from tests.ranks import run_ranks
 
@@ -59,6 +61,27 @@ def test_one_process_draws_everything_from_one_stream():
     drawn = [out.tolist() for out in layer(paddle.ones([64]))]
     paddle.seed(3)
     assert drawn == [F.dropout(paddle.ones([64]), 0.5).tolist() for _ in range(4)]
+
+
+class Stretched(nn.Layer):
+    """A block in a seat's own stream, whose layers draw nothing, or drop."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.first, self.drop = nn.Linear(4, 4), nn.Dropout(p)
+
+    def forward(self, x):
+        return self.drop(self.first(x))
+
+
+@pytest.mark.parametrize(("p", "said"), [(0.0, set()), (0.5, {"drop (Dropout)"})])
+def test_another_stream_is_no_draw(p, said):
+    part_ways(3, Mesh(rank=0, ranks=2, degrees=Degrees(tensor=2)))
+    block, watch = Stretched(p), Watch()
+    draw_slice(block, "tokens", SimpleNamespace(rank=0, nranks=2), "forward")
+    with watch.on(list(block.named_sublayers(include_self=True))):
+        block(paddle.ones([2, 4]))
+    assert set(watch.found) == said
 
 
 def weights(path):

@@ -8,6 +8,6 @@ asks. No layer of our own is here, and models know nothing of it. Random numbers
 
 from paddle_dp.parallel.dropout.calls import install
 from paddle_dp.parallel.dropout.draws import Draws
-from paddle_dp.parallel.dropout.scope import Scope, current, number_elements, within_part
+from paddle_dp.parallel.dropout.scope import Scope, current, number_elements, within_slice
 
-__all__ = ["Draws", "Scope", "current", "install", "number_elements", "within_part"]
+__all__ = ["Draws", "Scope", "current", "install", "number_elements", "within_slice"]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 Keys = tuple[Words, Words]  # two words for each sample, [n] each
-Spans = tuple[tuple[int, int], ...]  # from where to where of each dim
+Ranges = tuple[tuple[int, int], ...]  # from where to where of each dim
 
 EVERYBODY = 2**64 - 1  # the place of what belongs to no sample: one mask for all
 # Elements that are hashed at a time, so that they stay in the cache: 2 to 4 times as fast as all at once.
@@ -65,7 +65,7 @@ def keys(samples: NDArray[np.uint64], call: int) -> Keys:
 
 
 @lru_cache(maxsize=32)
-def positions(whole: tuple[int, ...], held: Spans) -> Words:
+def positions(whole: tuple[int, ...], held: Ranges) -> Words:
     """The first round of the hash of each position of a sample of shape `whole`, of the part within `held`. Flat."""
     with np.errstate(over="ignore"):
         h = np.arange(math.prod(whole), dtype=np.uint32) * np.uint32(_M0)
@@ -108,7 +108,7 @@ def _round(h: Words, spare: Words, shift: int, factor: int) -> None:
     np.multiply(h, np.uint32(factor), out=h)
 
 
-def dropped_there(of: Keys, whole: tuple[int, ...], held: Spans, p: float, place: Any) -> paddle.Tensor:
+def dropped_there(of: Keys, whole: tuple[int, ...], held: Ranges, p: float, place: Any) -> paddle.Tensor:
     """The same bits as `dropped`, bool [n, positions], computed on the device at `place`.
 
     In int32, whose products and sums wrap: Paddle has no arithmetic on uint32 (3.3.1).
@@ -122,7 +122,7 @@ def dropped_there(of: Keys, whole: tuple[int, ...], held: Spans, p: float, place
 
 
 @lru_cache(maxsize=32)
-def _positions_there(whole: tuple[int, ...], held: Spans, place: str) -> paddle.Tensor:
+def _positions_there(whole: tuple[int, ...], held: Ranges, place: str) -> paddle.Tensor:
     return paddle.to_tensor(positions(whole, held).view(np.int32))
 
 
@@ -137,6 +137,6 @@ def _shifted(h: paddle.Tensor, shift: int) -> paddle.Tensor:
     return h.bitwise_xor(paddle.bitwise_right_shift(h, by, is_arithmetic=False))
 
 
-def everything(shape: Sequence[int]) -> Spans:
+def everything(shape: Sequence[int]) -> Ranges:
     """The whole of every dim."""
     return tuple((0, size) for size in shape)

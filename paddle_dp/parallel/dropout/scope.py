@@ -1,4 +1,4 @@
-"""Where a forward is: in which update, with which samples of the global batch, in which block, in which part of what.
+"""Where a forward is: in which update, with which samples of the global batch, in which block, in which slice of what.
 
 A learner opens a `Scope` around each forward; outside of one, Paddle draws its own masks. What is in a scope can be
 written down and put back, so that a forward that backward computes again (recompute) draws what the first one drew.
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from paddle import nn
 
 from paddle_dp.parallel.dropout import masks
-from paddle_dp.parallel.dropout.masks import Keys, Spans
+from paddle_dp.parallel.dropout.masks import Keys, Ranges
 
 Kind = Literal["tokens", "columns", "heads"]
 Axis = Literal["tensor", "sequence"]
 
 
 @dataclass(frozen=True)
-class Part:
+class Slice:
     """What a seat holds of an activation along one axis: number `seat` of `seats` equal runs.
 
     Of its `tokens` ([n, t / seats, …]); of its `columns`, the last dim; or of the `heads` of an attention
@@ -68,7 +68,7 @@ class Kept:
     scope: Scope
     element: int
     calls: dict[int, int]
-    parts: dict[Axis, Part]
+    slices: dict[Axis, Slice]
 
 
 class Scope:
@@ -87,7 +87,7 @@ class Scope:
         self._update, self._first, self._places = masks.word(seed, epoch, index), first, places
         self.element = 0
         self.calls: dict[int, int] = {}
-        self.parts: dict[Axis, Part] = {}
+        self.slices: dict[Axis, Slice] = {}
 
     def __enter__(self) -> Scope:
         global _current
@@ -113,20 +113,20 @@ class Scope:
     def _everybody(self) -> NDArray[np.uint64]:
         return masks.words(self._update, [masks.EVERYBODY])
 
-    def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Spans]:
-        """The whole of a sample's `shape` (its rows first) that lies here in parts, and where this part lies in it."""
-        whole, spans = list(shape), list(masks.everything(shape))
+    def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Ranges]:
+        """The whole of which a sample's `shape` (its rows first) is this seat's slice, and where that lies in it."""
+        whole, ranges = list(shape), list(masks.everything(shape))
         for kind, order in _ORDER.items():
             for axis in reversed(order):  # the smaller runs first
-                part = self.parts.get(axis)
-                if part is None or part.kind != kind:
+                cut = self.slices.get(axis)
+                if cut is None or cut.kind != kind:
                     continue
-                dim = part.dim(shape)
-                low, high = spans[dim]
-                offset = part.seat * whole[dim]
-                spans[dim] = (low + offset, high + offset)
-                whole[dim] *= part.seats
-        return tuple(whole), tuple(spans)
+                dim = cut.dim(shape)
+                low, high = ranges[dim]
+                offset = cut.seat * whole[dim]
+                ranges[dim] = (low + offset, high + offset)
+                whole[dim] *= cut.seats
+        return tuple(whole), tuple(ranges)
 
 
 _current: Scope | None = None
@@ -142,7 +142,7 @@ def keep() -> Kept | None:
     scope = _current
     if scope is None:
         return None
-    return Kept(scope, scope.element, dict(scope.calls), dict(scope.parts))
+    return Kept(scope, scope.element, dict(scope.calls), dict(scope.slices))
 
 
 def put_back(kept: Kept | None) -> None:
@@ -151,31 +151,31 @@ def put_back(kept: Kept | None) -> None:
     _current = None if kept is None else kept.scope
     if kept is not None:
         kept.scope.element = kept.element
-        kept.scope.calls, kept.scope.parts = dict(kept.calls), dict(kept.parts)
+        kept.scope.calls, kept.scope.slices = dict(kept.calls), dict(kept.slices)
 
 
-def within_part(
+def within_slice(
     function: Callable[..., Any], axis: Axis, kind: Kind, seat: int, seats: int
 ) -> Callable[..., Any]:
-    """`function`, which works on one seat's part of its activations: masks there are that part of the whole's masks."""
+    """`function`, which works on one seat's slice of its activations: masks there are that slice of the whole's."""
 
     @functools.wraps(function)
     def forward(*inputs: Any, **named: Any) -> Any:
         scope = _current
         if scope is None:
             return function(*inputs, **named)
-        before = scope.parts
+        before = scope.slices
         lengths = _lengths(inputs[0], before.get(axis)) if kind == "heads" and inputs else ()
-        scope.parts = {**before, axis: Part(kind, seat, seats, lengths)}
+        scope.slices = {**before, axis: Slice(kind, seat, seats, lengths)}
         try:
             return function(*inputs, **named)
         finally:
-            scope.parts = before
+            scope.slices = before
 
     return forward
 
 
-def _lengths(given: Any, around: Part | None) -> tuple[int, ...]:
+def _lengths(given: Any, around: Slice | None) -> tuple[int, ...]:
     """How many tokens [n, t, …] may have: in stretches, they may be gathered inside the function or before it."""
     if len(given.shape) < 2:
         return ()

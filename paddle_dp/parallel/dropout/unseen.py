@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,8 @@ class Watch:
     @contextmanager
     def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
         """Watches one forward through these named layers, and what is computed of its outputs in it (the loss)."""
-        self._inside, self._before = ["the loss, or what is around the model"], _states()
+        global _watching
+        self._inside, self._before, _watching = ["the loss, or what is around the model"], _states(), self
         hooks = []
         for name, layer in layers:
             label = f"{name or 'the model'} ({type(layer).__name__})"
@@ -42,6 +43,7 @@ class Watch:
             yield
             self._look()
         finally:
+            _watching = None
             for hook in hooks:
                 hook.remove()
 
@@ -60,6 +62,25 @@ class Watch:
         if moved:
             self.found.setdefault(self._inside[-1], set()).update(moved)
         self._before = now
+
+
+_watching: Watch | None = None
+
+
+@contextmanager
+def another_stream(switched: AbstractContextManager[Any]) -> Iterator[None]:
+    """Within `switched`, which puts another state into Paddle's generators and takes it away again: that is no draw."""
+    watch = _watching
+    if watch is None:
+        with switched:
+            yield
+        return
+    watch._look()
+    with switched:
+        watch._before = _states()
+        yield
+        watch._look()
+    watch._before = _states()
 
 
 def _states() -> States:

@@ -7,8 +7,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.dropout import Scope, number_elements, within_part
-from paddle_dp.parallel.dropout.scope import Part
+from paddle_dp.parallel.dropout import Scope, number_elements, within_slice
+from paddle_dp.parallel.dropout.scope import Slice
 
 N, TOKENS, HEADS, WIDTH = 3, 8, 4, 24
 WHOLE = {
@@ -22,7 +22,7 @@ WHOLE = {
 def positions(shape, parts):
     """Where in a whole sample each element of a seat's [n, ...] lies, in the shape of one sample's rows."""
     scope = Scope(0, 0, 0, 0, N)
-    scope.parts = parts
+    scope.slices = parts
     whole, spans = scope.held((shape[0] // N, *shape[1:]))
     return np.arange(np.prod(whole)).reshape(whole)[tuple(slice(*span) for span in spans)]
 
@@ -38,7 +38,7 @@ def test_heads_are_found_in_every_form_of_attention(name, seats):
     whole = whole_positions(shape)
     for seat, part in enumerate(np.split(whole, seats, axis=dim)):
         held = tuple(size // seats if d == dim else size for d, size in enumerate(shape))
-        found = positions(held, {"tensor": Part("heads", seat, seats, (TOKENS,))})
+        found = positions(held, {"tensor": Slice("heads", seat, seats, (TOKENS,))})
         assert (found == part).all()
 
 
@@ -47,20 +47,20 @@ def test_two_axes_cut_heads_and_tokens_in_the_order_in_which_they_are_dealt():
     heads, tokens = whole_positions((N, HEADS, TOKENS, TOKENS)), whole_positions((N, TOKENS, WIDTH))
     for tensor in range(2):
         for sequence in range(2):
-            both = {"tensor": Part("heads", tensor, 2, (8,)), "sequence": Part("heads", sequence, 2, (8,))}
+            both = {"tensor": Slice("heads", tensor, 2, (8,)), "sequence": Slice("heads", sequence, 2, (8,))}
             assert (positions((N, 1, TOKENS, TOKENS), both) == heads[:, [2 * tensor + sequence]]).all()
-            both = {"tensor": Part("tokens", tensor, 2), "sequence": Part("tokens", sequence, 2)}
+            both = {"tensor": Slice("tokens", tensor, 2), "sequence": Slice("tokens", sequence, 2)}
             first = 2 * (2 * sequence + tensor)
             assert (positions((N, 2, WIDTH), both) == tokens[:, first : first + 2]).all()
-            mixed = {"tensor": Part("columns", tensor, 2), "sequence": Part("tokens", sequence, 2)}
+            mixed = {"tensor": Slice("columns", tensor, 2), "sequence": Slice("tokens", sequence, 2)}
             block = tokens[:, 4 * sequence :][:, :4, 12 * tensor :][:, :, :12]
             assert (positions((N, 4, 12), mixed) == block).all()
 
 
 def test_flattened_tokens_are_cut_by_rows():
     flat = whole_positions((N * TOKENS, WIDTH))
-    assert (positions((N * 4, WIDTH), {"sequence": Part("tokens", 1, 2)}) == flat[4:]).all()
-    assert (positions((N * TOKENS, 12), {"tensor": Part("columns", 1, 2)}) == flat[:, 12:]).all()
+    assert (positions((N * 4, WIDTH), {"sequence": Slice("tokens", 1, 2)}) == flat[4:]).all()
+    assert (positions((N * TOKENS, 12), {"tensor": Slice("columns", 1, 2)}) == flat[:, 12:]).all()
 
 
 def test_the_innermost_part_counts_and_goes_again():
@@ -68,15 +68,15 @@ def test_the_innermost_part_counts_and_goes_again():
     stretches = SimpleNamespace(shape=[N, 4, WIDTH])
 
     def inside(x):
-        seen.append(dict(scope.parts))
+        seen.append(dict(scope.slices))
 
-    heads = within_part(inside, "tensor", "heads", 1, 2)
-    block = within_part(lambda x: (inside(x), heads(x), inside(x)), "tensor", "tokens", 1, 2)
+    heads = within_slice(inside, "tensor", "heads", 1, 2)
+    block = within_slice(lambda x: (inside(x), heads(x), inside(x)), "tensor", "tokens", 1, 2)
     with Scope(0, 0, 0, 0, N) as scope:
         block(stretches)
-    tokens = {"tensor": Part("tokens", 1, 2)}
-    assert seen == [tokens, {"tensor": Part("heads", 1, 2, (4, 8))}, tokens]
-    assert scope.parts == {}
+    tokens = {"tensor": Slice("tokens", 1, 2)}
+    assert seen == [tokens, {"tensor": Slice("heads", 1, 2, (4, 8))}, tokens]
+    assert scope.slices == {}
     inside(stretches)
     block(stretches)  # outside of a scope: as if nothing was there
     assert seen[3:] == [{}] * 4
