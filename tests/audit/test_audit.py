@@ -84,6 +84,7 @@ def off(a, b):
 def test_an_honest_script_is_not_blamed(tmp_path):
     status, report = audit(SCRIPTS / "honest.py", "--lr", "0.05", options=("--steps", "2"), folder=tmp_path)
     assert (status, report["findings"], report["failure"]) == (0, [], "")
+    assert "4 parameters in updates 1, 3" in report["looked_at"]["gradients"]
     assert report["steps"] == 6  # two and the last, in each of two epochs
     assert set(report["looked_at"]) == {
         "samples",
@@ -215,6 +216,32 @@ def test_other_exchanges_by_hand(mode, expected, tmp_path):
         final = np.sum(own, 0) if mode == "summed" else np.mean(own, 0) / 2
         factor = np.vdot(final, one) / np.vdot(one, one)
         assert f"{factor:.3f} × one process's gradient" in rows["wrong-scale"]["evidence"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "words", "expected"),
+    [
+        ("accumulate.py", [], {}),
+        ("stream.py", [], {"samples-not-shared": "the ranks read the same samples of Stream"}),
+        ("stream.py", ["shared"], {}),
+        ("by_hand.py", [], {"samples-not-shared": "all ranks compute the same gradient"}),
+    ],
+)
+def test_other_ways_to_read_and_to_step(script, words, expected, tmp_path):
+    status, report = audit(SCRIPTS / script, *words, folder=tmp_path)
+    rows = found(report)
+    assert (status, set(rows), report["failure"]) == (int(bool(expected)), set(expected), "")
+    assert all(said in rows[rule]["what"] for rule, said in expected.items())
+    if not expected:
+        apart = re.search(r"same samples: (\S+) apart", report["looked_at"]["gradients"])
+        assert apart and float(apart[1]) < 1e-6
+
+
+@pytest.mark.long
+def test_ranks_that_wait_for_each_other_are_told_apart(tmp_path):
+    status, report = audit(SCRIPTS / "by_hand.py", "hangs", folder=tmp_path)
+    assert status == 1 and "through on rank 1, and waited for ever on rank 0" in report["failure"]
 
 
 FAILS = """

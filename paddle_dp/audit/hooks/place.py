@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+from pathlib import Path
 from types import FrameType
 
 _LIBRARIES = tuple(
@@ -17,7 +18,7 @@ _LIBRARIES = tuple(
         sysconfig.get_path("purelib"),
     }
 )
-_OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_OURS = str(Path(__file__).resolve().parents[2]) + os.sep  # a script may be written with this package
 
 
 def here() -> str:

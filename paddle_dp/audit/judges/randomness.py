@@ -13,8 +13,9 @@ CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "rand
 
 def randomness(run: Run, alone: Run | None) -> Section:
     """`alone` is the run on one process: the script's second run, as far as its beginning goes."""
-    seeds = [f"{seed.generator} {seed.value} ({seed.where})" for seed in run.ranks[0].of(Seeded)]
-    said = f"seeds set by the script: {', '.join(seeds) or 'none'}"
+    seeds = {(seed.generator, seed.where): seed.value for seed in run.ranks[0].of(Seeded)}
+    listed = [f"{generator} {value} ({where})" for (generator, where), value in seeds.items()]
+    said = f"seeds set by the script: {few(listed) or 'none'}"
     workers = max((made.workers for made in run.ranks[0].loaders.values()), default=0)
     if workers:
         said += (

@@ -1,0 +1,147 @@
+"""What hooks are made of, without installing any: batches to files and back, orders read ahead, places in a script."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import paddle
+import pytest
+from paddle.io import BatchSampler, DataLoader, Dataset, DistributedBatchSampler, IterableDataset
+
+from paddle_dp.audit.hooks import arrays, generators
+from paddle_dp.audit.hooks.data import Order, rows, size
+from paddle_dp.audit.hooks.place import called_by, here, nearest
+from paddle_dp.audit.hooks.replay import JoinError, join
+from paddle_dp.audit.hooks.updates import local_norms, parameters_of
+
+
+class Numbers(Dataset):
+    def __getitem__(self, index):
+        return np.float32([index])
+
+    def __len__(self):
+        return 10
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from iter(int, 1)
+
+
+def nested(count, shift=0):
+    x = paddle.arange(count * 2, dtype="float32").reshape([count, 2]) + shift
+    return [x, {"y": np.arange(count) + shift, "grid": paddle.ones([7])}, (1, "name", None)]
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, paddle.Tensor):
+        return isinstance(other, paddle.Tensor) and one.dtype == other.dtype and bool((one == other).all())
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+def test_batches_go_to_files_and_back(tmp_path):
+    assert arrays.write_batches(tmp_path, "rank-0.step-1.batches", [nested(3), nested(5, 1)])
+    back = arrays.read_batches(tmp_path, "rank-0.step-1.batches")
+    assert all(
+        equal(arrays.unflatten(*got), sent) for got, sent in zip(back, [nested(3), nested(5, 1)], strict=True)
+    )
+    assert len(back) == 2
+
+
+def test_batches_that_are_too_large_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGEST", 10)
+    assert not arrays.write_batches(tmp_path, "b", [nested(3)]) and not list(tmp_path.iterdir())
+
+
+def test_joined_batches_have_every_sample_once_and_common_arrays_as_they_are(tmp_path):
+    arrays.write_batches(tmp_path, "b", [nested(3), nested(2, 10)])
+    x, rest, _ = join(arrays.read_batches(tmp_path, "b"), [3, 2])
+    assert x.numpy()[:, 0].tolist() == [0, 2, 4, 10, 12]
+    assert rest["y"].tolist() == [0, 1, 2, 10, 11] and rest["grid"].shape == [7]
+
+
+def test_batches_of_other_shapes_do_not_join(tmp_path):
+    arrays.write_batches(tmp_path, "b", [[paddle.ones([2, 3])], [paddle.ones([2, 4])]])
+    with pytest.raises(JoinError, match=r"\(2, 3\), \(2, 4\) do not make one batch"):
+        join(arrays.read_batches(tmp_path, "b"), [2, 2])
+
+
+@pytest.mark.parametrize("sampler", [BatchSampler, DistributedBatchSampler])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_order_read_ahead_is_the_one_that_is_served(sampler, shuffle):
+    loader = DataLoader(Numbers(), batch_sampler=sampler(Numbers(), batch_size=4, shuffle=shuffle))
+    order = Order()
+    np.random.seed(0)
+    served = [tuple(batch) for batch in order.read(loader.batch_sampler, loader)]
+    np.random.seed(0)
+    assert list(order.batches or ()) == served
+    again = sampler(Numbers(), batch_size=4, shuffle=shuffle)
+    assert [tuple(batch) for batch in again] == served
+    assert order.drew == (("numpy",) if shuffle and sampler is BatchSampler else ())
+
+
+def test_samplers_without_end_and_streams_stay_unread():
+    endless = Order()
+    loader = DataLoader(Numbers(), batch_size=4)
+    served = iter(endless.read(iter(lambda: [1, 2], None), loader))
+    assert [next(served) for _ in range(100)] == [[1, 2]] * 100 and endless.batches is None
+    assert Order().read("sampler", DataLoader(Endless(), batch_size=4)) == "sampler"
+
+
+def test_rows_know_samples_by_their_content():
+    first, second = nested(3), nested(5)
+    assert size(first) == 3 and len(rows(first)) == 3
+    assert rows(first)[:2] == rows(second)[:2] and len(set(rows(second))) == 5
+    assert not set(rows(first)) & set(rows(nested(3, 100)))
+
+
+def test_generators_are_seen_to_move_and_are_not_moved():
+    before = generators.states()
+    assert generators.states() == before
+    np.random.rand()
+    assert generators.moved(before, generators.states()) == ("numpy",)
+    before = generators.states()
+    paddle.rand([1])
+    assert generators.moved(before, generators.states()) == ("paddle",)
+
+
+def test_places_are_the_users_and_no_librarys():
+    number = sys._getframe().f_lineno
+    assert here().endswith(f"test_hooks.py:{number + 1}")
+    assert called_by("tests/audit/test_hooks.py") and not called_by("paddle/hapi/model.py")
+    frames = []
+    with pytest.raises(TypeError) as caught:
+        json.loads(None)
+    below = caught.value.__traceback__
+    while below is not None:
+        frames.append(below.tb_frame)
+        below = below.tb_next
+    assert frames[-1].f_code.co_filename.endswith("json/__init__.py")
+    assert nearest(frames[-1]).startswith(here().rpartition(":")[0]) and nearest(None) == ""
+
+
+def test_frozen_and_global_norms_are_not_local():
+    layers = [
+        paddle.nn.BatchNorm2D(4),
+        paddle.nn.BatchNorm(4),
+        paddle.nn.BatchNorm1D(4, use_global_stats=True),
+    ]
+    frozen = paddle.nn.BatchNorm2D(4)
+    frozen.eval()
+    names = {layer.full_name() for layer in local_norms()}
+    assert [layer.full_name() in names for layer in (*layers, frozen)] == [True, True, False, False]
+
+
+def test_parameters_of_groups_come_once():
+    layers = [paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)]
+    groups = [{"params": layer.parameters()} for layer in layers]
+    plain = [each for layer in layers for each in layer.parameters()]
+    for given in (groups, plain):
+        names = [each.name for each in parameters_of(paddle.optimizer.AdamW(0.1, parameters=given))]
+        assert names == [each.name for each in plain]
