@@ -40,11 +40,13 @@ class Setup:
 
     `dataset` gives the data set of a split, or None where there is none; `task`, what is learned in so many steps with
     so many an epoch; `callbacks`, those of a run. `length` is None where only `fit` will know. `batch` is global.
+    `asked` is the recipe that strategy and callbacks may refuse; `recipe` is None where nobody wrote one.
     """
 
     name: str
     folder: Path
     strategy: Part
+    asked: Recipe
     dataset: Callable[[Split], Any]
     task: Callable[[int, int], Task]
     batch: int
@@ -67,8 +69,8 @@ class Assembly:
     def __init__(self, setup: Setup, mesh: Mesh):
         self.setup = setup
         consistency.compare_setups(setup, mesh)
-        if setup.recipe is not None:
-            setup.strategy.refuse(setup.recipe, mesh.ranks, mesh.device.partition(":")[0])
+        for part in (setup.strategy, *setup.asked.callbacks):
+            part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
         self.strategy: Strategy = setup.strategy.build(mesh)
         # As the strategy splits it: it says which ranks read the same samples and draw the same numbers.
         self.mesh = self.strategy.mesh

@@ -39,6 +39,7 @@ def setup(recipe: Recipe) -> Setup:
         length=train.length,
         loader=recipe.loader,
         callbacks=lambda run: [part.build(run) for part in recipe.callbacks],
+        asked=recipe,
         recipe=recipe,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,20 +13,20 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
-from paddle_dp.recipe import LoaderSettings, Precision
+from paddle_dp.recipe import LoaderSettings, Precision, Recipe, Train
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS
 from paddle_dp.train.assemble import Assembly, Setup
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
-from paddle_dp.train.run import Run
 from paddle_dp.units import Length
 
 if TYPE_CHECKING:
     import paddle
     from typing_extensions import Self
 
+_SOME = Length(1, "epochs")  # for those who ask how long a training is, of which nobody has said so yet
 Words = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
@@ -75,37 +75,91 @@ class FromPython:
         """
         mesh = join()
         home = one_folder(Path(folder), mesh)
-        computed_in = read_precision(precision)
+        computed_in, until = read_precision(precision), _length(length)
+        told = [c if isinstance(c, Callback) else _part("callbacks", c) for c in callbacks]
+        if test is None:  # there is nothing for it to do
+            told = [c for c in told if not (isinstance(c, Part) and c.name == "evaluate")]
+        given_loss = _loss(loss)
         _annotate(model, cuts=dict(cuts or {}), attends=dict(attends or {}), blocks=blocks)
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             return Task(
                 model=model,
-                loss=_loss(loss),
+                loss=given_loss,
                 optimizer=_optimizer(optimizer),
                 schedule=_schedule(schedule, steps, steps_per_epoch, batch),
                 precision=computed_in,
                 dropout=dropout,
             )
 
+        asked = Recipe.model_construct(
+            model=_made("models", model),
+            dataset=_made("datasets", train),
+            loss=_made("losses", given_loss),
+            strategy=_part("strategies", strategy),
+            train=_train(length=until or _SOME, batch=batch, micros=micros, precision=computed_in, last=last),
+            callbacks=tuple(c for c in told if isinstance(c, Part)),
+        )
         setup = Setup(
             name=home.name,
             folder=home,
-            strategy=_part("strategies", strategy),
+            strategy=asked.strategy,
+            asked=asked,
             dataset=lambda split: train if split == "train" else test,
             task=task,
             batch=batch,
             micros=micros,
             last=last,
             seed=seed,
-            length=Length.parse(length) if isinstance(length, str) else length,
+            length=until,
             loader=_loader_settings(loader),
-            callbacks=lambda run: _callbacks(callbacks, run),
+            callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in told],
         )
         _open(home, mesh, bool(resume))
         kind: Any = cls
         made: Self = Assembly(setup, mesh).trainer(kind, "newest" if resume is True else resume or None)
         return made
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made in Python, where a recipe has the Config of a part: all that a strategy asks of it."""
+
+    made: Any
+
+    def build(self) -> Any:
+        return self.made
+
+    @property
+    def heads(self) -> int:
+        return self._size("heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self._size("kv_heads")
+
+    @property
+    def length(self) -> int:
+        return self._size("length")
+
+    def _size(self, name: str) -> int:
+        size = getattr(self.made, name, 0)
+        return size if isinstance(size, int) else 0
+
+
+def _made(shelf: str, thing: Any) -> Part:
+    return Part(shelf, type(thing).__name__, Made(thing))
+
+
+def _train(**settings: Any) -> Train:
+    try:
+        return Train(**settings)
+    except ValueError as error:
+        raise UsageError(f"Trainer.of: {error}") from error
+
+
+def _length(given: Length | str | None) -> Length | None:
+    return Length.parse(given) if isinstance(given, str) else given
 
 
 def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
@@ -144,12 +198,6 @@ def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
             f'schedule {given}: it is stretched over the whole training: give length="3 epochs", too, and call fit().'
         )
     return _part("schedules", given).build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
-
-
-def _callbacks(given: Sequence[Words | Callback], run: Run) -> list[Callback]:
-    """Callbacks from words; without held-out data there is nothing for `evaluate` to do."""
-    kept = [c for c in given if not (c == "evaluate" and run.test_loader is None)]
-    return [c if isinstance(c, Callback) else _part("callbacks", c).build(run) for c in kept]
 
 
 def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:

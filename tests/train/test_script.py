@@ -76,12 +76,36 @@ def described(folder: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def learn(folders: dict[str, str]) -> None:
-    """Every layout in a folder of its own, one after another in the same ranks."""
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"strategy": {"use": "hybrid", "pipeline": 4}}, "the degrees make 4 = 4 ranks, and there are 2"),
+    ({"strategy": {"use": "hybrid", "pipeline": 2, "schedule": "interleaved"}, "micros": 3}, "micros"),
+    ({"strategy": {"use": "hybrid", "pipeline": 2}, "model": nn.Linear(6, 4)}, "ordered `blocks`"),
+    ({"strategy": "single"}, "strategy single runs on one rank"),
+    ({"callbacks": [*CALLBACKS, "timeline"]}, "callback timeline shows the stages of a pipeline"),
+    ({"micros": 17}, "a batch of 16 cannot be cut into 17"),
+]
+
+
+def refusals(folder: str) -> list[str]:
+    """What is said of each, before anything is learned."""
+    said = []
+    for place, (change, _) in enumerate(REFUSED):
+        given = described(Path(folder, f"refused-{place}"), **change)
+        if "model" in change:
+            given["optimizer"] = paddle.optimizer.SGD(0.1, parameters=given["model"].parameters())
+        with pytest.raises(UsageError) as caught:
+            Trainer.of(**given)
+        said.append(str(caught.value))
+    return said
+
+
+def learn(folders: dict[str, str], refused: str) -> list[str]:
+    """Every layout in a folder of its own, one after another in the same ranks; then what cannot be."""
     for layout, folder in folders.items():
         trainer = Trainer.of(**described(Path(folder), strategy=LAYOUTS[layout]))
         trainer.fit("2 epochs")
         trainer.evaluate()
+    return refusals(refused)
 
 
 def losses(run: Path) -> list[float]:
@@ -94,13 +118,15 @@ def weights(run: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {name: found.read(name) for name in found.names if name.startswith("model/")}
 
 
-def test_a_layout_learns_what_one_rank_learns(tmp_path: Path) -> None:
+def test_a_layout_learns_what_one_rank_learns_or_is_refused(tmp_path: Path) -> None:
     one = Trainer.of(**described(tmp_path / "one"))
     one.fit("2 epochs")
     one.evaluate()
     truth, learned = losses(tmp_path / "one"), weights(tmp_path / "one")
     assert len(truth) == 15 and truth[0] > truth[12] > truth[14] - 0.1
-    run_ranks(f"{HERE}:learn", 2, {layout: str(tmp_path / layout) for layout in LAYOUTS})
+    folders = {layout: str(tmp_path / layout) for layout in LAYOUTS}
+    for said in run_ranks(f"{HERE}:learn", 2, folders, str(tmp_path)):
+        assert all(words in sentence for sentence, (_, words) in zip(said, REFUSED, strict=True)), said
     for layout in LAYOUTS:
         np.testing.assert_allclose(losses(tmp_path / layout), truth, rtol=1e-5, err_msg=layout)
         found = weights(tmp_path / layout)
