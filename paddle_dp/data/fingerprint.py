@@ -13,6 +13,8 @@ from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Dataset, describe, read_samples
 from paddle_dp.errors import DataError
 
+UNREAD = "cannot be read"
+
 
 def fingerprint(dataset: Dataset, seed: int, apart: bool = False, timeout: float = 120.0) -> dict[str, str]:
     """{"sample 0": "inputs float32[1, 64] 1f0c2a77, targets int64[1] 7b21e4d0", …} of four samples, the first and
@@ -35,7 +37,7 @@ def _sample(dataset: Dataset, seed: int, index: int) -> str:
         with globals_kept():
             parts = read_samples(dataset, np.array([index]), seed, 0)
     except DataError as error:
-        return f"cannot be read: {error}"
+        return f"{UNREAD}: {error}"
     return ", ".join(
         f"{word} {_described(part)}" for word, part in zip(("inputs", "targets"), parts, strict=True)
     )
@@ -58,8 +60,8 @@ def _apart(dataset: Dataset, seed: int, timeout: float) -> dict[str, str]:
     try:
         return child.receive(timeout)
     except ChildHungError:
-        return {"samples": f"cannot be read: the first ones took more than {timeout:g} s"}
+        return {"samples": f"{UNREAD}: the first ones took more than {timeout:g} s"}
     except ChildEndedError as error:
-        return {"samples": f"cannot be read: the process that read them {error}"}
+        return {"samples": f"{UNREAD}: the process that read them {error}"}
     finally:
         child.end()

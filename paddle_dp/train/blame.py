@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,16 @@ def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, what: str = "tr
     Samples are read again under the same randomness, each rank its own, for `PATIENCE` seconds at most. Collective, and
     it never raises: it is asked when something has gone wrong already.
     """
-    try:
-        mine = _first(loader, steps)
-    except Exception:  # noqa: BLE001 - what it was called for must be told, whatever happens here
-        mine = None
+    found_here: list[dict[str, Any]] = []
+
+    def look() -> None:
+        with suppress(Exception):  # what it was called for must be told, whatever happens here
+            found_here.extend(_first(loader, steps))
+
+    reader = Thread(target=look, daemon=True)  # a sample that never comes must not keep the message
+    reader.start()
+    reader.join(PATIENCE + 5.0)
+    mine = found_here[0] if found_here else None
     mesh.wait("samples looked at")
     found = sorted((row for row in mesh.gather(mine) if row), key=lambda row: row["step"])
     if not found:
@@ -53,12 +61,12 @@ def of_target(
     return LossError(f"{what} data: {error}")
 
 
-def _first(loader: Loader, steps: Iterable[int]) -> dict[str, Any] | None:
-    """This rank's first bad sample."""
+def _first(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
+    """This rank's first bad sample, if there is one."""
     end = time.monotonic() + PATIENCE
     for step, indices in _read_in(loader, steps):
         if time.monotonic() > end:
-            return None
+            return []
         with globals_kept():
             inputs, targets = read_samples(
                 loader.dataset, indices, loader.share.seed, (step - 1) // loader.batches
@@ -66,8 +74,8 @@ def _first(loader: Loader, steps: Iterable[int]) -> dict[str, Any] | None:
         for part, array in (("inputs", inputs), ("targets", targets)):
             row = _first_row(array)
             if row is not None:
-                return {"step": step, "name": name(loader.dataset, int(indices[row])), "part": part}
-    return None
+                return [{"step": step, "name": name(loader.dataset, int(indices[row])), "part": part}]
+    return []
 
 
 def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:

@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.data.fingerprint import fingerprint
+from paddle_dp.data.fingerprint import UNREAD, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
@@ -49,7 +49,7 @@ def compare(facts: Facts, mesh: Mesh, advice: str) -> None:
     """
     if mesh.ranks == 1 or len(set(mesh.gather(_digest(facts)))) == 1:
         return
-    rows = mesh.gather([dict(facts), mesh.host, _node(mesh)])
+    rows = mesh.gather([json.loads(_text(facts)), mesh.host, _node(mesh)])
     tables = [row[0] for row in rows]
     key = next((key for key in _keys(tables) if not _may_differ([table.get(key) for table in tables])), None)
     if key is None:
@@ -88,7 +88,8 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
 def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> None:
     """How many samples there are, and what some of them are. Collective.
 
-    Samples that are random in a way that nobody seeds are left out: those differ from reading to reading.
+    Samples that are random in a way that nobody seeds are left out, for they differ from reading to reading, and those
+    that no rank can read, of which the training will tell.
     """
     if mesh.ranks == 1:
         return
@@ -102,8 +103,11 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
         return
     again = look()
     mesh.wait("samples read again")
-    random = {name for names in mesh.gather([n for n in found if again.get(n) != found[n]]) for name in names}
-    facts = {f"{name} of the {split} data": text for name, text in found.items() if name not in random}
+    random = [name for name in found if again.get(name) != found[name]]
+    unread = [name for name, text in found.items() if text.startswith(UNREAD)]
+    rows = mesh.gather([random, unread])
+    left_out = set().union(*(row[0] for row in rows)) | set.intersection(*(set(row[1]) for row in rows))
+    facts = {f"{name} of the {split} data": text for name, text in found.items() if name not in left_out}
     compare(facts, mesh, SAME_DATA)
 
 
@@ -237,8 +241,13 @@ def _kind(thing: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def _text(facts: Facts) -> str:
+    """JSON; a number of NumPy's is a text in it."""
+    return json.dumps(facts, default=str)
+
+
 def _digest(facts: Facts) -> int:
-    return zlib.crc32(json.dumps(facts, default=str).encode())
+    return zlib.crc32(_text(facts).encode())
 
 
 def _keys(tables: Iterable[Facts]) -> list[str]:

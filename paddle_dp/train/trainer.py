@@ -125,7 +125,7 @@ class Trainer(FromPython):
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from a checkpoint: bitwise on as many ranks as saved it, exactly counted on any other number."""
-        self.progress = state.restore(checkpoint, self.learner)
+        self.progress, self.sound = state.restore(checkpoint, self.learner), None
 
     def tell(self, name: str, numbers: Any = None, detail: Any = None) -> None:
         """Tells every callback of a moment."""

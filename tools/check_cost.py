@@ -1,0 +1,73 @@
+"""What looking at the weights costs, beside the checkpoint that it precedes.
+
+    python -m paddle.distributed.launch --nproc_per_node 2 tools/check_cost.py [MILLIONS]
+
+A model of so many million parameters (default 25) under AdamW is checked as before every save: weights and optimizer
+states, digests compared over the ranks, all numbers finite. Then it is saved. Prints the medians of five.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp import checkpoint
+from paddle_dp.mesh import join
+from paddle_dp.train import Trainer
+
+
+class Points:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full(1000, index / 64, "float32"), index % 10
+
+
+def seconds(work: Callable[[], object], times: int = 5) -> float:
+    taken = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def main(millions: int) -> None:
+    mesh = join(seed=0)
+    paddle.seed(0)
+    layers = [nn.Linear(1000, 1000) for _ in range(millions)]
+    with tempfile.TemporaryDirectory() as name:
+        trainer = Trainer.of(
+            model=nn.Sequential(*layers, nn.Linear(1000, 10)), loss="cross_entropy", optimizer="adamw", batch=32,
+            train=Points(), schedule={"use": "constant", "peak": 1e-4}, length="2 steps", callbacks=[],
+            folder=f"{name}/run",
+        )  # fmt: skip
+        trainer.fit()
+        folder = trainer.run.folder / "checkpoints"  # the first rank's
+        weights = seconds(lambda: trainer.check("now"))
+        everything = seconds(lambda: trainer.check("now", states=True))
+        saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - everything
+        update = seconds(lambda: [trainer.learner.train_batch(batch) for batch in trainer.loader.read(0)]) / 2
+    if mesh.is_first:
+        size = sum(p.size for p in trainer.learner.model.parameters())
+        print(
+            f"{size / 1e6:.1f} million parameters on {mesh.ranks} ranks, {mesh.device}; one update {update * 1e3:.0f} ms"
+        )
+        print(f"check of the weights         {weights * 1e3:7.1f} ms, {weights / update:.1%} of an update")
+        print(f"check of weights and states  {everything * 1e3:7.1f} ms, {everything / saved:.1%} of a save")
+        print(f"save                         {saved * 1e3:7.1f} ms")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 25)
