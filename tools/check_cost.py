@@ -62,7 +62,7 @@ def main(millions: int) -> None:
     if mesh.is_first:
         size = sum(p.size for p in trainer.learner.model.parameters())
         print(
-            f"{size / 1e6:.1f} million parameters on {mesh.ranks} ranks, {mesh.device}; one update {update * 1e3:.0f} ms"
+            f"{size / 1e6:.1f} million parameters, {mesh.ranks} ranks, {mesh.device}; update {update * 1e3:.0f} ms"
         )
         print(f"check of the weights         {weights * 1e3:7.1f} ms, {weights / update:.1%} of an update")
         print(f"check of weights and states  {everything * 1e3:7.1f} ms, {everything / saved:.1%} of a save")
