@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
 
-FIRST_PORT, BLOCK, BLOCKS = 61000, 64, 70  # above the ports that Linux hands out by itself (32768 to 60999)
+# Above the ports that Linux hands out by itself (32768 to 60999), and above those that Paddle's launcher draws from when
+# nobody tells it otherwise (35100 to 64000): jobs that somebody starts without us take none of these.
+FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # of a job of up to 31 ranks on this machine
 
 
 def meet(master: str) -> Meeting:
@@ -62,10 +64,12 @@ def interface_of(address: str) -> str | None:
 
 @contextmanager
 def reserved_ports() -> Iterator[dict[str, str]]:
-    """The launcher's PORT_RANGE for one job: a block of ports that no other job of ours on this machine is using.
+    """The launcher's PORT_RANGE for one job: a block of ports that no other job of ours on this machine is using, and
+    no other program either.
 
     The launcher looks for a free port some 3 s before a rank binds it; two jobs that start together could pick the
-    same one. A block is held by a socket whose name lives in the kernel only, and goes with this process.
+    same one. A block is held by a socket whose name lives in the kernel only, and goes with this process. One in which
+    anybody listens is passed over.
     """
     holder = socket.socket(socket.AF_UNIX)
     try:
@@ -75,9 +79,23 @@ def reserved_ports() -> Iterator[dict[str, str]]:
                 holder.bind(f"\0paddle_dp/ports/{block}")
             except OSError:
                 continue
-            start = FIRST_PORT + block * BLOCK
-            yield {"PORT_RANGE": f"{start}:{start + BLOCK - 1}"}
-            return
+            ports = range(FIRST_PORT + block * BLOCK, FIRST_PORT + (block + 1) * BLOCK)
+            if all(map(_is_free, ports)):
+                yield {"PORT_RANGE": f"{ports[0]}:{ports[-1]}"}
+                return
+            holder.close()
+            holder = socket.socket(socket.AF_UNIX)
         yield {}
     finally:
         holder.close()
+
+
+def _is_free(port: int) -> bool:
+    """Whether nobody listens at, or is bound to, a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one at rest is free, as for the store
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True

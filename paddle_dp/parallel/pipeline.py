@@ -109,12 +109,13 @@ class PipelineLearner(HybridLearner):
         return tensor
 
     def _same_buffers(self) -> Sequence[Any]:
-        seats = self.seats
-        groups = [seats.get_data_parallel_group(), seats.get_sharding_parallel_group()]
-        groups.append(seats.get_model_parallel_group())
-        if self.mesh.axes.sequence > 1:  # without one, fleet asserts
-            groups.append(seats.get_sep_parallel_group())
-        return [group for group in groups if group is not None and group.nranks > 1]
+        groups = {
+            "data": self.seats.get_data_parallel_group,
+            "sharding": self.seats.get_sharding_parallel_group,
+            "sequence": self.seats.get_sep_parallel_group,
+            "tensor": self.seats.get_model_parallel_group,
+        }
+        return [group() for axis, group in groups.items() if self.mesh.axes[axis] > 1]
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
         return [

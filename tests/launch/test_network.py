@@ -42,7 +42,20 @@ def test_a_block_of_ports_is_held_until_it_is_let_go():
     with reserved_ports() as first, reserved_ports() as second:
         assert first != second
         low, high = map(int, first["PORT_RANGE"].split(":"))
-        assert 60999 < low < high < 65536  # none that the kernel would hand out, all that there are
+        assert 64000 < low < high < 65536  # none that the kernel, or Paddle's launcher, would hand out by itself
+    with reserved_ports() as again:
+        assert again == first
+
+
+def test_a_block_in_which_somebody_listens_is_passed_over():
+    with reserved_ports() as first:
+        low = int(first["PORT_RANGE"].split(":")[0])
+    with socket.socket() as stranger:
+        stranger.bind(("", low + 3))
+        stranger.listen()
+        with reserved_ports() as second:
+            assert second != first
+            assert second
     with reserved_ports() as again:
         assert again == first
 
