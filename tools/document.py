@@ -33,6 +33,7 @@ MEANINGS = {
     "train.length": "How far to train, from the very beginning: also a resumed run ends there.",
     "train.batch": "Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks.",
     "train.micros": "In how many parts each batch is computed, to need less memory; the update stays the same.",
+    "train.patience": "How long an exchange between ranks on CPUs waits for one that is late, before the job ends.",
     "train.precision": "`float32`, `bfloat16`, `float16` or `float64`, or a mapping: see below.",
     "train.seed": "Where all randomness begins: weights, order of samples, augmentation, dropout.",
     "train.last": "The last batch of an epoch, when it is short: `keep` or `drop` it.",

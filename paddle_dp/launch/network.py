@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
 
-# Above the ports that Linux hands out by itself (32768 to 60999), and above those that Paddle's launcher draws from when
-# nobody tells it otherwise (35100 to 64000): jobs that somebody starts without us take none of these.
+# Above the ports that Linux hands out by itself (32768 to 60999), and above those that Paddle's launcher draws from
+# when nobody tells it otherwise (35100 to 64000): jobs that somebody starts without us take none of these.
 FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # of a job of up to 31 ranks on this machine
 
 

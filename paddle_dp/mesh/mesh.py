@@ -139,11 +139,12 @@ class Mesh:
 _joined: dict[str, Mesh] = {}
 
 
-def join(seed: int | None = None, device: str = "auto") -> Mesh:
+def join(seed: int | None = None, device: str = "auto", patience: float = 600.0) -> Mesh:
     """Joins this process to its job and returns the mesh; call it before a model or a loader is made.
 
     Started by `paddle.distributed.launch` (or `paddle-dp train`), the process meets its peers; started plainly, it is
-    a mesh of one. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank.
+    a mesh of one. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank;
+    `patience` is how many seconds every exchange on CPUs waits for a late rank, where Paddle has a fixed 30.
 
     Raises UsageError when `device` ("auto", "cpu" or "gpu") is not there.
     """
@@ -156,6 +157,8 @@ def join(seed: int | None = None, device: str = "auto") -> Mesh:
             if here.master:
                 (wait_for_port if here.rank else check_port)(here.master)
             paddle.distributed.init_parallel_env()
+            if place == "cpu":
+                _be_patient(patience)
         mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
         # gloo lets a rank go on while a peer is still connecting to it; if it ended now, the peer would report that
         # instead of the rank's own error. Nobody goes on before all have answered.
@@ -164,6 +167,15 @@ def join(seed: int | None = None, device: str = "auto") -> Mesh:
     if seed is not None:
         paddle.seed(seed)
     return _joined["mesh"]
+
+
+def _be_patient(seconds: float) -> None:
+    from paddle_dp.mesh.bridge.gloo_timeout import wait_for
+    from paddle_dp.mesh.bridge.rendezvous import Patience
+
+    Patience.seconds = seconds
+    if not wait_for(0, seconds):
+        print("a rank that is 30 s late ends the job: gloo's time limit could not be found in this Paddle")
 
 
 def _choose_device(wanted: str, here: Environment) -> str:

@@ -102,7 +102,7 @@ class Side:
 
     def __init__(self, recipe: Recipe, options: dict[str, Any]):
         self.recipe, self.options, self.folder = recipe, options, Path(options["trace"])
-        joined = join(seed=recipe.train.seed, device=recipe.train.device)
+        joined = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
         self.chosen = first_samples(recipe, options["steps"], options["ranks"])
         samples = len(self.chosen.dataset)
         self.per_epoch = Share(samples, recipe.train.batch, last=recipe.train.last).batches

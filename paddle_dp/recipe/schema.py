@@ -40,6 +40,7 @@ class Train:
     last: Literal["keep", "drop"] = "keep"
     dropout: Literal["exact", "own"] = "exact"
     device: Literal["auto", "cpu", "gpu"] = "auto"
+    patience: Duration = Duration.parse("600 s")
 
     def __post_init__(self) -> None:
         if self.micros > self.batch:

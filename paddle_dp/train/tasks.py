@@ -15,7 +15,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.recipe.folder import claim
     from paddle_dp.train.build import build
 
-    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    mesh = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
     recipe = _in_one_folder(recipe, mesh)
     resume = options.get("resume")
     if mesh.is_first:
@@ -43,7 +43,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.report import report
     from paddle_dp.train.state import load_model
 
-    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    mesh = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
     recipe = _in_one_folder(recipe, mesh)
     assembly = Assembly(setup(recipe), mesh)
     learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh

@@ -23,9 +23,11 @@ too, because gloo has none.
 | G.all_to_all G.all_to_all_tensor                  | NotImplementedError                                | collectives|
 | G.all_to_all_single G.all_gather_partial          | NotImplementedError                                | collectives|
 | G.barrier                                         | gives up after a fixed 30 s                        | collectives|
-| G.all_gather G.all_gather_into_tensor G.broadcast | right; only their _on_calc_stream twin is missing  | collectives|
-| G.scatter G.scatter_tensor                        | the same                                           | collectives|
+| G.all_gather G.all_gather_into_tensor G.broadcast | refuse strided tensors; no _on_calc_stream twin    | collectives|
+| G.scatter G.scatter_tensor G.gather               | the same                                           | collectives|
 | any of them, int16 or complex                     | exit(-1) without a word                            | library    |
+| the time limit of gloo's contexts, in C++         | a peer 30 s late ends the job, also in the backward| gloo_time- |
+|                                                   | of DataParallel, where a patch cannot reach        | out        |
 | F.layers.mpu.mp_ops: _c_identity _mp_allreduce    | no CPU kernel                                      | tensor_ops |
 | _c_concat _c_split                                | no CPU kernel; c_split's gradient joins the wrong  | tensor_ops |
 |                                                   | dim on every device                                |            |

@@ -13,11 +13,20 @@ from functools import cache
 from typing import Any
 
 from paddle_dp.mesh.bridge import carrier, library
+from paddle_dp.mesh.bridge.gloo_timeout import wait_for
 from paddle_dp.mesh.bridge.patch import Patch
-from paddle_dp.mesh.bridge.rendezvous import answer_at_once, open_store, own_host, reach_store, roll_call
+from paddle_dp.mesh.bridge.rendezvous import (
+    Patience,
+    answer_at_once,
+    open_store,
+    own_host,
+    reach_store,
+    roll_call,
+)
 from paddle_dp.mesh.environment import Environment
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first seat serves the others
+AGAIN = 1 << 20  # above all ids that Paddle deals out
 _turns: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
@@ -33,7 +42,9 @@ def create(store: Any, seat: int, seats: int, group: int = 0) -> Any:
     here = Environment.read()
     quicken_job_store()
     carrier.open_here(store)
-    name = f"gloo group {group}" + (f" (made again, {turn})" if (turn := next(_turns[group])) else "")
+    number = _number(group)
+    name = f"gloo group {group}" + (f" (made again, {number // AGAIN})" if number >= AGAIN else "")
+    store.set(f"{name}/rank/{seat}", str(here.rank))
     if seat == 0:
         private, port = open_store()
         store.set(f"{name}/address", f"{own_host()}:{port}")
@@ -42,10 +53,24 @@ def create(store: Any, seat: int, seats: int, group: int = 0) -> Any:
         host, port_word = bytes(store.get(f"{name}/address")).decode().rsplit(":", 1)
         private = reach_store(host, int(port_word))
     _stores.append(private)
-    made = library.own("create")(private, seat, seats, group)
+    made = library.own("create")(private, seat, seats, number)
+    wait_for(number, Patience.seconds)
+    ranks = [int(bytes(store.get(f"{name}/rank/{other}")).decode()) for other in range(seats)]
+    library.remember(made, number, seat, ranks)
     # A first word to everybody: nobody goes on, and nobody ends, while a peer still needs the store to connect.
     library.own("all_reduce")(made, paddle.ones([1]), core.ReduceOp.SUM, True).wait()
     return made
+
+
+def _number(group: int) -> int:
+    """A number of its own for every process group: Paddle lets a second one of the same id (0, where a raw group names
+    none) run over the connections of the first, whoever sits at their ends (3.3.1)."""
+    from paddle.distributed import collective
+
+    turn = next(_turns[group])
+    if not turn and group in collective._get_group_map():  # made before the bridge was there
+        turn = next(_turns[group])
+    return group + turn * AGAIN
 
 
 @cache

@@ -6,7 +6,17 @@ import os
 from collections.abc import Iterator
 
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh.bridge import carrier, collectives, exchange, gates, groups, library, sharded, tensor_ops
+from paddle_dp.mesh.bridge import (
+    carrier,
+    collectives,
+    exchange,
+    gates,
+    gloo_timeout,
+    groups,
+    library,
+    sharded,
+    tensor_ops,
+)
 from paddle_dp.mesh.bridge.patch import Patch, apply
 from paddle_dp.mesh.bridge.rendezvous import Patience
 from paddle_dp.mesh.mesh import Mesh
@@ -19,11 +29,12 @@ ANYWAY = "PADDLE_DP_BRIDGE"  # =try lets an unknown version through
 _installed: list[str] = []
 
 
-def install(where: Mesh | str, *, patience: float = 600.0) -> tuple[str, ...]:
+def install(where: Mesh | str, *, patience: float | None = None) -> tuple[str, ...]:
     """Makes fleet's hybrid parallelism run over gloo; returns the dotted names in Paddle that were replaced.
 
     `where` is the mesh or its device. On anything but a CPU nothing is touched, and () comes back; so it does from a
-    second call. Call it before `fleet.init`; before or after `join`. `patience`: seconds to wait for a late peer.
+    second call. Call it before `fleet.init`; before or after `join`. `patience`: seconds that an exchange waits for a
+    late peer; by default what `join` was told, or 600.
 
     Raises UsageError on a version of Paddle that the bridge does not know.
     """
@@ -33,10 +44,11 @@ def install(where: Mesh | str, *, patience: float = 600.0) -> tuple[str, ...]:
     import paddle
 
     check_version(paddle.__version__)
-    Patience.seconds = patience
+    Patience.seconds = patience = Patience.seconds if patience is None else patience
     library.keep()
     _installed.extend(apply(list(patches())))
     if paddle.distributed.is_initialized():
+        gloo_timeout.wait_for(0, patience)
         groups.quicken_job_store()
         carrier.here()
     return tuple(_installed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
@@ -17,10 +18,24 @@ KEPT = (
     "broadcast",
     "scatter",
     "scatter_tensor",
+    "gather",
 )
 # Of another type, gloo ends the process with exit(-1) and not a word (GENERATE_FUNC in process_group_gloo.cc).
 CARRIED = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool")
 _own: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A process group that the bridge made: its number among the job's messages, this seat, the global ranks."""
+
+    process_group: Any  # held on to: ids of objects are used again
+    id: int
+    rank: int
+    ranks: list[int]
+
+
+_known: dict[int, Known] = {}
 
 
 class Done:
@@ -52,8 +67,15 @@ def check_type(tensor: paddle.Tensor) -> paddle.Tensor:
     return tensor
 
 
+def remember(process_group: Any, number: int, seat: int, ranks: list[int]) -> None:
+    """Takes note of a process group just made: there may never be a Group of `paddle.distributed` around it."""
+    _known[id(process_group)] = Known(process_group, number, seat, ranks)
+
+
 def group_of(process_group: Any) -> Any:
-    """The `paddle.distributed` Group around a process group: its id, this seat (`rank`) and its global `ranks`."""
+    """What is known of a process group: its `id`, this seat (`rank`) and its global `ranks`."""
+    if known := _known.get(id(process_group)):
+        return known
     from paddle.distributed import collective
 
     return next(g for g in collective._get_group_map_by_name().values() if g.process_group is process_group)

@@ -108,6 +108,13 @@ def movements(room: Room) -> Any:
         right(lambda t: dist.alltoall_single(t, room.mine()), swapped, room.zeros(4 * ranks)),
     )
     yield "scatter", right(lambda t: dist.scatter(t, for_each, 0), every[0] + rank, room.zeros(4 * ranks))
+    turned = room.mine().transpose([1, 0])
+    yield "broadcast of a view", right(lambda t: dist.broadcast(t, 1), every[1].T, turned)
+    dist.all_gather(out := [], room.mine().transpose([1, 0]))
+    yield "all_gather of views", all(room.same(a, b.T) for a, b in zip(out, every, strict=True))
+    views = [one.transpose([1, 0]) for one in for_each]
+    target = room.zeros(4 * ranks).transpose([1, 0])
+    yield "scatter of views", right(lambda t: dist.scatter(t, views, 0), (every[0] + rank).T, target)
     stream = {"sync_op": True, "use_calc_stream": True}
     whole = room.zeros(4 * ranks * ranks)
     dist.stream.all_gather(whole, room.mine(), **stream)
@@ -142,10 +149,21 @@ def more() -> dict[str, Any]:
     objects: list[Any] = []
     dist.all_gather_object(objects, {"rank": mesh.rank})
     found["objects"] = objects
-    try:
-        dist.all_reduce(paddle.ones([2], "int16"))
-    except UsageError as error:
-        found["int16"] = str(error)
+    found["refused"] = []
+    for kind in ("int16", "complex64"):
+        odd = paddle.ones([2], "int16").astype(kind)
+        for call in (
+            lambda: dist.all_reduce(odd),  # noqa: B023 - called at once
+            lambda: dist.broadcast(odd, 0),  # noqa: B023
+            lambda: dist.all_gather([], odd),  # noqa: B023
+            lambda: dist.scatter(odd, [odd, odd], 0),  # noqa: B023
+            lambda: dist.gather(odd, [], 0),  # noqa: B023
+        ):
+            try:
+                call()
+            except UsageError as error:
+                found["refused"].append(f"gloo cannot carry {kind}" in str(error))
+    found["raw"] = raw(mesh)
     half = paddle.full([3], 30000.0, "float16")
     dist.all_reduce(half, dist.ReduceOp.AVG)  # the sum does not fit float16, the average does
     found["half"] = half.astype("float32").tolist()
@@ -155,10 +173,31 @@ def more() -> dict[str, Any]:
     return found
 
 
+def raw(mesh: Any) -> list[float]:
+    """A process group that was made by hand, without a Group around it: a sum, a message, a barrier."""
+    import paddle
+    from paddle.base import core
+
+    store = core.create_or_get_global_tcp_store()
+    group = core.ProcessGroupGloo.create(store, 1 - mesh.rank, mesh.ranks)  # seats the other way round
+    tensor = paddle.full([1], 1.0 + mesh.rank)
+    if mesh.rank:
+        group.send(tensor, 1, True)  # to the seat of rank 0
+    else:
+        group.recv(tensor, 0, True)
+    told = tensor.tolist()
+    group.broadcast(tensor, 0, True).wait()
+    group.barrier()
+    summed = paddle.full([1], 10.0 * (mesh.rank + 1))
+    group.all_reduce(summed, core.ReduceOp.SUM, True).wait()
+    return [*told, *tensor.tolist(), *summed.tolist()]
+
+
 def test_the_rest() -> None:
     zero, one = run_ranks(f"{HERE}:more", 2, timeout=60)
     assert zero["uneven"] == [0, 10, 11, 12] and one["uneven"] == [1, 2, 13]
     for found in (zero, one):
         assert found["objects"] == [{"rank": 0}, {"rank": 1}]
-        assert "gloo cannot carry int16" in found["int16"]
+        assert found["refused"] == [True] * 10
+        assert found["raw"] == [2.0, 2.0, 30.0]
         assert found["half"] == [30000.0] * 3 and found["task"] == [2.0, 2.0]
