@@ -145,10 +145,11 @@ def barrier(process_group: Any, *_: Any) -> Done:
     return Done()
 
 
-def _plain(name: str) -> Callable[..., Any]:
+def _plain(name: str, *flags: bool) -> Callable[..., Any]:
     """The library's own collective, for tensors of every layout in memory, refusing what would end the process.
 
-    `_on_calc_stream`, its second name, has no flag that says «wait».
+    `flags` come behind the caller's arguments: under its `_on_calc_stream` name it has none that says «wait». (Without
+    one, all_gather and scatter take their input first, and their output behind it.)
     """
     kept = own(name)
 
@@ -167,8 +168,7 @@ def _plain(name: str) -> Callable[..., Any]:
             copies.append((given, given.detach().contiguous()))
             return copies[-1][1]
 
-        straightened = [straight(one) for one in args if not isinstance(one, bool)]
-        task = kept(process_group, *straightened, True)
+        task = kept(process_group, *map(straight, args), *flags)
         for given, copy in copies:  # among them are those that were written to
             fill(given, copy)
         return task
@@ -199,9 +199,9 @@ def patches() -> Iterator[Patch]:
         if known:
             yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=ours, symptom=absent, missing="add")
     for name in KEPT[2:]:
-        ours = _plain(name)
         yield Patch(
-            owner=gloo, name=name, value=ours,
+            owner=gloo, name=name, value=_plain(name),
             symptom="refuses strided tensors; exit(-1) without a word for int16 and complex",
         )  # fmt: skip
-        yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=ours, symptom=absent, missing="add")
+        on_stream = _plain(name, True)
+        yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=on_stream, symptom=absent, missing="add")
