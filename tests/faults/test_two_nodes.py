@@ -45,9 +45,12 @@ def spaces():
             subprocess.run(["ip", "netns", "del", name], timeout=10)
 
 
-def begin(space: str, node: int, out: Path, task: str, **extra: str) -> subprocess.Popen[str]:
+def begin(
+    space: str, node: int, out: Path, task: str, *overrides: str, **extra: str
+) -> subprocess.Popen[str]:
     job = {
-        "task": f"tests.faults.tasks:{task}", "recipe": "tests/faults/tiny.yaml", "out": str(out), "extra": extra,
+        "task": task if task == "train" else f"tests.faults.tasks:{task}", "overrides": overrides,
+        "recipe": "tests/faults/tiny.yaml", "out": str(out), "extra": extra,
         "nodes": 2, "master": f"{NODES[0]}:{PORT}", "node_rank": node,
     }  # fmt: skip
     command = ["ip", "netns", "exec", space, sys.executable, "tests/faults/start.py", json.dumps(job)]
@@ -82,3 +85,15 @@ def test_a_failure_on_one_node_ends_the_other(spaces, tmp_path):
     (status, _, complained), (culprit_status, _, cause) = finish(jobs)
     assert culprit_status == 1 and "ValueError: the culprit's own words" in cause
     assert status != 0 and "look at the other nodes" in complained
+
+
+def test_nodes_with_different_recipes_do_not_begin(spaces, tmp_path):
+    """Both end, with the first key that differs, its values, and whose they are; other folders would be no matter."""
+    jobs = [
+        begin(space, node, tmp_path / f"run-{node}", "train", f"train.batch={64 // (node + 1)}")
+        for node, space in enumerate(spaces)
+    ]
+    for status, _, complained in finish(jobs):
+        assert status == 2, complained
+        assert "train.batch: 64 on rank 0 (node 0; host " in complained
+        assert "32 on rank 1 (node 1; host " in complained

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.precision import GROW_EVERY, LossScale, MixedPrecision
+from paddle_dp.parallel.precision import GROW_EVERY, HOPELESS, LossScale, MixedPrecision
 from paddle_dp.recipe import Precision
 
 
@@ -50,6 +50,15 @@ def test_the_scale_halves_on_overflow_and_doubles_after_many_good_steps():
     restored = LossScale(1.0)
     restored.load(scale.state())
     assert restored.state() == scale.state()
+
+
+def test_a_scale_that_cannot_fall_any_more_is_hopeless_after_a_while():
+    scale = LossScale(65536.0)
+    assert [scale.accept(False) or scale.hopeless for _ in range(HOPELESS)] == [False] * (HOPELESS - 1) + [
+        True
+    ]
+    assert not scale.accept(False) and scale.hopeless
+    assert scale.accept(True) and not scale.hopeless
 
 
 def test_the_scale_never_falls_below_one():

@@ -248,11 +248,11 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
     assert made(tmp_path / "run", resume=True).fit().step == 12
 
 
-def test_what_is_not_finite_is_not_exported_or_merged(tmp_path: Path) -> None:
+def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) -> None:
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import export as exporting
-    from paddle_dp.train import program
+    from paddle_dp.train import program, tasks
     from paddle_dp.train.build import build
 
     (tmp_path / "recipe.yaml").write_text(
@@ -263,8 +263,10 @@ def test_what_is_not_finite_is_not_exported_or_merged(tmp_path: Path) -> None:
     recipe = read_recipe(tmp_path / "recipe.yaml", [f"out={tmp_path}"])
     build(recipe, Mesh.alone()).fit("2 steps")
     saved = tmp_path / "checkpoints" / "step-00000002"
-    name = next(n for n in checkpoints.load(saved).names if n.startswith("model/") and n.endswith("weight"))
+    name = "model/head.bias"
     spoiled(saved, None, name)
+    with pytest.raises(NotFiniteError, match=f"the evaluation of {saved} gives loss nan"):
+        tasks.evaluate(recipe, {"checkpoint": str(saved)})
     with pytest.raises(ExportError, match=f"'{name.removeprefix('model/')}' is not finite: 1 NaN of"):
         exporting.export(recipe, {"to": str(tmp_path / "out"), "checkpoint": str(saved)})
     assert not (tmp_path / "out").exists()
