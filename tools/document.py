@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paddle_dp.part import SHELVES, find, names, settings_of, summary
+from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
 from paddle_dp.recipe.schema import CALLBACKS, LoaderSettings, Train
 
@@ -21,6 +21,9 @@ MARK = "<!-- Below this line everything is written by `make docs`. -->\n"
 MEANINGS = {
     "name": "The run's name. By default the file's, without `.yaml`.",
     "model": "What learns: a part of `models/`.",
+    "model.cuts": "Pattern of layers, or of a number that counts what is cut (`….num_heads`), to the way to cut it.",
+    "model.attends": "Pattern of layers to their method in which tokens meet.",
+    "model.blocks": "The layers whose chain is the forward: patterns, functions, and lists of them that stay together.",
     "dataset": "What it learns from: a part.",
     "loss": "What should fall: a part. Without one, the model's own method `loss(outputs, targets)`.",
     "optimizer": "How an update is made of gradients: a part.",
@@ -58,8 +61,19 @@ def recipe_keys() -> Iterator[str]:
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
         yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"
+        if shelf == "models":
+            yield from ("", *of_any_model())
         for name in names(shelf):
             yield from part(shelf, name)
+
+
+def of_any_model() -> Iterator[str]:
+    """What a recipe may say about the layers of any model."""
+    yield "Beside its own settings, any model takes what says how its layers can be split"
+    yield "([add-a-part.md](add-a-part.md#a-model-that-nobody-prepared)):"
+    yield from ("", "| key | type | meaning |", "|---|---|---|")
+    for setting in settings_of(Annotation):
+        yield f"| `{setting.name}` | `{setting.type}` | {MEANINGS[f'model.{setting.name}']} |"
 
 
 def prose(text: str) -> str:

@@ -41,7 +41,7 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
         cut=tuple(_sizes(parents)),
         cut_classes=any(_cuts_classes(parent) for _, parent in parents),
         attends=any(getattr(layer, "attends", ()) for _, layer in parents),
-        tied=_share(blocks),
+        tied=_tied(blocks),
     )
 
 
@@ -53,9 +53,13 @@ def _cuts_classes(parent: nn.Layer) -> bool:
     )
 
 
-def _share(blocks: Iterable[nn.Layer]) -> bool:
-    held = [{id(p) for p in block.parameters()} for block in blocks]
-    return len(set().union(*held)) < sum(map(len, held))
+def _tied(blocks: Iterable[nn.Layer]) -> tuple[tuple[int, ...], ...]:
+    """The numbers of blocks that share a weight, once for each such set."""
+    users: dict[int, list[int]] = {}
+    for number, block in enumerate(blocks):
+        for parameter in block.parameters():
+            users.setdefault(id(parameter), []).append(number)
+    return tuple(dict.fromkeys(tuple(numbers) for numbers in users.values() if len(numbers) > 1))
 
 
 def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]:

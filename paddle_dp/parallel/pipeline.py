@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
-import paddle.distributed as dist
 from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
@@ -17,6 +16,7 @@ from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.engines import Engine
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
+from paddle_dp.parallel.readers import Readers
 from paddle_dp.parallel.stages import Held
 from paddle_dp.parallel.timeline import Recorder
 from paddle_dp.plan.schedule import Work
@@ -103,10 +103,7 @@ class PipelineLearner(HybridLearner):
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Over the ranks that hold the same stage."""
-        for group in (self.seats.get_data_parallel_group(), self.seats.get_sharding_parallel_group()):
-            if group.nranks > 1:
-                dist.all_reduce(tensor, group=group)
-        return tensor
+        return Readers.of(self.seats).sum_tensor(tensor)
 
     def _same_buffers(self) -> Sequence[Any]:
         groups = {
@@ -118,11 +115,7 @@ class PipelineLearner(HybridLearner):
         return [group() for axis, group in groups.items() if self.mesh.axes[axis] > 1]
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
-        return [
-            (f"blocks.{number}.{name}", tensor)
-            for number, block in self.held.blocks.items()
-            for name, tensor in block.named_buffers()
-        ]
+        return self.held.named_buffers()
 
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""

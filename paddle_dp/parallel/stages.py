@@ -86,6 +86,13 @@ class Held:
     def named_parameters(self) -> Named:
         return list(self.parameters)
 
+    def named_buffers(self) -> Named:
+        return [
+            (f"{place}.{word}", tensor)
+            for place, layer in self.layers
+            for word, tensor in layer.named_buffers(include_sublayers=False)
+        ]
+
     def state(self) -> dict[str, paddle.Tensor]:
         """Asked of the layers each time: a forward may put another tensor in a buffer's place."""
         return {

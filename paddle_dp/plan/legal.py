@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ class Anatomy:
     `blocks`: how many ordered ones it has, `sizes` their parameters, `frozen` the numbers of those in which nothing
     learns; `outside`: a parameter that is in none of them, or "". `cut`: what its
     `cuts` tables name, with the size that the tensor axis must divide; `cut_classes`: its scores among them. `attends`:
-    whether it names its attention. `tied`: whether two blocks share a weight.
+    whether it names its attention. `tied`: the numbers of blocks that share a weight.
     """
 
     blocks: int = 0
@@ -29,7 +30,7 @@ class Anatomy:
     cut: tuple[tuple[str, int], ...] = ()
     cut_classes: bool = False
     attends: bool = False
-    tied: bool = False
+    tied: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
 def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) -> Iterator[str]:
     """What the model itself does not allow; `told`: its settings have said already why tensor cannot be."""
     if degrees.pipeline > 1:
-        yield from _unstageable(degrees.pipeline, shape, model)
+        yield from _unstageable(degrees, shape, model)
     if degrees.tensor > 1:
         yield from _uncuttable(degrees.tensor, shape, model, told)
     if degrees.sequence > 1 and not (model.attends and model.blocks):
@@ -108,16 +109,23 @@ def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) ->
         yield f"sequence {degrees.sequence} needs a loss of each token, which this one is not"
 
 
-def _unstageable(pipeline: int, shape: Shape, model: Anatomy) -> Iterator[str]:
+def _unstageable(degrees: Degrees, shape: Shape, model: Anatomy) -> Iterator[str]:
+    pipeline, stages = degrees.pipeline, degrees.pipeline * shape.stages_each
     if not model.blocks:
         yield f"pipeline {pipeline} needs a model with ordered `blocks`, and this one names none"
     elif model.outside:
         yield f"pipeline {pipeline} needs all of a model in its `blocks`, and '{model.outside}' is in none"
-    elif wrong := amiss(shape.split, model.blocks, pipeline * shape.stages_each):
+    elif wrong := amiss(shape.split, model.blocks, stages):
         yield from wrong
     else:
-        bounds = deal(model.sizes or (1,) * model.blocks, pipeline * shape.stages_each, shape.split)
+        bounds = deal(model.sizes or (1,) * model.blocks, stages, shape.split)
         yield from unlearning(bounds, pipeline, model.frozen)
+        on = [{(bisect_right(bounds, n) - 1) % pipeline for n in blocks} for blocks in model.tied]
+        if degrees.sharding > 1 and any(len(ranks) > 1 for ranks in on):
+            yield (
+                f"sharding {degrees.sharding} would give a weight that stages of the pipeline share (tied) an owner on "
+                "each of them"
+            )
 
 
 def _uncuttable(tensor: int, shape: Shape, model: Anatomy, told: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paddle_dp.errors import UsageError, did_you_mean
-from paddle_dp.part import SHELVES, find, names, settings_of, summary
+from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
 
 
 def listing(shelf_name: str | None, part_name: str | None) -> Group:
@@ -44,7 +44,7 @@ def part(shelf: str, name: str) -> Group:
     config = find(shelf, name)
     help_line = summary(shelf, name) if name in known else (config.__doc__ or "").split("\n")[0]
     title = Text.assemble((f"{SHELVES[shelf]}: {{use: {name}}}", "bold"), f"  {help_line}")
-    return Group(title, *_notes(config), _settings(config), "")
+    return Group(title, *_notes(config), _settings(config), *_annotations(shelf, config), "")
 
 
 def _summaries(name: str) -> Table:
@@ -63,6 +63,15 @@ def _notes(config: type[Any]) -> Iterator[Padding]:
     text = inspect.cleandoc(config.__doc__ or "")
     if text and is_dataclass(config) and not text.startswith(f"{config.__name__}("):
         yield Padding(Text(text, style="italic"), (0, 0, 0, 2))
+
+
+def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
+    """What a recipe may say about any model's layers, where the model has no setting of that name."""
+    own = {setting.name for setting in settings_of(config)}
+    keys = [setting.name for setting in settings_of(Annotation) if setting.name not in own]
+    if shelf == "models" and keys:
+        said = f"and {', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"
+        yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
 
 
 def _settings(config: type[Any]) -> Padding:

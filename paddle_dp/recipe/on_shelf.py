@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from paddle_dp.part import Part, find, names, read_part, summary
+from paddle_dp.part import Annotation, Part, find, names, read_part, summary
 from paddle_dp.part.config import adapter
 
 
@@ -46,6 +46,9 @@ class OnShelf:
 
     def _describe(self, name: str) -> dict[str, Any]:
         described = adapter(find(self.shelf, name)).json_schema(schema_generator=EditorSchema)
+        if self.shelf == "models":  # beside its own settings, what a recipe says about its layers
+            said = adapter(Annotation).json_schema(schema_generator=EditorSchema)
+            described["properties"] = {**said["properties"], **described.get("properties", {})}
         use = {"const": name, "description": summary(self.shelf, name)}
         return {
             **described,

@@ -71,7 +71,7 @@ class Config:
 
         shape = self.shape(recipe)
         said = refusal(self.degrees(ranks), shape, ranks)
-        tied = shape.anatomy.tied if shape.anatomy else bool(getattr(recipe.model.config, "tied", False))
+        tied = shape.anatomy is None and bool(getattr(recipe.model.config, "tied", False))
         said = said or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if said:
             raise UsageError(said)

@@ -4,7 +4,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.parallel.dry import anatomy
 from paddle_dp.part import Annotation, annotate, read_part
+from paddle_dp.plan import Shape, legal_layouts
 from tests.part.test_annotation import TEXTS, Texts
 from tests.ranks import run_ranks
 
@@ -122,7 +124,16 @@ def check(ranks, cases, allowed=1e-6):  # a ResNet makes 1e-16 a thousand millio
             assert found["names"] == [], case
 
 
+def proposed(name, ranks):
+    """The layouts that a refusal would call legal for one of the models."""
+    shape = Shape(length=6, batch=BATCH, micros=2, anatomy=anatomy(MODELS[name]))
+    return [[name, degrees.as_dict()] for degrees in legal_layouts(shape, ranks)]
+
+
 def test_on_two_ranks():
+    """Among them every layout that is called legal for a model without tables, and for one that a recipe annotates."""
+    axes = [axis for _, strategy in proposed("shared", 2) for axis, size in strategy.items() if size > 1]
+    assert sorted(axes) == ["data", "pipeline", "sharding"]
     pipeline = {"pipeline": 2}
     interleaved = {**pipeline, "schedule": "interleaved"}
     check(2, [
@@ -133,7 +144,7 @@ def test_on_two_ranks():
         ["convnet", {**pipeline, "split": [3, 1]}],
         ["mlp", {**pipeline, "recompute": "every 2 blocks", "schedule": "f_then_b"}],
         ["texts", {**pipeline, "split": [1, 4]}],
-        ["texts", {"tensor": 2}],
+        *proposed("texts", 2),
         ["texts", {"tensor": 2, "sequence_parallel": True, "recompute": "full"}],
     ])  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_a_sequence_is_its_children_used_twice_or_not():
     shared = nn.Linear(4, 4)
     model = nn.Sequential(nn.Linear(2, 4), shared, nn.ReLU(), shared)
     assert blocks_of(model) == [model[0], shared, model[2], shared]
-    assert anatomy(lambda: model).tied and anatomy(lambda: model).blocks == 4
+    assert anatomy(lambda: model).tied == ((1, 3),) and anatomy(lambda: model).blocks == 4
 
 
 @pytest.mark.parametrize("value", [3, "many", None])

@@ -113,3 +113,20 @@ def test_no_length_no_sequence():
     assert "needs a model or a data set with a `length`" in " ".join(
         problems(Degrees(sequence=2), Shape(), 2)
     )
+
+
+def test_a_weight_that_two_stages_share_is_not_sharded():
+    both = Degrees(pipeline=2, sharding=2)
+    shape = Shape(anatomy=Anatomy(blocks=4, tied=((0, 3),)))
+    assert "share (tied)" in " ".join(problems(both, shape, 4))
+    assert all(layout.sharding == 1 or layout.pipeline == 1 for layout in legal_layouts(shape, 4))
+    assert not problems(both, Shape(anatomy=Anatomy(blocks=4, tied=((0, 1),))), 4)
+
+
+def test_a_stage_in_which_nothing_learns_is_refused():
+    shape = Shape(anatomy=Anatomy(blocks=4, sizes=(0, 5, 0, 5), frozen=frozenset({0, 2})), split=(1, 3))
+    (said,) = problems(Degrees(pipeline=2), shape, 2)
+    assert said == (
+        "stage 0 of the pipeline would hold nothing that learns (block 0): deal by split: parameters, or by a list"
+    )
+    assert not problems(Degrees(pipeline=2), replace(shape, split="parameters"), 2)

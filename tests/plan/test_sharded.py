@@ -18,7 +18,7 @@ def test_what_can_be_sharded_is_not_refused() -> None:
     [
         (["strategy.sharding=2", "strategy.offload=true"], 2, "cpu", "there is no GPU here: set"),
         (["strategy.offload=true"], 2, "gpu", "set strategy.sharding to 2 or more"),
-        (["strategy.sharding=2", "strategy.pipeline=2", "model.tied=true"], 4, "cpu", "Set model.tied=false"),
+        (["strategy.sharding=2", "strategy.pipeline=2", "model.tied=true"], 4, "cpu", "pipeline share"),
         (["strategy.sharding=3"], 2, "cpu", "Legal on 2 ranks, nearest first: sharding 2"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,6 +60,30 @@ class Two(nn.Layer):
         return x
 
 
+class Plain(nn.Layer):
+    """What Two computes, from the same initial weights, as somebody writes it who has never heard of layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up0, self.down0 = nn.Linear(6, 16), nn.Linear(16, 6)
+        self.up1, self.down1 = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.down0(nn.functional.gelu(self.up0(x)))
+        return self.down1(nn.functional.gelu(self.up1(x)))
+
+
+def annotated() -> dict[str, Any]:
+    paddle.seed(1)
+    model, gelu = Plain(), nn.functional.gelu
+    return {
+        "model": model,
+        "optimizer": paddle.optimizer.AdamW(1e-2, parameters=model.parameters()),
+        "cuts": {"up*": "columns", "down*": "rows"},
+        "blocks": [["up0", gelu, model.down0], ["up1", {"use": "paddle.nn.functional.gelu"}, "down1"]],
+    }
+
+
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     paddle.seed(1)
     model = Two()
@@ -102,7 +127,8 @@ def refusals(folder: str) -> list[str]:
 def learn(folders: dict[str, str], refused: str) -> list[str]:
     """Every layout in a folder of its own, one after another in the same ranks; then what cannot be."""
     for layout, folder in folders.items():
-        trainer = Trainer.of(**described(Path(folder), strategy=LAYOUTS[layout]))
+        strategy, plain = LAYOUTS[layout.removeprefix("plain ")], layout.startswith("plain ")
+        trainer = Trainer.of(**described(Path(folder), strategy=strategy, **(annotated() if plain else {})))
         trainer.fit("2 epochs")
         trainer.evaluate()
     return refusals(refused)
@@ -124,12 +150,17 @@ def test_a_layout_learns_what_one_rank_learns_or_is_refused(tmp_path: Path) -> N
     one.evaluate()
     truth, learned = losses(tmp_path / "one"), weights(tmp_path / "one")
     assert len(truth) == 15 and truth[0] > truth[12] > truth[14] - 0.1
-    folders = {layout: str(tmp_path / layout) for layout in LAYOUTS}
+    layouts = [*LAYOUTS, *(f"plain {layout}" for layout in LAYOUTS)]
+    folders = {layout: str(tmp_path / layout) for layout in layouts}
     for said in run_ranks(f"{HERE}:learn", 2, folders, str(tmp_path)):
         assert all(words in sentence for sentence, (_, words) in zip(said, REFUSED, strict=True)), said
-    for layout in LAYOUTS:
+    for layout in layouts:
         np.testing.assert_allclose(losses(tmp_path / layout), truth, rtol=1e-5, err_msg=layout)
         found = weights(tmp_path / layout)
+        if layout.startswith("plain "):  # up0.weight is blocks.0.up.weight
+            found = {
+                re.sub(r"/(up|down)(\d)", r"/blocks.\2.\1", name): value for name, value in found.items()
+            }
         assert found.keys() == learned.keys()
         for name, weight in learned.items():
             np.testing.assert_allclose(found[name], weight, atol=2e-5, err_msg=f"{layout} {name}")
@@ -173,6 +204,12 @@ def test_parts_in_a_recipes_words(tmp_path: Path) -> None:
         ({"strategy": "data_paralel"}, RecipeError, "Did you mean 'data_parallel'"),
         ({"loader": {"worker": 1}}, RecipeError, "Did you mean 'workers'"),
         ({"epochs": 3}, TypeError, "epochs"),
+        (
+            {"cuts": {"blocks.*.upp": "columns"}},
+            RecipeError,
+            "Trainer.of.cuts.blocks.*.upp: .* Did you mean 'up'",
+        ),
+        ({"cuts": {"blocks.*.up": "colums"}}, RecipeError, "Did you mean 'columns'"),
     ],
 )
 def test_a_wrong_word_is_met_at_the_door(

@@ -1,0 +1,108 @@
+"""A layout is refused by what the model itself says, before any process starts; what is proposed instead, it allows."""
+
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.recipe import Recipe, read_recipe
+
+TEXTS = "tests.part.test_annotation.Texts"
+CHAIN = 'blocks: [embed, "encoder.layers.*", [{use: paddle.mean, axis: 1}, head]]'
+RECIPE = """
+model: {use: %s}
+dataset: {use: random_tokens, vocab: 32, length: 6}
+loss: {use: %s}
+optimizer: {use: adamw}
+strategy: {use: hybrid}
+train: {length: 1 epoch, batch: 8, micros: 4}
+"""
+OWN = """
+from paddle import nn
+
+def chain(depth: int = 3):
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
+
+class Beside(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.LayerList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.Linear(4, 4)
+
+def spectral():
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_models.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(model: str, *overrides: str, loss: str = "cross_entropy") -> Recipe:
+        (tmp_path / "recipe.yaml").write_text(RECIPE % (model, loss))
+        return read_recipe(tmp_path / "recipe.yaml", overrides)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "ranks", "said"),
+    [
+        (
+            TEXTS,
+            ["pipeline=2"],
+            2,
+            "ordered `blocks`, and this one names none. Legal .*: data 2; sharding 2.$",
+        ),
+        (TEXTS, ["tensor=2"], 2, "`cuts` tables, and this one has none. Legal .*: data 2; sharding 2.$"),
+        (
+            f"{TEXTS}, {CHAIN}",
+            ["tensor=2"],
+            2,
+            "Legal .*: sharding 2; pipeline 2; data 2.$|data 2; .*pipeline 2",
+        ),
+        (f"{TEXTS}, cuts: {{head: columns}}", ["tensor=2"], 2, r"tensor 2 does not divide head \(5\)"),
+        (
+            f"{TEXTS}, {CHAIN}",
+            ["pipeline=6"],
+            6,
+            "6 pipeline stages need as many blocks, and the model has 5",
+        ),
+        (f"{TEXTS}, {CHAIN}", ["sequence=2"], 2, "names its attention in `attends`"),
+        ("own_models.chain", ["pipeline=4"], 4, "4 pipeline stages need as many blocks, and the model has 3"),
+        (
+            "own_models.Beside",
+            ["pipeline=2"],
+            2,
+            "all of a model in its `blocks`, and 'head.bias' is in none",
+        ),
+        ("own_models.chain", ["pipeline=2", "split=[1,1]"], 2, "split deals 2 blocks, and the model has 3"),
+    ],
+)
+def test_what_a_model_does_not_allow_is_said(recipe, model, overrides, ranks, said):
+    found = recipe(model, *(f"strategy.{word}" for word in overrides))
+    with pytest.raises(UsageError, match=said):
+        found.strategy.refuse(found, ranks, "cpu")
+
+
+@pytest.mark.parametrize("model", ["own_models.chain", f"{TEXTS}, {CHAIN}", "own_models.spectral"])
+def test_a_chain_needs_no_setting_called_depth(recipe, model):
+    """Nor can every model be built without memory: what cannot, its ranks look at."""
+    found = recipe(model, "strategy.pipeline=2")
+    found.strategy.refuse(found, 2, "cpu")
+
+
+def test_a_loss_without_parts_is_not_given_some(recipe):
+    heads = "cuts: {head: classes}"
+    found = recipe(f"{TEXTS}, {heads}", "strategy.tensor=5", loss="mean_squared_error")
+    with pytest.raises(
+        UsageError, match="tensor 5 cuts the classes of the scores, which this loss needs whole"
+    ):
+        found.strategy.refuse(found, 5, "cpu")
+
+
+def test_a_pattern_that_means_nothing_has_its_line(recipe):
+    with pytest.raises(
+        RecipeError, match=r"recipe.yaml:2: model.cuts.encoder.layer.\*.linear1: .*Did you mean 'layers'"
+    ):
+        recipe(f'{TEXTS}, cuts: {{"encoder.layer.*.linear1": columns}}')
