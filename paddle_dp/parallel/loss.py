@@ -6,10 +6,11 @@ from typing import Any, Literal, Union
 
 import paddle
 
-from paddle_dp.errors import LossError
+from paddle_dp.errors import LossError, TargetError
 
 Count = Union[int, float, "paddle.Tensor"]
 Scores = dict[str, paddle.Tensor]
+PADDLE_IGNORES = -100  # by default
 
 
 class Loss:
@@ -78,7 +79,11 @@ class Given(Loss):
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(targets.shape[0])
-        total, count = total_and_count(self.given(outputs, targets), samples)
+        try:
+            result = self.given(outputs, targets)
+        except IndexError as error:  # what Paddle's cross-entropies raise, without saying whose target it is
+            raise _of_no_class(outputs, targets) or error from None
+        total, count = total_and_count(result, samples)
         if self.counted == "samples" and count != samples:
             raise LossError(
                 f"the loss {self.name} has counts_samples = True, and counts {number(count):g} things in {samples} "
@@ -123,6 +128,27 @@ def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
     raise LossError(
         f"the loss gave {_described(result)}, which does not say what it is over. Return (total, count), the sum and "
         "how many it sums over, or one loss per sample: paddle.nn.CrossEntropyLoss(reduction='none'), for example."
+    )
+
+
+def _of_no_class(outputs: Any, targets: paddle.Tensor) -> TargetError | None:
+    """The error that names the first of targets [n, …] that is none of the classes of outputs [n, …, classes]; None
+    where all are, or where outputs and targets are nothing of the kind."""
+    if not isinstance(outputs, paddle.Tensor) or targets.is_floating_point() or not outputs.ndim:
+        return None
+    classes, found = outputs.shape[-1], targets.numpy()
+    if found.size * classes != outputs.size:
+        return None
+    wrong = (found >= classes) | ((found < 0) & (found != PADDLE_IGNORES))
+    if not wrong.any():
+        return None
+    row = int(wrong.reshape(len(found), -1).any(1).argmax())
+    value = int(found[row][wrong[row]].flat[0])
+    return TargetError(
+        f"target {value} is no class: the {classes} classes of the model's outputs are 0 to {classes - 1}. Give the "
+        "model more classes, mend the data set, or let the loss leave such targets out.",
+        row,
+        value,
     )
 
 

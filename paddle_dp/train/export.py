@@ -58,7 +58,7 @@ def _fill(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     """Writes everything and proves it; returns what a person wants to read about it."""
     dataset = recipe.dataset.build("test")
     model, found = _trained(recipe, options.get("checkpoint") or "newest")
-    inputs = program.batches(_samples(dataset), lambda batch: program.outputs(model, batch))
+    inputs = program.batches(_samples(dataset, model), lambda batch: program.outputs(model, batch))
     wanted = [program.outputs(model, batch) for batch in inputs]
     program.insist_on_numbers(wanted)
     shape = program.write(model, inputs, folder)
@@ -99,8 +99,11 @@ def _trained(recipe: Recipe, which: str) -> tuple[paddle.nn.Layer, Checkpoint]:
     return learner.model, found
 
 
-def _samples(dataset: Any) -> np.ndarray[Any, Any]:
-    return np.stack([read_sample(dataset, index)[0] for index in range(min(SAMPLES, len(dataset)))])
+def _samples(dataset: Any, model: paddle.nn.Layer) -> np.ndarray[Any, Any]:
+    """Some inputs as the model reads them: NumPy's float64 is float32 to a float32 model."""
+    inputs = np.stack([read_sample(dataset, index)[0] for index in range(min(SAMPLES, len(dataset)))])
+    wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())
+    return inputs.astype("float32") if inputs.dtype == np.float64 and not wide else inputs
 
 
 def _insist(parity: dict[str, Parity]) -> None:

@@ -49,11 +49,11 @@ class Diary(Callback):
         self.error = moment.detail
 
 
-def trainer(*callbacks, samples=10, rate=0.1):
+def trainer(*callbacks, samples=10, rate=0.1, loss=None):
     paddle.seed(0)
     task = Task(
         model=nn.Linear(3, 2),
-        loss=CrossEntropy().build(),
+        loss=loss or CrossEntropy().build(),
         optimizer=lambda _, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]),
     )
     mesh = Mesh.alone()
@@ -201,9 +201,10 @@ class Odd(Points):
         return f"row-{i}.txt"
 
 
-def test_a_label_of_no_class_is_told_with_its_sample():
+@pytest.mark.parametrize("loss", [CrossEntropy().build(), nn.CrossEntropyLoss(reduction="none")])
+def test_a_label_of_no_class_is_told_with_its_sample(loss):
     said = r"sample 7 \(row-7.txt\) of the {} data: target 5 is no class: the 2 classes .* 0 to 1"
-    running = trainer()
+    running = trainer(loss=loss)
     running.loader = Loader.plain(Odd(), 4, Mesh.alone())
     with pytest.raises(LossError, match=said.format("training")):
         running.fit("1 epoch")
