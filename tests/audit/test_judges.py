@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def padded(samples, batch, ranks, **words):
     return [tuple(map(tuple, sampler)) for sampler in each]
 
 
-@pytest.mark.parametrize(("samples", "ranks"), [(48, 2), (48, 3), (12, 4)])
+@pytest.mark.parametrize(("samples", "ranks"), [(48, 2), (48, 3), (12, 4), (6, 2), (4, 4)])
 def test_equal_shares_are_right(samples, ranks):
     orders = padded(samples, 4, ranks, shuffle=True)
     assert not list(shares(made(samples, sampler="DistributedBatchSampler"), orders))
@@ -147,6 +148,9 @@ def mean(own):
         (lambda own: [np.mean(own, 0) / 2] * 2, {}, "averaged twice"),
         (lambda own: [np.mean(own, 0) / 2] * 2, {"one": None}, "averaged twice"),
         (mean, {"one": "sum"}, "the loss is a sum over samples"),
+        (mean, {"one": "sum", "sizes": (5, 3)}, "the loss is a sum over samples"),
+        (lambda own: [np.sum(own, 0)] * 2, {"sizes": (5, 3)}, "summed, and not averaged"),
+        (lambda own: [np.mean(own, 0) / 2] * 2, {"sizes": (5, 3)}, "averaged twice"),
         (mean, {"sizes": (13, 12)}, "mean of means over unequal shares (13 and 12 samples)"),
         (mean, {"sizes": (13, 12), "one": None}, "mean of means over unequal shares (13 and 12 samples)"),
         (lambda own: [(13 * own[0] + 12 * own[1]) / 25] * 2, {"sizes": (13, 12)}, None),
@@ -157,6 +161,25 @@ def mean(own):
 def test_what_the_exchange_did_is_told(final, words, said):
     found = list(judge(update(final, **words)))
     assert [said in finding.what for finding in found] == ([True] if said else []), found
+    unsure = words.get("one", "mean") is None and said != "no gradient is exchanged"
+    assert all(finding.severity == ("note" if unsure else "fault") for finding in found)
+
+
+@pytest.mark.parametrize("words", [{"drew": True}, {"local_norms": True}])
+def test_where_one_process_differs_by_nature_only_the_size_is_judged(words):
+    turned = RandomState(9).normal(size=6)  # another direction than the mean's
+
+    def case(final):
+        made = update(final, drew=words.get("drew", False))
+        length = np.linalg.norm(made.one["w"])
+        return replace(made, one={"w": made.one["w"] + 0.3 * length * turned / np.linalg.norm(turned)})
+
+    local = words.get("local_norms", False)
+    assert not list(judge(case(mean), local))
+    (plain,) = judge(replace(case(mean), drew=False))
+    assert plain.rule == "other-gradient"
+    (summed,) = judge(case(lambda own: [np.sum(own, 0)] * 2), local)
+    assert summed.rule == "wrong-scale" and "summed" in summed.what
 
 
 def test_the_error_of_a_mean_of_means_is_the_true_one():
@@ -304,6 +327,13 @@ def trained(*drawn, seeds=(), order=(), masks=False, states=None):
     return [*events, stepped(1, {"w": "1"}, drew=masks)]
 
 
+def drifting(*drawn, **words):
+    """As `trained`, but the generators are elsewhere at the second batch."""
+    events = trained(*drawn, **words)
+    last = max(n for n, event in enumerate(events) if isinstance(event, Fetched))
+    return [*events[:last], replace(events[last], states={**STATES, "numpy": "z"}), *events[last + 1 :]]
+
+
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
@@ -319,6 +349,7 @@ def trained(*drawn, seeds=(), order=(), masks=False, states=None):
             ],
             [],
         ),
+        ([trained("numpy", seeds=["numpy"]), drifting("numpy", seeds=["numpy"])], []),
         ([trained(masks=True)] * 2, ["same-masks"]),
         ([trained(masks=True), trained(masks=True, states={**STATES, "paddle": "z"})], ["other-masks"]),
     ],
@@ -335,6 +366,24 @@ def test_an_order_that_comes_again(record):
 
     assert rules(samples(record(rank(((2, 0), (3, 1))))).findings) == ["order-repeats"]
     assert not samples(record(rank(((0, 2), (3, 1))))).findings
+
+
+def test_an_order_that_is_not_shuffled_may_come_again(record):
+    one = [
+        made(4),
+        passed(0, ((0, 1),)),
+        fetched(0, 0, 2),
+        stepped(1, {"w": "1"}),
+        passed(0, ((0, 1),), number=2),
+    ]
+    two = [
+        made(4),
+        passed(0, ((2, 3),)),
+        fetched(0, 0, 2),
+        stepped(1, {"w": "1"}),
+        passed(0, ((2, 3),), number=2),
+    ]
+    assert not samples(record(one, two)).findings
 
 
 # --- the report ----------------------------------------------------------------------------------------------------

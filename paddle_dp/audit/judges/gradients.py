@@ -9,7 +9,7 @@ why it is not: f_r = g_r (not exchanged), f = R m (summed), f = m / R (averaged 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -121,7 +121,11 @@ def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
         )  # fmt: skip
     exact = not (local_norms or update.drew)
     if update.one is None:
-        yield from _by_own(update)
+        for finding in _by_own(
+            update
+        ):  # a script may weight its losses so that it is right: one process would tell
+            what = f"if a rank's loss is the mean over its samples, {finding.what}"
+            yield replace(finding, severity="note", what=what)
     elif not _right(update, exact):
         yield _explained(update, exact)
 
@@ -242,16 +246,21 @@ def _explained(update: Update, exact: bool) -> Finding:
     # unequal shares: m and u point apart a little, whatever the exchange does; w says how one process weights them
     if exact and averaged and unequal and close(whole(update, "weighted"), one, NEAR):
         return _mean_of_means(update, apart)
-    aligned = cosine > (0.9 if unequal or not exact else ALIGNED)
-    off = 0.1 if unequal or not exact else 0.01
-    if aligned and abs(factor / ranks - 1) < off:
+
+    def is_about(size: float) -> bool:
+        """Whether f is `size` times u: to 1 %, or where u points elsewhere by nature, times m to 1 % and u roughly."""
+        if exact and not unequal:
+            return cosine > ALIGNED and abs(factor / size - 1) < 0.01
+        return (averaged or abs(ratio(final, mean) / size - 1) < 0.01) and 0.7 < factor / size < 1.4
+
+    if is_about(ranks):
         what = f"the gradients are summed, and not averaged: {ranks} × one process's"
         return _wrong_scale(update, what, numbers, "divide by the number of ranks after all_reduce")
-    if aligned and abs(factor * ranks - 1) < off and averaged:
+    if is_about(1 / ranks) and averaged:
         what = f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's"
         remedy = "divide the loss by a number that does not depend on the ranks, and sum the gradients"
         return _wrong_scale(update, what, numbers, remedy)
-    if aligned and abs(factor * ranks - 1) < off:
+    if is_about(1 / ranks):
         what = f"the gradients are averaged twice: 1/{ranks} of one process's"
         return _wrong_scale(
             update, what, numbers, "divide by the number of ranks once: DataParallel does so already"

@@ -47,14 +47,14 @@ def shares(made: LoaderMade, orders: list[Batches]) -> Iterator[Finding]:
             evidence=", ".join(f"rank {n}: {plural(len(o), 'batch', 'batches')}" for n, o in enumerate(orders)),
             remedy="give every rank as many batches: DistributedBatchSampler, or drop_last on equal shares",
         )  # fmt: skip
-    missed = max(total - len(set(each)) for each in reads)
-    if ranks > 1 and missed < max(made.batch_size or 1, 1) and total > missed:
+    missed = max(total - len(set(each)) for each in reads)  # what drop_last may leave out on each rank
+    twice = sorted(index for index, count in counts.items() if count > 1)
+    if ranks > 1 and missed < max(made.batch_size or 1, 1) and 2 * len(twice) > total:
         yield _whole(made, orders, counts)
         return
     replaced = min(len(each) - len(set(each)) for each in reads)
     if replaced > ranks:
         return  # drawn with replacement on every rank: a weighted sampler does so on one process, too
-    twice = sorted(index for index, count in counts.items() if count > 1)
     if twice:
         yield _twice(made, twice, counts)
     size = sum(len(order[0]) for order in orders if order)
