@@ -2,7 +2,8 @@
 
 For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms over its elements:
 
-    F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|
+    F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|; an
+          update's at least eps · |weight|
     r_p = |many - one| / F_p
 
 Honest layouts give r of about 1, for their difference is made of the same rounding; K = 8 leaves room for chance.
@@ -168,14 +169,23 @@ class Part:
         mask = self._undetermined(what, one.shape)
         nothing = NOTHING.get(self.dtype, SLIGHT) * self._size(what)
 
+        place = self._last_place(what)
+
         def r(chosen: np.ndarray, at_least: float) -> float:
             noisy = floor if chosen.all() else _norm(most[chosen])
-            return ratio(_norm(apart[chosen]), max(noisy, EPS[self.dtype] * at_least, nothing))
+            return ratio(_norm(apart[chosen]), max(noisy, EPS[self.dtype] * at_least, nothing, place))
 
         turning = self._turning(what, one.shape)
         true = r(~mask, size) if not turning.any() else min(r(~mask, size), r(~mask & ~turning, size))
         part = float(mask.mean()) if mask.size else 0.0
         return Finding(key=what, r=max(true, r(mask, 0.0)), noise=ratio(floor, size), undetermined=part)
+
+    def _last_place(self, what: Key) -> float:
+        """An update is the difference of two weights, and known to their last place only."""
+        number = key("initial", 0, what.name)
+        if what.kind != "update" or number not in self.one.keys:
+            return 0.0
+        return min(EPS[self.dtype], EPS["float32"]) * _norm(self.one.array(number))
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
         """Which elements have no true gradient; nowhere where it is not a gradient's or an update's."""

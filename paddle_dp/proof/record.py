@@ -46,14 +46,15 @@ class Recorder:
     def probing(self, step: int) -> Iterator[None]:
         """Inside, gradients are written down as those of a probe, and no update is done: weights, rate and loss scale
         stay what they are."""
-        learner, rate_step, scale = self.learner, self.learner.rate.step, self.learner.mixed.scale
+        learner, scale = self.learner, self.learner.mixed.scale
+        do, rate_step = learner._step, learner.rate.step
         kept = scale.state() if scale is not None else {}
         learner._step = partial(self._probed, step)  # type: ignore[method-assign]
         learner.rate.step = lambda: None  # type: ignore[method-assign]
         try:
             yield
         finally:
-            learner._step = self._watched_step  # type: ignore[method-assign]
+            learner._step = do  # type: ignore[method-assign]
             learner.rate.step = rate_step  # type: ignore[method-assign]
             if scale is not None:
                 scale.load(kept)

@@ -22,7 +22,7 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
         title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches, {verdict.own.dtype}",
         box=box.SIMPLE,
     )
-    for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "strays", "gradient norm"):
+    for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "strays", "norm"):
         table.add_column(name, justify="right", no_wrap=True)
     for step in verdict.steps.steps:
         table.add_row(

@@ -146,6 +146,15 @@ class Verdict:
         step = self.steps.broken
         if step is None:
             return
+        steps = len(self.steps.steps)
+        left_out = next(iter(self.own.one.facts["recorded"]), steps + 1) - 1
+        if self.own.dtype == "float16" and left_out:
+            which = f"all {steps} steps" if left_out == steps else f"the first {left_out} steps"
+            yield (
+                f"float16 overflowed in {which} on one process, so their updates were left out: a smaller "
+                "train.precision.scale begins with the first."
+            )
+            return
         both = "on both sides" if step.r <= K else "on one process"
         layer = self.own.one.facts["broken"].get(str(step.number))
         where = f", first in layer {layer}" if layer else ", in the gradients only"
