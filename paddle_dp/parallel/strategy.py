@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import paddle
 from paddle import nn
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.finished import give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
@@ -44,6 +45,8 @@ class Task:
         if self.precision.dtype == "float64":
             widen(self.model)
         object.__setattr__(self, "loss", as_loss(self.loss))
+        if self.dropout not in get_args(Dropout):
+            raise UsageError(f"dropout: '{self.dropout}' is neither 'exact' nor 'own'")
 
 
 class Strategy(Protocol):

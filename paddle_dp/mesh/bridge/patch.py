@@ -48,7 +48,7 @@ def _owner(patch: Patch) -> Any | None:
     if patch.missing == "skip":
         return None
     raise UsageError(
-        f"this Paddle has no {patch.target}, which the CPU bridge must replace ({patch.symptom}). "
+        f"this Paddle has no {patch.target}, which must be replaced ({patch.symptom}). "
         "Install a version that it knows: pip install 'paddlepaddle==3.3.1'."
     )
 

@@ -10,7 +10,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.dropout.calls import install
+from paddle_dp.parallel.dropout.places import install
 from paddle_dp.parallel.dropout.scope import Scope
 from paddle_dp.parallel.dropout.unseen import Watch
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import paddle
 from numpy.typing import NDArray
 from paddle import nn
 
@@ -135,6 +136,11 @@ _current: Scope | None = None
 def current() -> Scope | None:
     """The scope of the forward that is running, if it is a learner's and draws exactly."""
     return _current
+
+
+def scope_of(x: Any) -> Scope | None:
+    """The scope that a call on `x` is in. A program that is being traced (to_static) is in none."""
+    return _current if isinstance(x, paddle.Tensor) else None
 
 
 def keep() -> Kept | None:

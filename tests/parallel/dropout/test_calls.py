@@ -11,7 +11,7 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.nn.functional import dropout as imported_early
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.dropout import Scope, current, install
+from paddle_dp.parallel.dropout import Scope, current, fused, install
 
 install()
 paddle.seed(0)
@@ -153,14 +153,40 @@ def test_a_second_forward_draws_what_the_first_drew_whatever_came_between():
     assert (one.seen[0] != other.seen[0]).any()
 
 
-def test_fused_kernels_that_drop_are_refused_by_name():
-    q = paddle.zeros([6, 5, 2, 4])
-    given = [q, q, q, None, None, None, None, None, 0, 0, False, 0.5, 1.0, False]
-    with (
-        Scope(0, 0, 0, 0, 6),
-        pytest.raises(UsageError, match=r"memory_efficient_attention.*train.dropout=own"),
-    ):
-        paddle._C_ops.memory_efficient_attention(*given)
+Q = paddle.zeros([6, 5, 2, 4])
+NAMED = ["pre_layer_norm", False, "dropout1_rate", 0.0, "dropout2_rate", 0.5, "is_test", False]
+FUSED = {
+    "memory_efficient_attention": [Q, Q, Q, None, None, None, None, None, 0, 0, False, 0.5, 1.0, False],
+    "flash_attn_unpadded": [Q, Q, Q, Q, Q, None, None, 1, 1, 1.0, 0.5, False, False, False, ""],
+    "fused_feedforward": [Q, None, None, Q, *NAMED],
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_kernels_that_drop_are_refused_by_name(name):
+    where = {patch.name: patch.value for patch in fused.patches()}  # not all of them are in a CPU's Paddle
+    call = where[name]
+    with Scope(0, 0, 0, 0, 6), pytest.raises(UsageError, match=rf"{name} draws(.|\n)*train.dropout=own"):
+        call(*FUSED[name])
+    without = [0.0 if isinstance(one, float) and one == 0.5 else one for one in FUSED[name]]
+    with Scope(0, 0, 0, 0, 6), pytest.raises(Exception, match=r"(?s)^(?!.*train\.dropout)"):
+        call(*without)  # the kernel itself, which is not there on a CPU
+
+
+def test_fleets_own_dropout():
+    from paddle.distributed.fleet.layers.mpu import random
+
+    random.get_rng_state_tracker().add("here", 1)
+
+    def dropout(x, p):
+        return random.dropout(x, p, rng_name="here")
+
+    with Scope(0, 0, 0, 0, 6):
+        ours, plain = dropout(TEXT, 0.5), F.dropout(TEXT, 0.5)
+    with Scope(0, 0, 0, 0, 6):
+        assert (F.dropout(TEXT, 0.5) == ours).all() and (ours != plain).any()
+    assert (dropout(TEXT, 0.5) != ours).any()
+    random.get_rng_state_tracker().reset()
 
 
 def test_flash_attention_that_drops_is_computed_step_by_step():

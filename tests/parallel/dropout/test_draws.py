@@ -5,9 +5,11 @@ import random
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+import pytest
 from paddle import nn
 
 from paddle_dp.data import Loader, Share
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
 
@@ -88,6 +90,11 @@ def test_own_dropout_is_a_difference():
     trained(one)
     (said,) = one.random_differences()
     assert said.startswith("drop (Dropout) draws random numbers of each rank's own; train.dropout=exact")
+
+
+def test_another_word_is_refused():
+    with pytest.raises(UsageError, match="dropout: 'exactly' is neither 'exact' nor 'own'"):
+        learner(dropout="exactly")
 
 
 def test_masks_depend_on_seed_and_update_and_on_nothing_that_was_drawn_before():

@@ -1,0 +1,28 @@
+"""Puts the functions of `calls` and `fused` into their places in Paddle, once a process, and keeps what stood there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle_dp.mesh.bridge.patch import apply, look_up
+
+_own: dict[str, Any] = {}
+
+
+def install() -> None:
+    """Puts the functions into their places; from the second call on, does nothing. On every device.
+
+    Raises UsageError on a Paddle that lacks a name without which dropout cannot be exact.
+    """
+    from paddle_dp.parallel.dropout import calls, fused
+
+    if _own:
+        return
+    patches = [*calls.patches(), *fused.patches()]
+    _own.update({patch.target: getattr(look_up(patch.owner), patch.name, None) for patch in patches})
+    apply(patches)
+
+
+def own(target: str) -> Any:
+    """What Paddle itself has at this dotted name."""
+    return _own[target]

@@ -1,0 +1,26 @@
+"""A model with dropout and BatchNorm has one held-out accuracy, on any number of ranks: the shipped recipe says so."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.train.test_resume import train
+
+RECIPE = "configs/digits_dropout.yaml"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_dropout_and_batch_norm_evaluate_alike_on_one_to_four_ranks(tmp_path):
+    found = []
+    for ranks in (1, 2, 3, 4):
+        train(RECIPE, tmp_path / str(ranks), ranks)
+        rows = map(json.loads, (tmp_path / str(ranks) / "metrics.jsonl").read_text().splitlines())
+        found.append([(row["acc1"], row["loss"]) for row in rows if row["event"] == "evaluated"])
+    truth = np.array(found[0])
+    assert len(truth) == 5
+    assert truth[-1, 0] > 0.97
+    for ours in found[1:]:
+        assert (np.array(ours)[:, 0] == truth[:, 0]).all()
+        np.testing.assert_allclose(np.array(ours)[:, 1], truth[:, 1], rtol=1e-5)
