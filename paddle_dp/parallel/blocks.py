@@ -111,9 +111,9 @@ def sizes_of(blocks: Iterable[nn.Layer]) -> tuple[int, ...]:
     return tuple(sum(int(p.size) for p in block.parameters()) for block in blocks)
 
 
-def frozen_of(blocks: Iterable[nn.Layer]) -> frozenset[int]:
-    """The numbers of the blocks in which nothing learns."""
-    return frozenset(n for n, block in enumerate(blocks) if all(p.stop_gradient for p in block.parameters()))
+def learns_of(blocks: Iterable[nn.Layer]) -> tuple[int, ...]:
+    """How many parameters of each block learn."""
+    return tuple(sum(not p.stop_gradient for p in block.parameters()) for block in blocks)
 
 
 def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:

@@ -9,7 +9,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.bridge.absent import alone
-from paddle_dp.parallel.blocks import blocks_of, frozen_of, outside, sizes_of
+from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.tensor import Cutter, layers_in
 from paddle_dp.part import lazily
 from paddle_dp.plan import Anatomy
@@ -36,7 +36,7 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
     return Anatomy(
         blocks=len(blocks),
         sizes=sizes_of(blocks),
-        frozen=frozen_of(blocks),
+        learns=learns_of(units(model)),
         outside=left[0] if left else "",
         cut=tuple(_sizes(parents)),
         cut_classes=any(_cuts_classes(parent) for _, parent in parents),

@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.blocks import frozen_of, outside, settle, sizes_of
+from paddle_dp.parallel.blocks import learns_of, outside, settle, sizes_of
 from paddle_dp.plan import Split, deal
 from paddle_dp.plan.deal import amiss, unlearning
 
@@ -112,7 +112,7 @@ def stage(
     blocks = _blocks(model)
     if not (wrong := amiss(split, len(blocks), _stages(seats) * each)):
         bounds = deal(sizes_of(blocks), _stages(seats) * each, split)
-        wrong = unlearning(bounds, _stages(seats), frozen_of(blocks))
+        wrong = unlearning(bounds, _stages(seats), learns_of(blocks))
     if wrong:
         raise UsageError(f"strategy.pipeline: {'; '.join(wrong)}.")
     holders = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -36,17 +36,24 @@ def amiss(split: Split, blocks: int, stages: int) -> list[str]:
     return []
 
 
-def unlearning(bounds: Sequence[int], ranks: int, frozen: Collection[int]) -> list[str]:
-    """Ranks of a pipeline whose stages hold nothing that learns, one sentence each; `frozen`: such blocks' numbers."""
+def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], sharding: int = 1) -> list[str]:
+    """Ranks of a pipeline whose stages hold too little that learns, one sentence each.
+
+    `learns`: how many parameters of each block do; each of the `sharding` seats of a stage must own one.
+    """
     found = []
     for rank in range(ranks):
         stages = range(rank, len(bounds) - 1, ranks)
         held = [number for stage in stages for number in range(bounds[stage], bounds[stage + 1])]
-        if all(number in frozen for number in held):
-            blocks = ", ".join(map(str, held))
+        count, blocks = sum(learns[number] for number in held), ", ".join(map(str, held))
+        if not count:
             found.append(
                 f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): deal by split: "
                 "parameters, or by a list"
+            )
+        elif count < sharding:
+            found.append(
+                f"sharding {sharding} needs as many parameters on each stage, and stage {rank} has {count}"
             )
     return found
 

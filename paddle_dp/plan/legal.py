@@ -17,15 +17,16 @@ from paddle_dp.plan.schedule import unfit
 class Anatomy:
     """What a model itself says of how it can be split.
 
-    `blocks`: how many ordered ones it has, `sizes` their parameters, `frozen` the numbers of those in which nothing
-    learns; `outside`: a parameter that is in none of them, or "". `cut`: what its
-    `cuts` tables name, with the size that the tensor axis must divide; `cut_classes`: its scores among them. `attends`:
-    whether it names its attention. `tied`: the numbers of blocks that share a weight.
+    `blocks`: how many ordered ones it has; `sizes`: how many numbers each of them holds; `learns`: how many parameters
+    of each learn (of the whole model, as one, where blocks are none or not all of it); `outside`: a parameter that is
+    in none of them, or "". `cut`: what its `cuts` tables name, with the size that the tensor axis must divide;
+    `cut_classes`: its scores among them. `attends`: whether it names its attention. `tied`: the numbers of blocks that
+    share a weight.
     """
 
     blocks: int = 0
     sizes: tuple[int, ...] = ()
-    frozen: frozenset[int] = frozenset()
+    learns: tuple[int, ...] = ()
     outside: str = ""
     cut: tuple[tuple[str, int], ...] = ()
     cut_classes: bool = False
@@ -101,6 +102,8 @@ def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) ->
     """What the model itself does not allow; `told`: its settings have said already why tensor cannot be."""
     if degrees.pipeline > 1:
         yield from _unstageable(degrees, shape, model)
+    elif sum(model.learns) < degrees.sharding > 1 and model.learns:
+        yield f"sharding {degrees.sharding} needs as many parameters, and the model has {sum(model.learns)} that learn"
     if degrees.tensor > 1:
         yield from _uncuttable(degrees.tensor, shape, model, told)
     if degrees.sequence > 1 and not (model.attends and model.blocks):
@@ -119,7 +122,8 @@ def _unstageable(degrees: Degrees, shape: Shape, model: Anatomy) -> Iterator[str
         yield from wrong
     else:
         bounds = deal(model.sizes or (1,) * model.blocks, stages, shape.split)
-        yield from unlearning(bounds, pipeline, model.frozen)
+        learns = model.learns or (degrees.sharding,) * model.blocks
+        yield from unlearning(bounds, pipeline, learns, degrees.sharding)
         on = [{(bisect_right(bounds, n) - 1) % pipeline for n in blocks} for blocks in model.tied]
         if degrees.sharding > 1 and any(len(ranks) > 1 for ranks in on):
             yield (

@@ -1,14 +1,18 @@
 """Models that nobody prepared, in stages and cut, against one process: losses, norms, weights, statistics and names."""
 
+import subprocess
+import sys
+
 import numpy as np
 import paddle
+import pytest
 from paddle import nn
 
 from paddle_dp.parallel.dry import anatomy
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.plan import Shape, legal_layouts
 from tests.part.test_annotation import TEXTS, Texts
-from tests.ranks import run_ranks
+from tests.ranks import ROOT, run_ranks
 
 HERE = "tests/parallel/test_any_model.py"
 SAMPLES, BATCH, STEPS = 22, 8, 3  # two batches of 8 and one of 6
@@ -155,3 +159,29 @@ def test_on_four_ranks():
         ["sequential", {"pipeline": 2, "sharding": 2, "stage": 3, "sync_batch_norm": True}],
         ["texts", {"pipeline": 2, "tensor": 2, "split": "parameters"}],
     ])  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (2, ["strategy.pipeline=2"]),
+        (4, ["strategy.pipeline=4", "strategy.split=uniform"]),
+        (4, ["strategy.pipeline=2", "strategy.data=2", "strategy.sync_batch_norm=true", "train.batch=8"]),
+        (10, ["strategy.pipeline=10"]),
+    ],
+)
+def test_layers_on_devices(ranks, words):
+    """The textbook's ResNet-50 in stages: what one process learns, also five layers a rank on ten."""
+    command = [
+        sys.executable,
+        "-m",
+        "paddle_dp",
+        "verify",
+        "configs/resnet50_pipeline.yaml",
+        "--ranks",
+        str(ranks),
+    ]
+    small = ["--steps", "2", "train.batch=4", "train.micros=2", "dataset.shape=[3,16,16]"]
+    done = subprocess.run([*command, *small, *words], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "SAME" in done.stdout, done.stdout + done.stderr

@@ -124,9 +124,19 @@ def test_a_weight_that_two_stages_share_is_not_sharded():
 
 
 def test_a_stage_in_which_nothing_learns_is_refused():
-    shape = Shape(anatomy=Anatomy(blocks=4, sizes=(0, 5, 0, 5), frozen=frozenset({0, 2})), split=(1, 3))
+    shape = Shape(anatomy=Anatomy(blocks=4, sizes=(0, 5, 0, 5), learns=(0, 2, 0, 2)), split=(1, 3))
     (said,) = problems(Degrees(pipeline=2), shape, 2)
     assert said == (
         "stage 0 of the pipeline would hold nothing that learns (block 0): deal by split: parameters, or by a list"
     )
     assert not problems(Degrees(pipeline=2), replace(shape, split="parameters"), 2)
+
+
+def test_each_seat_of_the_sharding_axis_owns_something():
+    shape = Shape(anatomy=Anatomy(blocks=2, learns=(3, 2)))
+    assert not problems(Degrees(sharding=5), shape, 5)
+    assert problems(Degrees(sharding=6), shape, 6) == [
+        "sharding 6 needs as many parameters, and the model has 5 that learn"
+    ]
+    (said,) = problems(Degrees(pipeline=2, sharding=3), shape, 6)
+    assert said == "sharding 3 needs as many parameters on each stage, and stage 1 has 2"
