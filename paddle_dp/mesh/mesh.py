@@ -7,11 +7,13 @@ import json
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh import rolls
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 
@@ -74,7 +76,8 @@ class Mesh:
         if self.ranks > 1:
             import paddle.distributed as dist
 
-            dist.all_reduce(tensor)
+            with self.waiting("an exchange between all ranks"):
+                dist.all_reduce(tensor)
         return tensor
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -96,7 +99,8 @@ class Mesh:
         import paddle.distributed as dist
 
         gathered: list[paddle.Tensor] = []
-        dist.all_gather(gathered, tensor)
+        with self.waiting("an exchange between all ranks"):
+            dist.all_gather(gathered, tensor)
         return gathered
 
     def gather(self, value: Any) -> list[Any]:
@@ -124,10 +128,16 @@ class Mesh:
         if self.ranks == 1:
             return
         key = f"paddle_dp/wait/{next(self._turns)}/{name}"
-        arrived = self._store.add(key, 1)
-        while arrived < self.ranks:
-            time.sleep(0.02)
-            arrived = self._store.add(key, 0)
+        with self.waiting(f"'{name}'"):
+            arrived = self._store.add(key, 1)
+            while arrived < self.ranks:
+                time.sleep(0.02)
+                arrived = self._store.add(key, 0)
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Around an exchange of all ranks: while it takes long, each waiting rank says which ranks have not come."""
+        roll = rolls.here()
+        return nullcontext() if roll is None else roll.waiting("all", range(self.ranks), what)
 
     @cached_property
     def _store(self) -> Any:
@@ -139,12 +149,12 @@ class Mesh:
 _joined: dict[str, Mesh] = {}
 
 
-def join(seed: int | None = None, device: str = "auto", patience: float = 600.0) -> Mesh:
+def join(seed: int | None = None, device: str = "auto", patience: float | None = None) -> Mesh:
     """Joins this process to its job and returns the mesh; call it before a model or a loader is made.
 
     Started by `paddle.distributed.launch` (or `paddle-dp train`), the process meets its peers; started plainly, it is
     a mesh of one. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank;
-    `patience` is how many seconds every exchange on CPUs waits for a late rank, where Paddle has a fixed 30.
+    `patience` is how many seconds every exchange on CPUs waits for a late rank (600), where Paddle has a fixed 30.
 
     Raises UsageError when `device` ("auto", "cpu" or "gpu") is not there.
     """
@@ -157,8 +167,9 @@ def join(seed: int | None = None, device: str = "auto", patience: float = 600.0)
             if here.master:
                 (wait_for_port if here.rank else check_port)(here.master)
             paddle.distributed.init_parallel_env()
-            if place == "cpu":
-                _be_patient(patience)
+            seconds = _be_patient(patience, place)
+            if here.master:
+                rolls.start(here.rank, here.master, seconds)
         mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
         # gloo lets a rank go on while a peer is still connecting to it; if it ended now, the peer would report that
         # instead of the rank's own error. Nobody goes on before all have answered.
@@ -169,13 +180,15 @@ def join(seed: int | None = None, device: str = "auto", patience: float = 600.0)
     return _joined["mesh"]
 
 
-def _be_patient(seconds: float) -> None:
+def _be_patient(asked: float | None, place: str) -> float:
+    """Makes exchanges wait as long as was asked for, here or by the bridge's `install`; returns how long that is."""
     from paddle_dp.mesh.bridge.gloo_timeout import wait_for
     from paddle_dp.mesh.bridge.rendezvous import Patience
 
-    Patience.seconds = seconds
-    if not wait_for(0, seconds):
+    Patience.seconds = Patience.seconds if asked is None else asked
+    if place == "cpu" and not wait_for(0, Patience.seconds):
         print("a rank that is 30 s late ends the job: gloo's time limit could not be found in this Paddle")
+    return Patience.seconds
 
 
 def _choose_device(wanted: str, here: Environment) -> str:

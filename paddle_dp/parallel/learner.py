@@ -100,12 +100,17 @@ class Learner:
             with nullcontext() if micro.samples else self._ghost(), self._quiet(place < len(batch.micros)):
                 with self._draws.around(batch, micro, self.named_layers):
                     outputs, total, count = self._forward(micro)
-                with self.mixed.again():
+                last = place == len(batch.micros) and self.averaged > 1
+                with self.mixed.again(), self._meeting() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro, divisor)))
             counted = counted + count if micro.samples else counted
             if observe:
                 seen.append(self._numbers(outputs, total, micro))
         return seen, counted
+
+    def _meeting(self) -> AbstractContextManager[None]:
+        """Around the backward in which DataParallel exchanges the gradients."""
+        return self.mesh.waiting("the exchange of gradients")
 
     def _exchange(self) -> None:
         """Gradients have met in the last backward; the first time, makes sure that all of them have."""

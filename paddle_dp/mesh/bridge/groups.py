@@ -68,7 +68,7 @@ def _number(group: int) -> int:
     from paddle.distributed import collective
 
     turn = next(_turns[group])
-    if not turn and group in collective._get_group_map():  # made before the bridge was there
+    if not turn and group in collective._group_map:  # made before the bridge was there
         turn = next(_turns[group])
     return group + turn * AGAIN
 

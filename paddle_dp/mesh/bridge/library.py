@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh import rolls
 
 if TYPE_CHECKING:
     import paddle
@@ -53,6 +55,26 @@ def keep() -> None:
 
     if not _own:
         _own.update({name: getattr(core.ProcessGroupGloo, name) for name in KEPT})
+        _own.update({name: _on_the_roll(name, _own[name]) for name in KEPT[1:]})
+
+
+def _on_the_roll(name: str, kept: Any) -> Any:
+    """A collective that this rank is known to have come to, or not: whoever waits can say for whom."""
+    seen: dict[int, tuple[Any, str, list[int]]] = {}
+
+    @functools.wraps(kept)
+    def ours(process_group: Any, *args: Any) -> Any:
+        roll = rolls.here()
+        if roll is None:
+            return kept(process_group, *args)
+        if id(process_group) not in seen:
+            group = group_of(process_group)
+            seen[id(process_group)] = process_group, f"group {group.id}", list(group.ranks)
+        _, group_name, members = seen[id(process_group)]
+        with roll.waiting(group_name, members, name):
+            return kept(process_group, *args)
+
+    return ours
 
 
 def own(name: str) -> Any:

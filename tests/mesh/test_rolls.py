@@ -1,0 +1,62 @@
+"""Who is late to an exchange is read off the counts of exchanges that each rank has come to."""
+
+import time
+
+import pytest
+
+from paddle_dp.errors import RunError
+from paddle_dp.mesh.rolls import Roll
+
+
+class Store(dict):
+    """The job's store, in this process."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def get(self, key):
+        return self[key]
+
+
+def roll(**settings):
+    """Rank 0 of 4, which looks often."""
+    made = Roll(0, Store, **settings)
+    made.notice, made.still, made.look = 0.05, 0.01, 0.01
+    return made
+
+
+def test_whoever_has_come_to_fewer_exchanges_of_the_group_is_late():
+    mine = roll()
+    with mine.waiting("all", range(4), "a sum"):
+        pass
+    with mine.waiting("all", range(4), "a sum"):
+        (wait,) = mine._waits
+        counts = {1: {"all": 2}, 2: {"all": 1, "group 3": 9}, 3: {}}
+        assert mine.late(wait, counts) == (2, 3)
+
+
+def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
+    mine, store = roll(patience=0.3), Store()
+    store.set("paddle_dp/roll/1", '{"all": 1}')
+    store.set("paddle_dp/roll/2", "{}")
+    mine._open = lambda: store
+    mine.start(store)
+
+    def exchange():
+        with mine.waiting("all", range(3), "a sum"):
+            time.sleep(0.4)
+            raise RuntimeError("gloo: TIMEOUT")
+
+    with pytest.raises(RunError, match="rank 0 has waited 0 s for rank 2 in a sum"):
+        exchange()
+    mine._stop.set()
+    assert "rank 0 has waited 0 s in a sum for rank 2" in capfd.readouterr().err
+
+
+def test_another_error_stays_what_it_is():
+    def exchange():
+        with roll().waiting("all", range(3), "a sum"):
+            raise RuntimeError("a peer is gone")
+
+    with pytest.raises(RuntimeError, match="a peer is gone"):
+        exchange()
