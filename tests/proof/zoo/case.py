@@ -1,0 +1,75 @@
+"""What a case of the zoo is: a silent fault that must be caught, or an honest model that must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+RECIPES = Path(__file__).with_name("recipes")
+
+# Who is expected to say so first. `verify`: the comparison with one process. `weights`: the ranks' digests of their
+# weights. `gradients`: the check that every gradient is exchanged. `evaluation`: held-out numbers of one process, or
+# the count of samples. `resume`: a run that is saved and resumed against one that is not. `door`: refused by name before,
+# or instead of, doing harm.
+Guard = Literal["verify", "weights", "gradients", "evaluation", "resume", "door"]
+Exam = Literal["verify", "train"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A recipe of `recipes/`, laid over with overrides, on so many ranks: as small as the case allows."""
+
+    recipe: str
+    ranks: int = 2
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return RECIPES / f"{self.recipe}.yaml"
+
+    @property
+    def layout(self) -> str:
+        """In words, for the table: "2 ranks, tensor 2"."""
+        words = [o.removeprefix("strategy.").replace("=", " ") for o in self.overrides if o.startswith("strategy.")]
+        words = [w for w in words if not w.startswith("use ")]
+        return ", ".join([f"{self.ranks} ranks", *(words or ["data"])])
+
+    def on(self, ranks: int) -> Setting:
+        return Setting(self.recipe, ranks, self.overrides)
+
+    def with_(self, *overrides: str) -> Setting:
+        return Setting(self.recipe, self.ranks, (*self.overrides, *overrides))
+
+
+def strategy(recipe: str, ranks: int = 2, **degrees: object) -> Setting:
+    """The recipe under strategy hybrid with these settings: `strategy("gpt", tensor=2)`."""
+    words = [f"strategy.{name}={str(value).lower()}" for name, value in degrees.items()]
+    return Setting(recipe, ranks, ("strategy.use=hybrid", *words))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`patch` puts the fault into the processes of both sides, as a fault in our code would be; it must not show on one
+    process, where nothing is distributed. `where`: what the sentence of verify must name."""
+
+    name: str
+    says: str
+    source: str
+    setting: Setting
+    patch: Callable[[], AbstractContextManager[None]]
+    guard: Guard = "verify"
+    exam: Exam = "verify"
+    where: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Honest:
+    """A model and a recipe without a fault. `told`: a difference that is real and must be said, instead of SAME."""
+
+    name: str
+    says: str
+    setting: Setting
+    told: str | None = None

@@ -1,0 +1,6 @@
+"""Silent faults, a file for each axis; `FAULTS` is all of them."""
+
+from tests.proof.zoo.faults import data, gradients, norms, pipeline, sequence, sharding, tensor, updates
+
+FILES = (data, gradients, norms, updates, tensor, sequence, pipeline, sharding)
+FAULTS = tuple(fault for file in FILES for fault in file.FAULTS)

@@ -1,0 +1,208 @@
+"""Stages: tied weights that drift apart or count twice, micros that are lost, blocks in the wrong place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.proof.zoo.case import Fault, strategy
+from tests.proof.zoo.patching import replaced
+
+TILL = "paddle_dp.parallel.pipeline:Till.__call__"
+
+
+def tied_apart() -> AbstractContextManager[None]:
+    return replaced("paddle_dp.parallel.stages:Tied.add_up", lambda add_up: lambda self: None)
+
+
+def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
+    """The copies stay equal, but the embedding's own gradient is lost."""
+
+    def make(add_up: Callable[..., Any]) -> Callable[..., Any]:
+        def head_only(self: Any) -> None:
+            if self.parameter.is_firstly_shared:
+                self.parameter.grad.zero_()
+            add_up(self)
+
+        return head_only
+
+    return replaced("paddle_dp.parallel.stages:Tied.add_up", make)
+
+
+def tied_counted_per_stage() -> AbstractContextManager[None]:
+    def make(norm: Callable[..., Any]) -> Callable[..., Any]:
+        def each(self: Any) -> Any:
+            tied = [p for p in self.trainable if not getattr(p, "is_firstly_shared", True)]
+            for parameter in tied:
+                parameter.is_firstly_shared = True
+            found = norm(self)
+            for parameter in tied:
+                parameter.is_firstly_shared = False
+            return found
+
+        return each
+
+    return replaced("paddle_dp.parallel.hybrid:HybridLearner.gradient_norm", make)
+
+
+def divided_by_micros_twice() -> AbstractContextManager[None]:
+    def make(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, outputs, targets: call(self, outputs, targets) / 2  # the recipe has 2 micros
+
+    return replaced(TILL, make)
+
+
+def last_micro_lost() -> AbstractContextManager[None]:
+    def make(call: Callable[..., Any]) -> Callable[..., Any]:
+        def losing(self: Any, outputs: Any, targets: Any) -> Any:
+            total = call(self, outputs, targets)
+            return total * (0.0 if len(self.sums) == 2 else 1.0)
+
+        return losing
+
+    return replaced(TILL, make)
+
+
+def targets_of_the_next_micro() -> AbstractContextManager[None]:
+    """The last stage reads one micro ahead of the activations that reach it."""
+
+    def make(learn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, inputs, targets: learn(self, inputs, [*targets[1:], targets[0]])
+
+    return replaced("paddle_dp.parallel.engines:Engine.learn", make)
+
+
+def blocks_change_places() -> AbstractContextManager[None]:
+    """The blocks before and behind the cut are built into each other's stage, under their own names."""
+
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def swapped(self: Any, blocks: Any, bounds: Any, *more: Any) -> None:
+            blocks, cut = list(blocks), bounds[1]
+            blocks[cut - 2], blocks[cut - 1] = blocks[cut - 1], blocks[cut - 2]
+            init(self, blocks, bounds, *more)
+
+        return swapped
+
+    return replaced("paddle_dp.parallel.stages:Stages.__init__", make)
+
+
+def block_runs_twice() -> AbstractContextManager[None]:
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def twice(self: Any, blocks: Any, bounds: Any, *more: Any) -> None:
+            blocks = list(blocks)
+            blocks[bounds[1] - 1] = blocks[bounds[1] - 2]
+            init(self, blocks, bounds, *more)
+
+        return twice
+
+    return replaced("paddle_dp.parallel.stages:Stages.__init__", make)
+
+
+def stages_keyed_by_their_own_numbers() -> AbstractContextManager[None]:
+    """Each stage saves its blocks from number 0 on, as if it were the whole model."""
+
+    def make(state: Callable[..., Any]) -> Callable[..., Any]:
+        def local(self: Any) -> dict[str, Any]:
+            first = min(self.blocks)
+            return {
+                f"blocks.{number - first}.{name}": tensor
+                for number, block in self.blocks.items()
+                for name, tensor in block.state_dict().items()
+            }
+
+        return local
+
+    return replaced("paddle_dp.parallel.stages:Held.state", make)
+
+
+def gradients_among_activations() -> AbstractContextManager[None]:
+    """Interleaved on two ranks without a second lane: an activation is taken for a gradient of the same shape."""
+
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def confused(self: Any, *given: Any) -> None:
+            init(self, *given)
+            self._p2p_helper._view._gradient_group = self._p2p_helper._view._group
+
+        return confused
+
+    return replaced("paddle_dp.parallel.engines:_Several.__init__", make)
+
+
+PIPELINE2 = strategy("gpt", pipeline=2)
+TIED = PIPELINE2.with_("model.tied=true")
+FAULTS = (
+    Fault(
+        name="tied weights drift",
+        says="The two stages that share a weight do not add up its gradients.",
+        source="TTrace, embedding and output layer untied",
+        setting=TIED,
+        patch=tied_apart,
+        guard="weights",
+    ),
+    Fault(
+        name="tied gradient lost",
+        says="Both copies of a shared weight take the gradient of the output layer only.",
+        source="TTrace, embedding and output layer untied",
+        setting=TIED,
+        patch=tied_on_the_last_stage_only,
+        where=("token.weight",),
+    ),
+    Fault(
+        name="tied norm twice",
+        says="The clip's norm counts a shared weight once per stage.",
+        source="fleet, tied weights under a pipeline",
+        setting=TIED,
+        patch=tied_counted_per_stage,
+    ),
+    Fault(
+        name="divided by micros twice",
+        says="The loss is divided by the number of micros, and the schedule does it once more.",
+        source="TTrace, wrong loss scaling; Megatron-LM #7452 (3)",
+        setting=PIPELINE2,
+        patch=divided_by_micros_twice,
+    ),
+    Fault(
+        name="last micro lost",
+        says="The last micro of each batch has no gradient.",
+        source="silent-fault catalogue, PAR",
+        setting=PIPELINE2,
+        patch=last_micro_lost,
+    ),
+    Fault(
+        name="next micro's targets",
+        says="The last stage compares each micro's outputs with the targets of the next.",
+        source="silent-fault catalogue, PAR",
+        setting=PIPELINE2,
+        patch=targets_of_the_next_micro,
+    ),
+    Fault(
+        name="blocks change places",
+        says="Two blocks of the first stage run in the wrong order.",
+        source="TTrace, wrong division into stages",
+        setting=PIPELINE2,
+        patch=blocks_change_places,
+    ),
+    Fault(
+        name="block runs twice",
+        says="The first stage runs one block twice and the next not at all.",
+        source="TTrace, wrong division into stages",
+        setting=PIPELINE2,
+        patch=block_runs_twice,
+    ),
+    Fault(
+        name="local block numbers",
+        says="Each stage saves its blocks under numbers that begin at 0.",
+        source="silent-fault catalogue, CKPT: keyed by local layer numbers",
+        setting=PIPELINE2,
+        patch=stages_keyed_by_their_own_numbers,
+        guard="door",
+    ),
+    Fault(
+        name="activation for gradient",
+        says="Interleaved on two ranks, an activation is received where a gradient was sent.",
+        source="fleet, which refuses two ranks for it",
+        setting=strategy("gpt", pipeline=2, schedule="interleaved").with_("model.depth=6", "train.micros=4"),
+        patch=gradients_among_activations,
+    ),
+)

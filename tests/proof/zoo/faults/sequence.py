@@ -1,0 +1,142 @@
+"""Split sequences: stretches of the tokens on each seat (sequence parallelism), and along an axis of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from tests.proof.zoo.case import Fault, strategy
+from tests.proof.zoo.patching import replaced
+
+SEQUENCE = "paddle_dp.parallel.sequence"
+
+
+def unmarked() -> AbstractContextManager[None]:
+    return replaced("paddle_dp.parallel.stretches:mark_as_sequence_parallel_parameter", lambda mark: lambda p: None)
+
+
+def marked_sums_twice() -> AbstractContextManager[None]:
+    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def twice(parameters: Any, group: Any, scale: Any = None) -> None:
+            exchange(parameters, group, scale=scale)
+            for parameter in parameters:
+                parameter.grad.scale_(2.0)
+
+        return twice
+
+    return replaced("paddle_dp.parallel.hybrid:fused_allreduce_gradients_with_group", make)
+
+
+def not_divided() -> AbstractContextManager[None]:
+    """Each seat's mean over its stretch is added up as if it were a part of the mean."""
+
+    def make(added: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, value: added(self, value) * self.group.nranks
+
+    return replaced(f"{SEQUENCE}:StretchLoss._added", make)
+
+
+def attention_at_home() -> AbstractContextManager[None]:
+    """No trade of tokens for heads: every seat attends to its own stretch."""
+    return replaced(f"{SEQUENCE}:_over_heads", lambda original: lambda attend, group: attend)
+
+
+def targets_of_the_other_stretch() -> AbstractContextManager[None]:
+    def make(call: Callable[..., Any]) -> Callable[..., Any]:
+        def shifted(self: Any, outputs: Any, targets: Any) -> Any:
+            import paddle
+
+            return call(self, outputs, paddle.roll(targets, targets.shape[1] // self.group.nranks, axis=1))
+
+        return shifted
+
+    return replaced(f"{SEQUENCE}:StretchLoss.__call__", make)
+
+
+def no_gradient_through_the_trade() -> AbstractContextManager[None]:
+    def make(backward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ctx, gradient: backward(ctx, gradient) * 0.0
+
+    return replaced(f"{SEQUENCE}:_ToHeads.backward", make)
+
+
+def trade_keeps_its_order() -> AbstractContextManager[None]:
+    """What comes back from the trade is put together in the wrong order of seats."""
+
+    def make(traded: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda parts, group: traded(parts, group).flip(0)
+
+    return replaced(f"{SEQUENCE}:_traded", make)
+
+
+def partial_sending() -> AbstractContextManager[None]:
+    """Fleet's default: activations that sequence parallelism has cut already are cut once more on their way."""
+    from paddle_dp.mesh.bridge import fleet_mends
+
+    return patch.dict(fleet_mends.PIPELINE_SETTINGS, {"enable_partial_send_recv": True})  # type: ignore[return-value]
+
+
+STRETCHES, SEQUENCE2 = strategy("gpt", tensor=2, sequence_parallel=True), strategy("gpt", sequence=2)
+FAULTS = (
+    Fault(
+        name="unmarked norms",
+        says="On stretches of the sequence, gradients of norms and biases are not added up over the seats.",
+        source="fleet; TTrace; Megatron-LM #1446; PaddleFleet #1162",
+        setting=STRETCHES,
+        patch=unmarked,
+        where=("norm", "tensor"),
+    ),
+    Fault(
+        name="norms twice",
+        says="On stretches of the sequence, gradients of norms and biases are added up twice.",
+        source="silent-fault catalogue, PAR",
+        setting=STRETCHES,
+        patch=marked_sums_twice,
+        where=("norm",),
+    ),
+    Fault(
+        name="not divided by the axis",
+        says="Along the sequence axis means are added up and not averaged.",
+        source="fleet's sep axis; TTrace, wrong loss scaling under context parallelism",
+        setting=SEQUENCE2,
+        patch=not_divided,
+    ),
+    Fault(
+        name="attention at home",
+        says="Every rank of the sequence axis attends to its own stretch only.",
+        source="TTrace, wrong attention under context parallelism",
+        setting=SEQUENCE2,
+        patch=attention_at_home,
+    ),
+    Fault(
+        name="wrong stretch of targets",
+        says="Outputs of one stretch are compared with the targets of another.",
+        source="silent-fault catalogue, PAR",
+        setting=SEQUENCE2,
+        patch=targets_of_the_other_stretch,
+    ),
+    Fault(
+        name="no gradient through the trade",
+        says="The gradient of an all-to-all is zero: queries, keys and values stop learning.",
+        source="DeepSpeed #8491",
+        setting=SEQUENCE2,
+        patch=no_gradient_through_the_trade,
+        where=("qkv",),
+    ),
+    Fault(
+        name="trade in the wrong order",
+        says="What comes back from the all-to-all is put together in the wrong order.",
+        source="silent-fault catalogue, PAR",
+        setting=SEQUENCE2,
+        patch=trade_keeps_its_order,
+    ),
+    Fault(
+        name="partial sending",
+        says="Between stages, activations that are cut already are cut once more.",
+        source="fleet, enable_partial_send_recv with sequence parallelism",
+        setting=strategy("gpt", 4, tensor=2, pipeline=2, sequence_parallel=True),
+        patch=partial_sending,
+    ),
+)

@@ -1,0 +1,174 @@
+"""Owners of updates: gradients that do not reach them, weights that do not come back, states of somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.proof.zoo.case import Fault, strategy
+from tests.proof.zoo.patching import last, replaced
+
+SHARDS = "paddle_dp.parallel.sharding:Shards"
+HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
+
+
+def owner_keeps_its_own() -> AbstractContextManager[None]:
+    """The reduction to the owner is left out, and its own share taken for the mean."""
+
+    def make(meet: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(self: Any, parameter: Any, *_: Any) -> None:
+            if parameter.grad is None:
+                return
+            self.met.append(parameter)
+            if parameter.owner == self.seat:
+                parameter.grad.scale_(float(self.group.nranks))
+            else:
+                parameter.clear_gradient(False)
+
+        return alone
+
+    return replaced(f"{SHARDS}._meet", make)
+
+
+def updates_stay_with_their_owners() -> AbstractContextManager[None]:
+    return replaced(f"{SHARDS}.share", lambda share: lambda self: None)
+
+
+def averaged_where_summed() -> AbstractContextManager[None]:
+    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def halved(self: Any) -> None:
+            exchange(self)
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.scale_(1 / self.group.nranks)
+
+        return halved
+
+    return replaced(f"{SHARDS}.exchange", make)
+
+
+def owners_decay_twice() -> AbstractContextManager[None]:
+    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+        def decaying(self: Any) -> None:
+            if self.shards is not None:
+                for parameter in self.shards.parameters:
+                    if self.shards.owns(parameter) and parameter.ndim > 1:
+                        parameter.scale_(1 - self.optimizer.get_lr() * 0.1)
+            step(self)
+
+        return decaying
+
+    return replaced(f"{HYBRID}._step", make)
+
+
+def stale_loan() -> AbstractContextManager[None]:
+    """Stage 3: a seat keeps what it was lent first, and computes with it for ever."""
+    kept: dict[int, Any] = {}
+
+    def make(lend: Callable[..., Any]) -> Callable[..., Any]:
+        def remembering(self: Any, parameter: Any) -> None:
+            lend(self, parameter)
+            if parameter.owner == self.group.rank:
+                return
+            if id(parameter) in kept:
+                kept[id(parameter)].clone()._share_buffer_to(parameter)
+            else:
+                kept[id(parameter)] = parameter.detach().clone()
+
+        return remembering
+
+    return replaced("paddle_dp.parallel.lending:Lending._lend", make)
+
+
+def norm_of_the_own_part() -> AbstractContextManager[None]:
+    """Each owner clips by the norm of its own gradients."""
+
+    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(self: Any) -> None:
+            if self.shards is None or self.clip is None:
+                return step(self)
+            from paddle_dp.parallel import gradients
+
+            norm = float(gradients.global_norm(self.trainable))
+            gradients.scale(self.trainable, self.clip / max(norm, self.clip))
+            self.clip, bound = None, self.clip
+            step(self)
+            self.clip = bound
+            return None
+
+        return alone
+
+    return replaced(f"{HYBRID}._step", make)
+
+
+def one_owner_skips_a_step() -> AbstractContextManager[None]:
+    """The last owner leaves one update out, and shares its old weights as new ones: all ranks stay equal."""
+    done: list[int] = []
+
+    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+        def skipping(self: Any) -> None:
+            done.append(1)
+            if last() and len(done) == 2:
+                for parameter in self.trainable:
+                    parameter.clear_gradient(False)
+            step(self)
+
+        return skipping
+
+    return replaced(f"{HYBRID}._step", make)
+
+
+SHARDING2 = strategy("gpt", sharding=2)
+FAULTS = (
+    Fault(
+        name="owner alone",
+        says="Owners update from their own share of the batch.",
+        source="TTrace, missing gradient reduction",
+        setting=SHARDING2,
+        patch=owner_keeps_its_own,
+    ),
+    Fault(
+        name="updates not shared",
+        says="New weights stay with their owners.",
+        source="TTrace, parameters that are not updated under ZeRO",
+        setting=SHARDING2,
+        patch=updates_stay_with_their_owners,
+        guard="weights",
+    ),
+    Fault(
+        name="mean at the owner",
+        says="Gradients are averaged at the owner where the count had divided them already.",
+        source="silent-fault catalogue, PAR",
+        setting=SHARDING2,
+        patch=averaged_where_summed,
+    ),
+    Fault(
+        name="owners decay twice",
+        says="Owners apply weight decay before the optimizer does it again.",
+        source="silent-fault catalogue, OPT",
+        setting=SHARDING2,
+        patch=owners_decay_twice,
+    ),
+    Fault(
+        name="stale loan",
+        says="With sharded parameters a rank goes on computing with those that it was lent first.",
+        source="TTrace, stale parameters",
+        setting=strategy("gpt", sharding=2, stage=3),
+        patch=stale_loan,
+    ),
+    Fault(
+        name="owner's norm",
+        says="Each owner clips by the norm of its own gradients.",
+        source="Megatron-LM #5916, #7530",
+        setting=SHARDING2,
+        patch=norm_of_the_own_part,
+    ),
+    Fault(
+        name="owner skips a step",
+        says="One owner leaves the second update out and hands its old weights on as new ones.",
+        source="TTrace, parameters that are not updated under ZeRO",
+        setting=SHARDING2,
+        patch=one_owner_skips_a_step,
+    ),
+)

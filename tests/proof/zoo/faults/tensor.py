@@ -1,0 +1,321 @@
+"""The tensor axis: sums that are missing or taken twice, slices of the wrong seat, norms over some of the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.proof.zoo.case import Fault, strategy
+from tests.proof.zoo.patching import rank, ranks, replaced
+
+HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
+MPU = "paddle.distributed.fleet.layers.mpu.mp_layers"
+CUTTER = "paddle_dp.parallel.tensor:Cutter"
+
+
+def rows_not_added_up() -> AbstractContextManager[None]:
+    """A layer cut by rows hands on its own terms only, times the number of seats so that sizes look right."""
+
+    def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(self: Any, x: Any) -> Any:
+            import paddle.nn.functional as F
+
+            return F.linear(x, self.weight) * self.world_size + self.bias
+
+        return alone
+
+    return replaced(f"{MPU}:RowParallelLinear.forward", make)
+
+
+def bias_on_every_seat() -> AbstractContextManager[None]:
+    """The bias is added before the seats' terms are: it counts once a seat."""
+
+    def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, x: forward(self, x) + self.bias * (self.world_size - 1)
+
+    return replaced(f"{MPU}:RowParallelLinear.forward", make)
+
+
+def columns_keep_their_input_gradient() -> AbstractContextManager[None]:
+    """Megatron's f is left out: what a layer cut by columns gives back to its input is this seat's part only."""
+    return replaced("paddle_dp.mesh.bridge.tensor_ops:reduced", lambda original: _only_forward(original))
+
+
+def _only_forward(reduced: Callable[..., Any]) -> Callable[..., Any]:
+    """`reduced` where it is called by a forward (Sum), and the tensor itself where by a backward (Copy)."""
+    import inspect
+
+    def partly(seats: Any, tensor: Any) -> Any:
+        caller = inspect.stack()[1].function
+        return tensor.clone() if caller == "backward" else reduced(seats, tensor)
+
+    return partly
+
+
+def summed_twice() -> AbstractContextManager[None]:
+    import inspect
+
+    def make(reduced: Callable[..., Any]) -> Callable[..., Any]:
+        def twice(seats: Any, tensor: Any) -> Any:
+            found = reduced(seats, tensor)
+            return found * 2 if inspect.stack()[1].function == "backward" else found
+
+        return twice
+
+    return replaced("paddle_dp.mesh.bridge.tensor_ops:reduced", make)
+
+
+def words_of_other_seats() -> AbstractContextManager[None]:
+    """A seat answers for words that it does not hold, with its first word, where zeros belong."""
+
+    def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def unmasked(self: Any, x: Any) -> Any:
+            import paddle.nn.functional as F
+            from paddle.distributed.fleet.layers.mpu import mp_ops
+
+            held = self.weight.shape[0]
+            mine = (x - self.vocab_start_index).clip(0, held - 1)
+            return mp_ops._mp_allreduce(F.embedding(mine, self.weight), group=self.model_parallel_group)
+
+        return unmasked
+
+    return replaced(f"{MPU}:VocabParallelEmbedding.forward", make)
+
+
+def softmax_over_some_classes() -> AbstractContextManager[None]:
+    def make(total: Callable[..., Any]) -> Callable[..., Any]:
+        def local(self: Any, scores: Any, numbers: Any, ignored: int) -> Any:
+            import paddle
+            import paddle.nn.functional as F
+
+            found = F.cross_entropy(scores, numbers % scores.shape[-1], reduction="none", axis=-1).squeeze(-1)
+            mine = numbers // scores.shape[-1] == self.group.rank
+            return self.added(paddle.where(mine, found, paddle.zeros_like(found)).sum())
+
+        return local
+
+    return replaced("paddle_dp.parallel.cut_loss:CutClasses.total", make)
+
+
+def classes_counted_twice() -> AbstractContextManager[None]:
+    """The cross-entropy of scores that were gathered already: the sum over classes is t times too large."""
+
+    def make(total: Callable[..., Any]) -> Callable[..., Any]:
+        def gathered(self: Any, scores: Any, numbers: Any, ignored: int) -> Any:
+            import math
+
+            return total(self, scores, numbers, ignored) + numbers.size * math.log(self.group.nranks)
+
+        return gathered
+
+    return replaced("paddle_dp.parallel.cut_loss:CutClasses.total", make)
+
+
+def norm_without_slices() -> AbstractContextManager[None]:
+    """The clip's norm takes every slice for a copy of the first seat's."""
+    def make(norm: Callable[..., Any]) -> Callable[..., Any]:
+        def first_only(self: Any) -> Any:
+            from paddle_dp.parallel import gradients
+
+            mine = self.trainable if self.mesh.seats["tensor"] == 0 else []
+            squares = gradients.global_norm(mine).square().reshape([1])
+            return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
+
+        return first_only
+
+    return replaced(f"{HYBRID}.gradient_norm", make)
+
+
+def norm_of_whole_parameters_twice() -> AbstractContextManager[None]:
+    def make(norm: Callable[..., Any]) -> Callable[..., Any]:
+        def all_of_them(self: Any) -> Any:
+            from paddle_dp.parallel import gradients
+
+            squares = gradients.global_norm(self.trainable).square().reshape([1])
+            return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
+
+        return all_of_them
+
+    return replaced(f"{HYBRID}.gradient_norm", make)
+
+
+def seats_read_other_samples() -> AbstractContextManager[None]:
+    def make(of: Callable[..., Any]) -> Callable[..., Any]:
+        def by_rank(samples: int, batch: int, mesh: Any = None, **settings: Any) -> Any:
+            from paddle_dp.data import Share
+
+            if mesh is None or mesh.ranks == 1:
+                return of(samples, batch, mesh, **settings)
+            return Share(samples, batch, reader=mesh.rank, readers=mesh.ranks, **settings)
+
+        return by_rank
+
+    return replaced("paddle_dp.data.share:Share.of", make)
+
+
+def first_slice_everywhere() -> AbstractContextManager[None]:
+    """Every seat begins with the first seat's slices, as if each had drawn its part from one seed."""
+
+    def make(of: Callable[..., Any]) -> Callable[..., Any]:
+        def first(self: Any, whole: Any) -> Any:
+            from dataclasses import replace
+
+            return of(replace(self, seat=0), whole)
+
+        return first
+
+    return replaced("paddle_dp.parallel.tensor:Cut.of", make)
+
+
+def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:
+    """On data 2 x tensor 2, gradients meet over the tensor axis: the group that came first was taken."""
+
+    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        class Confused:
+            def __init__(self, seats: Any):
+                self._seats = seats
+
+            def __getattr__(self, name: str) -> Any:
+                mixed = {"get_data_parallel_group": "get_model_parallel_group"}
+                return getattr(self._seats, mixed.get(name, name))
+
+        return lambda parameters, seats: exchange(parameters, Confused(seats))
+
+    return replaced("paddle_dp.parallel.hybrid:fused_allreduce_gradients", make)
+
+
+def decayed_norms() -> AbstractContextManager[None]:
+    """Weight decay of parameters whose names ask for none, where the model is cut."""
+
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def everywhere(self: Any, *given: Any, **named: Any) -> None:
+            if ranks() > 1:
+                named["apply_decay_param_fun"] = None
+            init(self, *given, **named)
+
+        return everywhere
+
+    return replaced("paddle.optimizer:AdamW.__init__", make)
+
+
+def one_seat_forgets_its_bias() -> AbstractContextManager[None]:
+    """The last seat's part of a bias cut by columns never moves."""
+
+    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+        def still(self: Any) -> None:
+            bias = self.model.blocks[2].up.bias
+            if ranks() > 1 and rank() == ranks() - 1:
+                bias.grad.zero_()
+            step(self)
+
+        return still
+
+    return replaced(f"{HYBRID}._step", make)
+
+
+TENSOR2 = strategy("gpt", tensor=2)
+FAULTS = (
+    Fault(
+        name="rows not added up",
+        says="A layer cut by rows passes on its own terms, twice, instead of the sum over the seats.",
+        source="TTrace, missing all-reduce behind a row-parallel layer",
+        setting=TENSOR2,
+        patch=rows_not_added_up,
+        where=("blocks.1",),
+    ),
+    Fault(
+        name="bias per seat",
+        says="The bias of a layer cut by rows is added on every seat before the sum.",
+        source="Megatron-LM, row-parallel bias",
+        setting=TENSOR2,
+        patch=bias_on_every_seat,
+    ),
+    Fault(
+        name="input gradient kept",
+        says="What a layer cut by columns gives back to its input is not added up over the seats.",
+        source="TTrace, wrong gradients of column-parallel layers",
+        setting=TENSOR2,
+        patch=columns_keep_their_input_gradient,
+        where=("norm", "tensor"),
+    ),
+    Fault(
+        name="input gradient twice",
+        says="What a layer cut by columns gives back to its input is added up twice.",
+        source="ANCHORS: gather's backward sums tensor copies",
+        setting=TENSOR2,
+        patch=summed_twice,
+        where=("norm", "tensor"),
+    ),
+    Fault(
+        name="wrong embedding mask",
+        says="A seat answers for words that it does not hold.",
+        source="TTrace, wrong embedding mask under tensor parallelism",
+        setting=TENSOR2,
+        patch=words_of_other_seats,
+    ),
+    Fault(
+        name="softmax over half",
+        says="Each seat's softmax is over its own classes.",
+        source="silent-fault catalogue, PAR",
+        setting=TENSOR2,
+        patch=softmax_over_some_classes,
+    ),
+    Fault(
+        name="classes twice",
+        says="The loss counts every class once a seat: log 2 too high, with gradients that are right.",
+        source="silent-fault catalogue: cross-entropy of gathered scores",
+        setting=TENSOR2,
+        patch=classes_counted_twice,
+    ),
+    Fault(
+        name="norm without slices",
+        says="The clip's norm leaves out the slices of all seats but the first.",
+        source="Megatron-LM #7452 (8), #5916, #7530",
+        setting=TENSOR2,
+        patch=norm_without_slices,
+    ),
+    Fault(
+        name="norm of whole ones twice",
+        says="The clip's norm counts parameters that every seat holds whole once a seat.",
+        source="silent-fault catalogue, OPT",
+        setting=TENSOR2,
+        patch=norm_of_whole_parameters_twice,
+    ),
+    Fault(
+        name="seats read apart",
+        says="The seats of a tensor axis read different samples, as data ranks do.",
+        source="Megatron-LM #7452 (7): scattered over the wrong group",
+        setting=TENSOR2,
+        patch=seats_read_other_samples,
+    ),
+    Fault(
+        name="first slice everywhere",
+        says="Every seat begins with the first seat's slice of each weight.",
+        source="silent-fault catalogue: parts drawn from one seed",
+        setting=TENSOR2,
+        patch=first_slice_everywhere,
+    ),
+    Fault(
+        name="wrong axis",
+        says="With data 2 and tensor 2, gradients meet over the tensor axis.",
+        source="Megatron-LM #7452: a global group instead of the caller's",
+        setting=strategy("gpt", 4, tensor=2, data=2),
+        patch=exchanged_over_the_wrong_axis,
+    ),
+    Fault(
+        name="norms decay",
+        says="Where the model is cut, weight decay takes norms and biases, too.",
+        source="silent-fault catalogue, OPT",
+        setting=TENSOR2,
+        patch=decayed_norms,
+    ),
+    Fault(
+        name="bias stands still",
+        says="One seat's part of one bias gets no update.",
+        source="TTrace, parameters that are not updated",
+        setting=TENSOR2,
+        patch=one_seat_forgets_its_bias,
+        where=("blocks.2.up.bias",),
+    ),
+)

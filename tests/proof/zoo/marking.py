@@ -1,0 +1,125 @@
+"""Starts the jobs of an examination, few for many cases, and marks each case: who said what, at which step."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.supervise import run
+from paddle_dp.proof.compare import Side, compare
+from paddle_dp.proof.sides import run_alone
+from paddle_dp.recipe import read_recipe
+from tests.proof.zoo.case import RECIPES, Fault, Honest
+from tests.proof.zoo.cases import CASES
+from tests.proof.zoo.exam import slug
+
+ROOT = Path(__file__).resolve().parents[3]
+GUARDS = {"check_gradients": "gradients", "check_equal": "weights"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What became of a case: which guard said something first, at which step (0: before the first), and what."""
+
+    case: Fault | Honest
+    guard: str | None
+    step: int | None
+    said: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """A fault must be caught, by whom it says; an honest model must not be blamed."""
+        if isinstance(self.case, Honest):
+            return self.guard is None if self.case.told is None else self.case.told in self.said
+        return self.guard == self.case.guard and all(word in self.said for word in self.case.where)
+
+
+def examine(names: Sequence[str], scratch: Path) -> list[Mark]:
+    """Runs every named case on one process and on its ranks, and marks it. Few jobs: one for each number of ranks."""
+    cases = [CASES[name] for name in names]
+    answers: dict[int, dict[str, Any]] = {}
+    for ranks in sorted({1, *(case.setting.ranks for case in cases)}):
+        mine = [case.name for case in cases if ranks in (1, case.setting.ranks)]
+        answers[ranks] = _sit(mine, ranks, scratch / str(ranks))
+    return [_mark(case, answers, scratch) for case in cases]
+
+
+def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
+    """One job for all cases; another for what is left when a case has ended it."""
+    left, answers = list(names), {}
+    while left:
+        said = _job(left, ranks, folder)
+        for name in list(left):
+            found = _read(folder / slug(name), ranks)
+            if found is None and answers.keys().isdisjoint([name]) and name == left[0]:
+                found = {"raised": "RunError", "message": said.strip().splitlines()[-1] if said.strip() else "died"}
+            if found is None:
+                break
+            answers[name] = found
+            left.remove(name)
+    return answers
+
+
+def _job(names: Sequence[str], ranks: int, folder: Path) -> str:
+    options = {"cases": list(names), "folder": str(folder), "ranks": ranks, "claimed": True}
+    job = Job(
+        task="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks, out=folder / "job",
+        extra=options, quiet=True,
+    )  # fmt: skip
+    said = io.StringIO()
+    with redirect_stderr(said), redirect_stdout(said):
+        run_alone(job) if ranks == 1 else run(job)
+    return said.getvalue()
+
+
+def _read(folder: Path, ranks: int) -> dict[str, Any] | None:
+    """The answers of all ranks as one: what a rank raised, if any did. None when not all of them answered."""
+    found = [folder / f"answer.{rank}.json" for rank in range(ranks)]
+    there = [json.loads(path.read_text()) for path in found if path.exists()]
+    for answer in there:
+        if "raised" in answer:
+            return answer
+    return there[0] if len(there) == ranks else None
+
+
+def _mark(case: Fault | Honest, answers: dict[int, dict[str, Any]], scratch: Path) -> Mark:
+    ranks = case.setting.ranks
+    one, many = answers[1][case.name], answers[ranks][case.name]
+    seconds = one.get("seconds", 0.0) + many.get("seconds", 0.0)
+    if "raised" in one:
+        said = f"ONE PROCESS: {one['raised']}: {one['message']}"
+        return Mark(case=case, guard="one process", step=None, said=said, seconds=seconds)
+    if "raised" in many:
+        kind = many["raised"]
+        guard = {"DivergenceError": "weights", "DataError": "evaluation"}.get(kind, "door")
+        if "got no gradient" in many["message"]:
+            guard = "gradients"
+        guard = "crash" if many.get("alone") or kind == "RunError" else guard
+        return Mark(case=case, guard=guard, step=None, said=f"{kind}: {many['message']}", seconds=seconds)
+    guard, step, said = _compare(case, scratch)
+    return Mark(case=case, guard=guard, step=step, said=said, seconds=seconds)
+
+
+def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | None, str]:
+    ranks = case.setting.ranks
+    one = Side.read(scratch / "1" / slug(case.name) / "trace", 1)
+    many = Side.read(scratch / str(ranks) / slug(case.name) / "trace", ranks)
+    recipe = read_recipe(case.setting.path, case.setting.overrides)
+    verdict = compare(one, many, recipe.train.precision.dtype)
+    said = f"loss {verdict.loss:.1e}, norm {verdict.gradient_norm:.1e}, weights {verdict.weights:.1e} ({verdict.worst})"
+    return (None, None, said) if verdict.same else ("verify", None, said)
+
+
+def names_of(kind: type[Any]) -> Iterable[str]:
+    return [name for name, case in CASES.items() if isinstance(case, kind)]
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
