@@ -54,13 +54,15 @@ def examine(names: Sequence[str], scratch: Path) -> list[Mark]:
 
 def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
     """One job for all cases; another for what is left when a case has ended it."""
-    left, answers = list(names), {}
+    left, answers, jobs = list(names), {}, 0
     while left:
-        said = _job(left, ranks, folder)
+        jobs += 1
+        said = _job(left, ranks, folder, jobs)
+        first = left[0]
         for name in list(left):
             found = _read(folder / slug(name), ranks)
-            if found is None and answers.keys().isdisjoint([name]) and name == left[0]:
-                found = {"raised": "RunError", "message": said.strip().splitlines()[-1] if said.strip() else "died"}
+            if found is None and name == first:
+                found = {"raised": "RunError", "message": " ".join(said.split())[-300:] or "the job ended"}
             if found is None:
                 break
             answers[name] = found
@@ -68,10 +70,10 @@ def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
     return answers
 
 
-def _job(names: Sequence[str], ranks: int, folder: Path) -> str:
+def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     options = {"cases": list(names), "folder": str(folder), "ranks": ranks, "claimed": True}
     job = Job(
-        task="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks, out=folder / "job",
+        task="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks, out=folder / f"job{number}",
         extra=options, quiet=True,
     )  # fmt: skip
     said = io.StringIO()
@@ -83,6 +85,7 @@ def _job(names: Sequence[str], ranks: int, folder: Path) -> str:
 def _read(folder: Path, ranks: int) -> dict[str, Any] | None:
     """The answers of all ranks as one: what a rank raised, if any did. None when not all of them answered."""
     found = [folder / f"answer.{rank}.json" for rank in range(ranks)]
+    found.sort(key=lambda path: path.stat().st_mtime_ns if path.exists() else 0)  # the first cause first
     there = [json.loads(path.read_text()) for path in found if path.exists()]
     for answer in there:
         if "raised" in answer:

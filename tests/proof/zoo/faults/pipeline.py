@@ -22,7 +22,7 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
     def make(add_up: Callable[..., Any]) -> Callable[..., Any]:
         def head_only(self: Any) -> None:
             if self.parameter.is_firstly_shared:
-                self.parameter.grad.zero_()
+                self.parameter.grad.set_value(self.parameter.grad * 0)
             add_up(self)
 
         return head_only

@@ -22,7 +22,7 @@ def marked_sums_twice() -> AbstractContextManager[None]:
         def twice(parameters: Any, group: Any, scale: Any = None) -> None:
             exchange(parameters, group, scale=scale)
             for parameter in parameters:
-                parameter.grad.scale_(2.0)
+                parameter.grad.set_value(parameter.grad * 2)
 
         return twice
 

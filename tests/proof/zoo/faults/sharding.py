@@ -22,7 +22,7 @@ def owner_keeps_its_own() -> AbstractContextManager[None]:
                 return
             self.met.append(parameter)
             if parameter.owner == self.seat:
-                parameter.grad.scale_(float(self.group.nranks))
+                parameter.grad.set_value(parameter.grad * self.group.nranks)
             else:
                 parameter.clear_gradient(False)
 
@@ -41,7 +41,7 @@ def averaged_where_summed() -> AbstractContextManager[None]:
             exchange(self)
             for parameter in self.parameters:
                 if parameter.grad is not None:
-                    parameter.grad.scale_(1 / self.group.nranks)
+                    parameter.grad.set_value(parameter.grad / self.group.nranks)
 
         return halved
 
@@ -54,7 +54,7 @@ def owners_decay_twice() -> AbstractContextManager[None]:
             if self.shards is not None:
                 for parameter in self.shards.parameters:
                     if self.shards.owns(parameter) and parameter.ndim > 1:
-                        parameter.scale_(1 - self.optimizer.get_lr() * 0.1)
+                        parameter.set_value(parameter * (1 - self.optimizer.get_lr() * 0.1))
             step(self)
 
         return decaying

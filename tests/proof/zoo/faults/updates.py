@@ -112,7 +112,7 @@ def momentum_forgotten() -> AbstractContextManager[None]:
                 for table in self.optimizer._accumulators.values():
                     for tensor in table.values():
                         if "velocity" in tensor.name:
-                            tensor.zero_()
+                            tensor.set_value(tensor * 0)
             step(self)
 
         return forgetting
