@@ -14,8 +14,8 @@ RECIPES = Path(__file__).with_name("recipes")
 # weights. `gradients`: the check that every gradient is exchanged. `evaluation`: held-out numbers of one process, or
 # the count of samples. `resume`: a run that is saved and resumed against one that is not. `door`: refused by name before,
 # or instead of, doing harm.
-Guard = Literal["verify", "weights", "gradients", "evaluation", "resume", "door"]
-Exam = Literal["verify", "train"]
+Guard = Literal["verify", "weights", "gradients", "rehearsal", "evaluation", "resume", "door"]
+Exam = Literal["verify", "rehearsal"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,4 @@ class Honest:
     says: str
     setting: Setting
     told: str | None = None
+    exam: Exam = "verify"

@@ -37,7 +37,7 @@ def _answer(name: str, folder: Path, options: dict[str, Any]) -> tuple[dict[str,
     _forget_the_layout()
     try:
         with case.patch() if isinstance(case, Fault) else _nothing():
-            _trace(case, folder, options["ranks"])
+            EXAMS[getattr(case, "exam", "verify")](case, folder, options["ranks"])
     except PaddleDPError as error:  # said on every rank alike
         return {"raised": type(error).__name__, "message": str(error)}, True
     except Exception as error:  # noqa: BLE001 - one rank's own: the others hang in an exchange
@@ -51,16 +51,30 @@ def _nothing() -> Any:
     return nullcontext()
 
 
-def _trace(case: Any, folder: Path, ranks: int) -> None:
-    from paddle_dp.proof.trace import trace
+def _recipe(case: Any, folder: Path, ranks: int) -> Any:
     from paddle_dp.recipe import read_recipe
 
-    setting = case.setting
-    words = setting.overrides
+    words = case.setting.overrides
     if ranks == 1:
         words = (*(w for w in words if not w.startswith("strategy")), "strategy.use=single")
-    read = read_recipe(setting.path, (*words, f'out="{folder}"'))
-    trace(read, {"steps": 4, "ranks": setting.ranks, "trace": str(folder / "trace")})
+    return read_recipe(case.setting.path, (*words, f'out="{folder}"'))
+
+
+def _compare(case: Any, folder: Path, ranks: int) -> None:
+    from paddle_dp.proof.trace import trace
+
+    asked = {"steps": 4, "ranks": case.setting.ranks, "trace": str(folder / "trace")}
+    trace(_recipe(case, folder, ranks), asked)
+
+
+def _rehearse(case: Any, folder: Path, ranks: int) -> None:
+    from paddle_dp.proof.rehearsal import rehearse
+
+    asked = {"ranks": case.setting.ranks, "trace": str(folder / "trace")}
+    rehearse(_recipe(case, folder, ranks), asked)
+
+
+EXAMS = {"verify": _compare, "rehearsal": _rehearse}
 
 
 def _forget_the_layout() -> None:

@@ -55,6 +55,10 @@ def _use(name: str, settings: str = "") -> str:
 
 HONEST = (
     *(Honest(name=f"gpt, {name}", says="A GPT in this layout.", setting=s) for name, s in LAYOUTS.items()),
+    *(
+        Honest(name=f"rehearsal, {name}", says="The training itself, interrupted and resumed.", setting=s, exam="rehearsal")
+        for name, s in {"mlp": Setting("mlp"), "convnet": Setting("convnet"), **LAYOUTS}.items()
+    ),
     Honest(name="perceptron", says="GELU, momentum, clip, two micros.", setting=Setting("mlp")),
     Honest(name="convnet", says="Synchronized BatchNorm, unequal shares.", setting=Setting("convnet")),
     Honest(
@@ -97,7 +101,7 @@ HONEST = (
         Honest(
             name=name,
             says=f"paddle.vision.models.{name}, {side} pixels a side.",
-            setting=Setting("images", 2, (_use("Vision", f"name: {name}"), f"dataset.size={side}")),
+            setting=Setting("images", 2, (_use("Vision", f"name: {name}"), f"dataset.shape=[3, {side}, {side}]")),
         )
         for name, side in VISION.items()
     ),

@@ -138,8 +138,8 @@ FAULTS = (
         source="paddle.io.DistributedBatchSampler without set_epoch",
         setting=Setting("mlp", 2, ("train.length=2 epochs",)),
         patch=order_of_the_first_epoch,
-        exam="train",
-        guard="evaluation",
+        exam="rehearsal",
+        guard="rehearsal",
     ),
     Fault(
         name="shifted targets",
