@@ -1,6 +1,17 @@
 """Silent faults, a file for each axis; `FAULTS` is all of them."""
 
-from tests.proof.zoo.faults import data, gradients, norms, pipeline, sequence, sharding, tensor, updates
+from tests.proof.zoo.faults import (
+    data,
+    gradients,
+    invented,
+    norms,
+    pipeline,
+    sequence,
+    sharding,
+    tensor,
+    training,
+    updates,
+)
 
-FILES = (data, gradients, norms, updates, tensor, sequence, pipeline, sharding)
+FILES = (data, gradients, norms, updates, tensor, sequence, pipeline, sharding, training, invented)
 FAULTS = tuple(fault for file in FILES for fault in file.FAULTS)

@@ -13,3 +13,86 @@ batch. Expected: verify, if it looks at three steps or more; nothing in the firs
 from, but the count that all divide by is that of an equal split (49 samples on 2 ranks count as 48). Full batches are
 exact. Expected: verify at the short batch only, as a loss and gradients too large by 1/48, the same in every parameter.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.proof.zoo.case import Fault, Setting, strategy
+from tests.proof.zoo.patching import ranks, replaced
+
+HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
+
+
+def swapped_gradients() -> AbstractContextManager[None]:
+    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def swapping(self: Any) -> None:
+            exchange(self)
+            a, b = self.model.blocks[1].qkv.weight, self.model.blocks[3].qkv.weight
+            first = a.grad.clone()
+            a.grad.set_value(b.grad)
+            b.grad.set_value(first)
+
+        return swapping
+
+    return replaced(f"{HYBRID}._exchange", make)
+
+
+def lazy_exchange() -> AbstractContextManager[None]:
+    done: list[int] = []
+
+    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def lazy(self: Any) -> None:
+            done.append(1)
+            if len(done) % 3:
+                exchange(self)
+                return
+            import paddle.distributed as dist
+
+            for parameter in self.trainable:
+                dist.broadcast(parameter.grad, 0)
+                parameter.grad.set_value(parameter.grad * self.mesh.ranks)
+
+        return lazy
+
+    return replaced(f"{HYBRID}._exchange", make)
+
+
+def unequal_heirs() -> AbstractContextManager[None]:
+    def make(count: Callable[..., Any]) -> Callable[..., Any]:
+        def even(self: Any, batch: Any) -> Any:
+            found = count(self, batch)
+            return found // self.mesh.readers * self.mesh.readers if ranks() > 1 else found
+
+        return even
+
+    return replaced("paddle_dp.parallel.learner:Learner.global_count", make)
+
+
+DATA2, SOURCE = strategy("gpt", data=2, check_every="null"), "our own, described before it was tried"
+FAULTS = (
+    Fault(
+        name="swapped gradients",
+        says="Two weights of one shape get each other's gradient from the exchange, on every rank alike.",
+        source=SOURCE,
+        setting=DATA2,
+        patch=swapped_gradients,
+        where=("qkv.weight",),
+    ),
+    Fault(
+        name="lazy exchange",
+        says="Every third update is made from the first rank's gradient alone, and sent to all.",
+        source=SOURCE,
+        setting=DATA2,
+        patch=lazy_exchange,
+    ),
+    Fault(
+        name="unequal heirs",
+        says="A batch that cannot be shared equally is divided by the count of one that can.",
+        source=SOURCE,
+        setting=Setting("mlp"),
+        patch=unequal_heirs,
+    ),
+)

@@ -1,0 +1,34 @@
+"""The proof is examined: known silent faults must be caught, and by whom it is said; honest models must pass."""
+
+import pytest
+
+from tests.proof.zoo.case import Fault, Honest
+from tests.proof.zoo.cases import CASES
+from tests.proof.zoo.marking import Mark, examine
+
+SAMPLE = (  # two of a guard at most, all on two ranks: one job beside that of one process
+    "mean of means", "classes twice", "ranks train alone", "unused on one rank", "evaluation: padded",
+    "resume: first batch", "load: first slice",
+    "perceptron", "convnet", "gpt, tensor 2", "rehearsal, sharding 2",
+)  # fmt: skip
+
+
+def wrong(marks: list[Mark]) -> list[str]:
+    return [f"{mark.case.name}: {mark.guard} said: {mark.said}" for mark in marks if not mark.passed]
+
+
+def test_a_sample_is_caught_and_passed(tmp_path):
+    marks = examine(SAMPLE, tmp_path)
+    assert not wrong(marks)
+    assert {mark.guard for mark in marks} == {"verify", "weights", "gradients", "evaluation", "resume", None}
+
+
+def test_there_are_as_many_cases_as_the_page_says():
+    assert sum(isinstance(case, Fault) for case in CASES.values()) >= 40
+    assert sum(isinstance(case, Honest) for case in CASES.values()) >= 25
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_fault_is_caught_and_every_honest_model_passes(tmp_path):
+    assert not wrong(examine(list(CASES), tmp_path))
