@@ -21,7 +21,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paddle-dp-zoo-") as scratch:
         for mark in examine(names, Path(scratch)):
             word = "ok " if mark.passed else "BAD"
-            print(f"{word} {mark.case.name:30} {mark.guard!s:10} {mark.seconds:5.1f} {mark.said[:200]}", flush=True)
+            print(
+                f"{word} {mark.case.name:30} {mark.guard!s:10} {mark.seconds:5.1f} {mark.said[:200]}",
+                flush=True,
+            )
     return 0
 
 

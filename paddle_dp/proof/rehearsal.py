@@ -29,8 +29,10 @@ from paddle_dp.train.build import setup
 from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Length
 
-EVALUATED, SAVED, STEPS = 1, 2, 5  # after which step; an epoch has 3
+EVALUATED, SAVED, STEPS = 1, 2, 5  # after which step
+EPOCH = 3  # global batches
 K = 8.0  # times one process's own noise
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 HELD_OUT = 3  # times the ranks, and one more: no number of ranks shares them equally
 
 
@@ -75,7 +77,8 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     folder = Path(options["trace"])
     stage = Stage(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
     if joined.ranks == 1:
-        told: dict[str, Any] = {"plain": stage.plain(), "noise": [stage.plain(nudged(seed)) for seed in (1, 2)]}
+        noise = [stage.plain(nudged(seed)) for seed in (1, 2)]
+        told = {"plain": stage.plain(), "noise": noise, "dtype": recipe.train.precision.dtype}
     else:
         told = stage.interrupted()
     if joined.is_first:
@@ -158,7 +161,8 @@ def digests(trainer: Trainer) -> dict[str, str]:
     """The bits of what this rank brings to a checkpoint, by name: weights, statistics, optimizer states. Collective."""
     tensors = trainer.snapshot().tensors
     return {
-        name: hashlib.blake2b(piece.array.tobytes(), digest_size=8).hexdigest() for name, piece in tensors.items()
+        name: hashlib.blake2b(piece.array.tobytes(), digest_size=8).hexdigest()
+        for name, piece in tensors.items()
     }
 
 
@@ -178,76 +182,108 @@ def nudged(seed: int) -> Callable[[Task], None]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing in which two rehearsals differ: after which step, what kind of thing, and a sentence."""
+    """Something in which two rehearsals differ: after which step, what kind of thing, and a sentence."""
 
     step: int
     kind: str  # samples, loss, evaluation, resume
     sentence: str
 
 
-def first_difference(one: dict[str, Any], many: dict[str, Any], ranks: int) -> Difference | None:
-    """None where `ranks` ranks, interrupted and resumed, did what one process did without interruption."""
-    return next(differences(one, many, ranks), None)
+@dataclass(frozen=True)
+class Rehearsals:
+    """One process's rehearsal beside that of `ranks` ranks; numbers may be K times as far apart as its own noise."""
+
+    one: dict[str, Any]
+    many: dict[str, Any]
+    ranks: int
+
+    @classmethod
+    def read(cls, one: Path, many: Path, ranks: int) -> Rehearsals:
+        """From the folders that two sides left."""
+        told = [json.loads((folder / "rehearsal.json").read_text()) for folder in (one, many)]
+        return cls(told[0], told[1], ranks)
+
+    def first_difference(self) -> Difference | None:
+        """None where the ranks, interrupted and resumed, did what one process did without interruption."""
+        return next(self._differences(), None)
+
+    def _differences(self) -> Iterator[Difference]:
+        """In the order of the rehearsal."""
+        yield from self._samples()
+        for n, (one, many) in enumerate(zip(self.one["plain"]["rows"], self.many["rows"], strict=True)):
+            noisy = [run["rows"][n] for run in self.one["noise"]]
+            for name in ("loss", "gradient_norm"):
+                if not self._near(one[name], many[name], [row[name] for row in noisy]):
+                    yield Difference(one["step"], "loss", self._number(one, many, name))
+        yield from self._held_out()
+        yield from self._resumed()
+
+    def _samples(self) -> Iterator[Difference]:
+        for one, many in zip(self.one["plain"]["rows"], self.many["rows"], strict=True):
+            step, more = one["step"], sorted({*many["read"]} - {*one["read"]})
+            less = sorted({*one["read"]} - {*many["read"]})
+            if more or less:
+                yield Difference(
+                    step, "samples",
+                    f"step {step}, in epoch {1 + (step - 1) // EPOCH}: the {self.ranks} ranks read {_some(more)} that "
+                    f"one process does not read then, and not {_some(less)}",
+                )  # fmt: skip
+
+    def _number(self, one: dict[str, Any], many: dict[str, Any], name: str) -> str:
+        step, what = one["step"], name.replace("_", " ")
+        after = {
+            EVALUATED + 1: " (the first after the evaluation)",
+            SAVED + 1: " (the first after the checkpoint)",
+        }
+        return (
+            f"step {step}{after.get(step, '')}: {what} {one[name]:.9g} on one process that nothing interrupts, "
+            f"{many[name]:.9g} on {self.ranks} ranks"
+        )
+
+    def _held_out(self) -> Iterator[Difference]:
+        noisy = [run["evaluation"] for run in self.one["noise"]]
+        for name, number in self.one["plain"]["evaluation"].items():
+            other = self.many["evaluation"][name]
+            if not self._near(number, other, [held[name] for held in noisy]):
+                yield Difference(
+                    STEPS, "evaluation",
+                    f"held out: {name} {number:.9g} on one process, {other:.9g} on {self.ranks} ranks, after losses "
+                    "that were the same",
+                )  # fmt: skip
+
+    def _resumed(self) -> Iterator[Difference]:
+        resumed, words = (
+            self.many["resumed"],
+            {"read": "samples", "loss": "loss", "gradient_norm": "gradient"},
+        )
+        for before, after in zip(self.many["rows"][SAVED:], resumed["rows"], strict=True):
+            changed = [what for name, what in words.items() if not _equal(before[name], after[name])]
+            if changed:
+                yield Difference(
+                    before["step"], "resume",
+                    f"step {before['step']}: resumed from the checkpoint of step {SAVED}, it has another "
+                    f"{', another '.join(changed)} than without the interruption",
+                )  # fmt: skip
+        if resumed["changed"]:
+            more = f" and {len(resumed['changed']) - 1} more" if len(resumed["changed"]) > 1 else ""
+            yield Difference(
+                STEPS, "resume",
+                f"resumed from the checkpoint of step {SAVED}, the run ends with other bits in "
+                f"'{resumed['changed'][0]}'{more}",
+            )  # fmt: skip
+
+    def _near(self, one: float, many: float, noisy: list[float]) -> bool:
+        if not (np.isfinite(one) or np.isfinite(many)):  # a sum over ranks makes no number of two infinities
+            return True
+        allowed = max([abs(other - one) for other in noisy] + [EPS[self.one["dtype"]] * abs(one)])
+        return bool(abs(one - many) <= K * allowed)
 
 
-def differences(one: dict[str, Any], many: dict[str, Any], ranks: int) -> Iterator[Difference]:
-    """All of them, in the order of the rehearsal. Numbers may be K times as far apart as one process strays."""
-    plain, noisy = one["plain"], one["noise"]
-    for n, (a, b) in enumerate(zip(plain["rows"], many["rows"], strict=True)):
-        if found := _row(a, b, [run["rows"][n] for run in noisy], ranks):
-            yield found
-    held = [run["evaluation"] for run in noisy]
-    yield from _held_out(plain["evaluation"], many["evaluation"], held, f"{ranks} ranks")
-    yield from _resumed(many)
-
-
-def _row(one: dict[str, Any], many: dict[str, Any], noisy: list[dict[str, Any]], ranks: int) -> Difference | None:
-    step = one["step"]
-    if one["read"] != many["read"]:
-        more, less = sorted({*many["read"]} - {*one["read"]}), sorted({*one["read"]} - {*many["read"]})
-        epoch = 1 + (step - 1) // 3
-        said = f"step {step}, epoch {epoch}: {ranks} ranks read other samples than one process: {_some(more)} more, {_some(less)} less"
-        return Difference(step, "samples", said)
-    for name in ("loss", "gradient_norm"):
-        if not _near(one[name], many[name], [row[name] for row in noisy]):
-            after = {EVALUATED + 1: ", after the evaluation", SAVED + 1: ", after the checkpoint"}.get(step, "")
-            said = f"step {step}{after}: {name.replace('_', ' ')} {one[name]:.9g} on one process, {many[name]:.9g} on {ranks} ranks"
-            return Difference(step, "loss", said)
-    return None
-
-
-def _held_out(
-    one: dict[str, float], many: dict[str, float], noisy: list[dict[str, float]], who: str
-) -> Iterator[Difference]:
-    for name, number in one.items():
-        if not _near(number, many[name], [held[name] for held in noisy]):
-            said = f"held out: {name} {number:.9g} on one process, {many[name]:.9g} on {who}, with equal weights"
-            yield Difference(STEPS, "evaluation", said)
-
-
-def _resumed(many: dict[str, Any]) -> Iterator[Difference]:
-    resumed = many["resumed"]
-    for a, b in zip(many["rows"][SAVED:], resumed["rows"], strict=True):
-        if a != b:
-            words = [name for name in ("read", "loss", "gradient_norm") if a[name] != b[name]]
-            what = {"read": "other samples", "loss": "another loss", "gradient_norm": "another gradient"}[words[0]]
-            said = f"step {a['step']} has {what} after a resume from the checkpoint of step {SAVED}"
-            yield Difference(a["step"], "resume", said)
-            return
-    if resumed["changed"] or resumed["evaluation"] != many["evaluation"]:
-        where = f" in '{resumed['changed'][0]}'" if resumed["changed"] else ""
-        more = f" and {len(resumed['changed']) - 1} more" if len(resumed["changed"]) > 1 else ""
-        said = f"resumed from the checkpoint of step {SAVED}, the run ends in other bits{where}{more}"
-        yield Difference(STEPS, "resume", said)
-
-
-def _near(one: float, many: float, noisy: list[float]) -> bool:
-    """Whether a number is at most K times as far off as one process strays by itself, or is the same infinity."""
-    if one == many or (one != one and many != many):
-        return True
-    allowed = max([abs(other - one) for other in noisy] + [2.0**-23 * abs(one)])
-    return bool(abs(one - many) <= K * allowed)
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))
 
 
 def _some(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:3])) + (" …" if len(numbers) > 3 else "") if numbers else "none"
+    """ "samples 3, 5, 8 and 2 more"."""
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"

@@ -12,8 +12,8 @@ RECIPES = Path(__file__).with_name("recipes")
 
 # Who is expected to say so first. `verify`: the comparison with one process. `weights`: the ranks' digests of their
 # weights. `gradients`: the check that every gradient is exchanged. `evaluation`: held-out numbers of one process, or
-# the count of samples. `resume`: a run that is saved and resumed against one that is not. `door`: refused by name before,
-# or instead of, doing harm.
+# the count of samples. `resume`: a run that is saved and resumed against one that is not. `rehearsal`: any other part
+# of the rehearsed training. `door`: refused by name before, or instead of, doing harm.
 Guard = Literal["verify", "weights", "gradients", "rehearsal", "evaluation", "resume", "door"]
 Exam = Literal["verify", "rehearsal"]
 
@@ -33,7 +33,9 @@ class Setting:
     @property
     def layout(self) -> str:
         """In words, for the table: "2 ranks, tensor 2"."""
-        words = [o.removeprefix("strategy.").replace("=", " ") for o in self.overrides if o.startswith("strategy.")]
+        words = [
+            o.removeprefix("strategy.").replace("=", " ") for o in self.overrides if o.startswith("strategy.")
+        ]
         words = [w for w in words if not w.startswith("use ")]
         return ", ".join([f"{self.ranks} ranks", *(words or ["data"])])
 

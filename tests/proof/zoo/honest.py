@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.proof.zoo.case import Honest, Setting, strategy
 
+ADAMW = ("optimizer={use: adamw}", "schedule.peak=1e-3")
 HERE = "tests.proof.zoo.models"
 
 LAYOUTS = {
@@ -56,7 +57,7 @@ def _use(name: str, settings: str = "") -> str:
 HONEST = (
     *(Honest(name=f"gpt, {name}", says="A GPT in this layout.", setting=s) for name, s in LAYOUTS.items()),
     *(
-        Honest(name=f"rehearsal, {name}", says="The training itself, interrupted and resumed.", setting=s, exam="rehearsal")
+        Honest(name=f"rehearsal, {name}", says="Interrupted and resumed.", setting=s, exam="rehearsal")
         for name, s in {"mlp": Setting("mlp"), "convnet": Setting("convnet"), **LAYOUTS}.items()
     ),
     Honest(name="perceptron", says="GELU, momentum, clip, two micros.", setting=Setting("mlp")),
@@ -89,7 +90,7 @@ HONEST = (
         Honest(
             name=f"{norm} norm",
             says=says,
-            setting=Setting("convnet", 2, (_use("Normed", f"norm: {norm}"), "optimizer={use: adamw}", "schedule.peak=1e-3")),
+            setting=Setting("convnet", 2, (_use("Normed", f"norm: {norm}"), *ADAMW)),
         )
         for norm, says in NORMS.items()
     ),

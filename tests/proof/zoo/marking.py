@@ -14,8 +14,8 @@ from typing import Any
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.supervise import run
 from paddle_dp.proof.compare import Side, compare
+from paddle_dp.proof.rehearsal import Rehearsals
 from paddle_dp.proof.sides import run_alone
-from paddle_dp.proof.rehearsal import first_difference
 from paddle_dp.recipe import read_recipe
 from tests.proof.zoo.case import RECIPES, Fault, Honest
 from tests.proof.zoo.cases import CASES
@@ -115,10 +115,14 @@ def _mark(case: Fault | Honest, answers: dict[int, dict[str, Any]], scratch: Pat
 def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | None, str]:
     ranks = case.setting.ranks
     if case.exam == "rehearsal":
-        sides = [scratch / str(n) / slug(case.name) / "trace" / "rehearsal.json" for n in (1, ranks)]
-        found = first_difference(*(json.loads(side.read_text()) for side in sides), ranks)
+        sides = [scratch / str(n) / slug(case.name) / "trace" for n in (1, ranks)]
+        found = Rehearsals.read(*sides, ranks).first_difference()
         kinds = {"samples": "rehearsal", "loss": "rehearsal"}
-        return (None, None, "") if found is None else (kinds.get(found.kind, found.kind), found.step, found.sentence)
+        return (
+            (None, None, "")
+            if found is None
+            else (kinds.get(found.kind, found.kind), found.step, found.sentence)
+        )
     one = Side.read(scratch / "1" / slug(case.name) / "trace", 1)
     many = Side.read(scratch / str(ranks) / slug(case.name) / "trace", ranks)
     recipe = read_recipe(case.setting.path, case.setting.overrides)

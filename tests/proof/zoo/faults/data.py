@@ -28,7 +28,7 @@ def padded_shares() -> AbstractContextManager[None]:
     def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
         def padded(self: Any, size: int) -> list[tuple[int, int]]:
             found = []
-            for micro, (start, stop) in enumerate(cuts(self, size)):
+            for micro, (start, _) in enumerate(cuts(self, size)):
                 low, high = micro * size // self.micros, (micro + 1) * size // self.micros
                 each = -(-(high - low) // self.readers)
                 start = min(start, high - each)

@@ -88,7 +88,9 @@ def momentum_the_other_way() -> AbstractContextManager[None]:
 
 def not_synchronized() -> AbstractContextManager[None]:
     """One kind of BatchNorm is passed over when the others are made global."""
-    return replaced("paddle_dp.parallel.batch_norm:synchronize", lambda synchronize: lambda model, mesh: model)
+    return replaced(
+        "paddle_dp.parallel.batch_norm:synchronize", lambda synchronize: lambda model, mesh: model
+    )
 
 
 def buffer_of_the_own_samples() -> AbstractContextManager[None]:

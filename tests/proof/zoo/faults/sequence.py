@@ -14,7 +14,9 @@ SEQUENCE = "paddle_dp.parallel.sequence"
 
 
 def unmarked() -> AbstractContextManager[None]:
-    return replaced("paddle_dp.parallel.stretches:mark_as_sequence_parallel_parameter", lambda mark: lambda p: None)
+    return replaced(
+        "paddle_dp.parallel.stretches:mark_as_sequence_parallel_parameter", lambda mark: lambda p: None
+    )
 
 
 def marked_sums_twice() -> AbstractContextManager[None]:

@@ -41,7 +41,7 @@ def bias_on_every_seat() -> AbstractContextManager[None]:
 
 def columns_keep_their_input_gradient() -> AbstractContextManager[None]:
     """Megatron's f is left out: what a layer cut by columns gives back to its input is this seat's part only."""
-    return replaced("paddle_dp.mesh.bridge.tensor_ops:reduced", lambda original: _only_forward(original))
+    return replaced("paddle_dp.mesh.bridge.tensor_ops:reduced", _only_forward)
 
 
 def _only_forward(reduced: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,6 +116,7 @@ def classes_counted_twice() -> AbstractContextManager[None]:
 
 def norm_without_slices() -> AbstractContextManager[None]:
     """The clip's norm takes every slice for a copy of the first seat's."""
+
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def first_only(self: Any) -> Any:
             from paddle_dp.parallel import gradients

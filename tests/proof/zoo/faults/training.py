@@ -107,7 +107,9 @@ def save_sums_statistics() -> AbstractContextManager[None]:
 def loads_the_first_slice() -> AbstractContextManager[None]:
     def make(load: Callable[..., Any]) -> Callable[..., Any]:
         def first(checkpoint: Any, learner: Any) -> None:
-            with replaced("paddle_dp.parallel.tensor:Cut.offset", lambda offset: lambda self, part: (0,) * len(part)):
+            with replaced(
+                "paddle_dp.parallel.tensor:Cut.offset", lambda offset: lambda self, part: (0,) * len(part)
+            ):
                 load(checkpoint, learner)
 
         return first
@@ -120,7 +122,9 @@ def saves_the_first_place() -> AbstractContextManager[None]:
 
     def make(owned: Callable[..., Any]) -> Callable[..., Any]:
         def first(*given: Any) -> Any:
-            with replaced("paddle_dp.parallel.tensor:Cut.offset", lambda offset: lambda self, part: (0,) * len(part)):
+            with replaced(
+                "paddle_dp.parallel.tensor:Cut.offset", lambda offset: lambda self, part: (0,) * len(part)
+            ):
                 return owned(*given)
 
         return first
@@ -320,7 +324,7 @@ FAULTS = (
         "A resumed run begins with float16's first loss scale, and leaves updates out again.",
         "silent-fault catalogue, CKPT",
         resumes_with_the_first_scale,
-        setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 6e6}",)),
+        setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 1.5e6}",)),
     ),
     _fault(
         "save: first owner only",
