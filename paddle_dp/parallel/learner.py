@@ -265,7 +265,7 @@ class Learner:
         if not micro.samples:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
-        return scale * self.averaged / divisor
+        return scale * (1 if self.mixed.low else self.averaged) / divisor
 
     def _weight(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
         """`factor` as the gradient that the backward of `total` begins with: what multiplying it would do, for less."""
@@ -278,7 +278,12 @@ class Learner:
 
     def _unscale(self, factor: float) -> bool:
         """Multiplies the gradients by `factor` and takes float16's loss scale out of them; False when they overflowed
-        and must not be used."""
+        and must not be used.
+
+        In low precision the exchange's average is undone here and not in the backward: N times as large numbers would
+        be rounded otherwise there, and overflow sooner, than one process's.
+        """
+        factor *= self.averaged if self.mixed.low else 1
         if self.mixed.scale is None:
             if factor != 1.0:
                 gradients.scale(self.trainable, factor)

@@ -1,5 +1,7 @@
 """One batch in, one update done: skipped on overflow, counted by the loss, left alone by ghosts."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import paddle
 import pytest
@@ -81,6 +83,16 @@ def test_float16_takes_its_scale_out_again():
         each.train_batch(batch(4), observe=True)
     np.testing.assert_allclose(scaled.model.weight.numpy(), plain.model.weight.numpy(), atol=2e-3)
     assert scaled.observed["gradient_norm"] == pytest.approx(plain.observed["gradient_norm"], rel=5e-3)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_low_precision_computes_with_the_numbers_of_one_process(precision):
+    """The exchange's average over 3 ranks is undone behind the backward: in it, numbers would be rounded otherwise."""
+    alone, third = learner(Summed(), precision), learner(Summed(), precision)
+    third.averaged, third.placed.no_sync = 3, nullcontext
+    for each in (alone, third):
+        each.train_batch(batch(4), observe=True)
+    assert third.observed["gradient_norm"] == pytest.approx(3 * alone.observed["gradient_norm"], rel=1e-6)
 
 
 def test_a_ghost_changes_neither_weights_nor_statistics():

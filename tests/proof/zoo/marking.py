@@ -13,10 +13,10 @@ from typing import Any
 
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.supervise import run
-from paddle_dp.proof.compare import Side, compare
+from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.rehearsal import Rehearsals
 from paddle_dp.proof.sides import run_alone
-from paddle_dp.recipe import read_recipe
+from paddle_dp.proof.verdict import SAME
 from tests.proof.zoo.case import RECIPES, Fault, Honest
 from tests.proof.zoo.cases import CASES
 from tests.proof.zoo.exam import slug
@@ -123,12 +123,14 @@ def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | Non
             if found is None
             else (kinds.get(found.kind, found.kind), found.step, found.sentence)
         )
-    one = Side.read(scratch / "1" / slug(case.name) / "trace", 1)
-    many = Side.read(scratch / str(ranks) / slug(case.name) / "trace", ranks)
-    recipe = read_recipe(case.setting.path, case.setting.overrides)
-    verdict = compare(one, many, recipe.train.precision.dtype)
-    said = f"loss {verdict.loss:.1e}, norm {verdict.gradient_norm:.1e}, weights {verdict.weights:.1e} ({verdict.worst})"
-    return (None, None, said) if verdict.same else ("verify", None, said)
+    sides = [Side(scratch / str(n) / slug(case.name) / "trace", n) for n in (1, ranks)]
+    verdict = compare_sides(*sides)
+    if verdict.status == SAME:
+        return None, None, " ".join(verdict.sentences)
+    where = verdict.where
+    said = " ".join(verdict.sentences) if where is None else where.sentence
+    amiss = any(part is not None and part.amiss for part in (verdict.wide, verdict.own))
+    return "weights" if amiss else "verify", where.step if where else None, said
 
 
 def names_of(kind: type[Any]) -> Iterable[str]:

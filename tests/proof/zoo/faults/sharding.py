@@ -104,12 +104,10 @@ def norm_of_the_own_part() -> AbstractContextManager[None]:
 
 def one_owner_skips_a_step() -> AbstractContextManager[None]:
     """The last owner leaves one update out, and shares its old weights as new ones: all ranks stay equal."""
-    done: list[int] = []
-
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def skipping(self: Any) -> None:
-            done.append(1)
-            if last() and len(done) == 2:
+            self.done = getattr(self, "done", 0) + 1  # steps of this learner
+            if last() and self.done == 2:
                 for parameter in self.trainable:
                     parameter.clear_gradient(False)
             step(self)
