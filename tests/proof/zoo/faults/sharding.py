@@ -104,6 +104,7 @@ def norm_of_the_own_part() -> AbstractContextManager[None]:
 
 def one_owner_skips_a_step() -> AbstractContextManager[None]:
     """The last owner leaves one update out, and shares its old weights as new ones: all ranks stay equal."""
+
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def skipping(self: Any) -> None:
             self.done = getattr(self, "done", 0) + 1  # steps of this learner
