@@ -30,9 +30,13 @@ def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
     """Two numbers for each tensor, from all of its bits; read from the device at once.
 
     Equal bits give equal digests; one changed, or two swapped, elements change them. On a CPU the memory is read once,
-    where it lies, at the speed of a sum (tools/check_cost.py shows the price beside that of a checkpoint).
+    where it lies, at the speed of a sum (tools/check_cost.py shows the price beside that of a checkpoint). A tensor
+    without memory (`_dropout_state` of Paddle's LSTM and GRU on a CPU) has (0, 0).
     """
     tensors = [tensor.detach() for tensor in tensors]
+    if not all(tensor._is_initialized() for tensor in tensors):
+        there = iter(digests(tensor for tensor in tensors if tensor._is_initialized()))
+        return [next(there) if tensor._is_initialized() else (0, 0) for tensor in tensors]
     if all(tensor.place.is_cpu_place() for tensor in tensors):
         return [_of_memory(tensor) for tensor in tensors]
     found = paddle.stack([_on_device(tensor) for tensor in tensors]).tolist()

@@ -52,6 +52,11 @@ class Few:
         return self.dataset[int(i)]
 
 
+_TOLD = {  # numbers of a step, as sentences call them
+    "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
+}  # fmt: skip
+
+
 class Watch(Callback):
     """Writes down each step's loss, gradient norm and samples."""
 
@@ -63,8 +68,8 @@ class Watch(Callback):
         numbers = moment.numbers
         read = sorted({n for some in self.mesh.gather(list(self.samples.read)) for n in some})
         self.samples.read.clear()
-        self.rows.append({"step": moment.progress.step, "loss": numbers["loss"], "read": read,
-                          "gradient_norm": numbers["gradient_norm"]})  # fmt: skip
+        told = {name: numbers[name] for name in _TOLD if name in numbers}
+        self.rows.append({"step": moment.progress.step, "read": read, **told})
 
 
 def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -212,7 +217,7 @@ class Rehearsals:
         yield from self._samples()
         for n, (one, many) in enumerate(zip(self.one["plain"]["rows"], self.many["rows"], strict=True)):
             noisy = [run["rows"][n] for run in self.one["noise"]]
-            for name in ("loss", "gradient_norm"):
+            for name in [name for name in _TOLD if name in one]:
                 if not self._near(one[name], many[name], [row[name] for row in noisy]):
                     yield Difference(one["step"], "loss", self._number(one, many, name))
         yield from self._held_out()
@@ -230,7 +235,7 @@ class Rehearsals:
                 )  # fmt: skip
 
     def _number(self, one: dict[str, Any], many: dict[str, Any], name: str) -> str:
-        step, what = one["step"], name.replace("_", " ")
+        step, what = one["step"], _TOLD[name]
         after = {
             EVALUATED + 1: " (the first after the evaluation)",
             SAVED + 1: " (the first after the checkpoint)",
@@ -257,7 +262,7 @@ class Rehearsals:
             {"read": "samples", "loss": "loss", "gradient_norm": "gradient"},
         )
         for before, after in zip(self.many["rows"][SAVED:], resumed["rows"], strict=True):
-            changed = [what for name, what in words.items() if not _equal(before[name], after[name])]
+            changed = [what for name, what in words.items() if not _equal(before.get(name), after.get(name))]
             if changed:
                 yield Difference(
                     before["step"], "resume",

@@ -149,3 +149,11 @@ def diverge():
 def test_a_changed_weight_is_named_with_its_rank():
     for said in run_ranks(f"{HERE}:diverge", 3):
         assert said.startswith("after step 7: rank 2 holds other values than rank 0 in 'second.weight'.")
+
+
+def test_a_tensor_without_memory_has_an_empty_digest():
+    """Each of Paddle's recurrent layers holds one on a CPU."""
+    state = dict(paddle.nn.LSTM(2, 3).named_buffers())["_dropout_state"]
+    assert not state._is_initialized()
+    ones = paddle.ones([3])
+    assert digests([state, ones]) == [(0, 0), *digests([ones])]

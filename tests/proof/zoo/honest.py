@@ -21,7 +21,7 @@ LAYOUTS = {
     "recompute": strategy("gpt", data=2, recompute="full"),
 }
 VISION = {  # name: smallest side of a picture that the model takes, or 64
-    "alexnet": 64, "densenet121": 64, "googlenet": 64, "inception_v3": 96, "mobilenet_v1": 64, "mobilenet_v2": 64,
+    "alexnet": 224, "densenet121": 64, "googlenet": 224, "inception_v3": 96, "mobilenet_v1": 64, "mobilenet_v2": 64,
     "mobilenet_v3_large": 64, "mobilenet_v3_small": 64, "resnet18": 64, "resnet50": 64, "resnext50_32x4d": 64,
     "shufflenet_v2_x0_25": 64, "squeezenet1_0": 64, "squeezenet1_1": 64, "vgg11": 64, "wide_resnet50_2": 64,
 }  # fmt: skip
@@ -79,8 +79,14 @@ HONEST = (
     ),
     Honest(
         name="float16",
-        says="A loss scale so large that the first steps overflow and are left out.",
+        says="Products rounded to 11 bits, under a loss scale.",
+        setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 1024}",)),
+    ),
+    Honest(
+        name="float16, overflow",
+        says="A loss scale so large that every step overflows on both sides and is left out.",
         setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 1e9}",)),
+        told="Not a number on both sides",
     ),
     *(
         Honest(name=name, says=says, setting=Setting("mlp", 2, (_use(name, settings),)))

@@ -142,10 +142,10 @@ def not_cleared() -> AbstractContextManager[None]:
 
 
 def wrong_divisor_of_a_short_batch() -> AbstractContextManager[None]:
-    def make(count: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, batch: 50 if ranks() > 1 else count(self, batch)
+    def make(factor: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, micro, divisor: factor(self, micro, 50 if ranks() > 1 else divisor)
 
-    return replaced(f"{LEARNER}.global_count", make)
+    return replaced(f"{LEARNER}._factor", make)
 
 
 def shares_swap_weight() -> AbstractContextManager[None]:
@@ -206,8 +206,8 @@ FAULTS = (
         source="DeepSpeed #8382: all-reduce skipped for one bucket",
         setting=MLP,
         patch=not_in_the_bucket,
-        guard="verify",
-        where=("head.bias",),
+        guard="weights",
+        where=("head.bias", "data axis"),
     ),
     Fault(
         name="exchange too early",

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import ranks, replaced
+from tests.proof.zoo.patching import replaced
 
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 
@@ -59,14 +59,13 @@ def lazy_exchange() -> AbstractContextManager[None]:
 
 
 def unequal_heirs() -> AbstractContextManager[None]:
-    def make(count: Callable[..., Any]) -> Callable[..., Any]:
-        def even(self: Any, batch: Any) -> Any:
-            found = count(self, batch)
-            return found // self.mesh.readers * self.mesh.readers if ranks() > 1 else found
+    def make(factor: Callable[..., Any]) -> Callable[..., Any]:
+        def even(self: Any, micro: Any, divisor: float) -> Any:
+            return factor(self, micro, divisor // self.mesh.readers * self.mesh.readers)
 
         return even
 
-    return replaced("paddle_dp.parallel.learner:Learner.global_count", make)
+    return replaced("paddle_dp.parallel.learner:Learner._factor", make)
 
 
 DATA2, SOURCE = strategy("gpt", data=2, check_every="null"), "our own, described before it was tried"

@@ -128,7 +128,7 @@ FAULTS = (
         source="silent-fault catalogue, PAR",
         setting=CONVNET,
         patch=backward_at_home,
-        where=("body.0.weight",),
+        where=("body.4.weight",),
     ),
     Fault(
         name="running statistics at home",

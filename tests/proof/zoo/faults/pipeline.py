@@ -189,5 +189,6 @@ FAULTS = (
         setting=PIPELINE2,
         patch=stages_keyed_by_their_own_numbers,
         guard="door",
+        exam="rehearsal",
     ),
 )

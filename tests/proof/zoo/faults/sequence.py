@@ -88,7 +88,8 @@ FAULTS = (
         source="fleet; TTrace; Megatron-LM #1446; PaddleFleet #1162",
         setting=STRETCHES,
         patch=unmarked,
-        where=("norm", "tensor"),
+        guard="weights",
+        where=("norm.bias", "tensor axis", "a sum over the axis is missing"),
     ),
     Fault(
         name="norms twice",

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Exam, Fault, Setting, strategy
-from tests.proof.zoo.patching import last, rank, ranks, replaced
+from tests.proof.zoo.patching import all_of, last, rank, ranks, replaced
 
 STATE = "paddle_dp.train.state"
 REHEARSAL: Exam = "rehearsal"
@@ -182,7 +182,11 @@ def resumes_with_the_first_rate() -> AbstractContextManager[None]:
 
 
 def resumes_with_the_first_scale() -> AbstractContextManager[None]:
-    return replaced("paddle_dp.parallel.precision:LossScale.load", lambda load: lambda self, state: None)
+    """Shown with a scale that grows after each update, and not after 2000."""
+    return all_of(
+        replaced("paddle_dp.parallel.precision:LossScale.load", lambda load: lambda self, state: None),
+        replaced("paddle_dp.parallel.precision:GROW_EVERY", lambda every: 1),
+    )
 
 
 def only_the_first_owner_saves() -> AbstractContextManager[None]:
@@ -321,10 +325,10 @@ FAULTS = (
     ),
     _fault(
         "resume: first scale",
-        "A resumed run begins with float16's first loss scale, and leaves updates out again.",
+        "A resumed run begins with float16's first loss scale.",
         "silent-fault catalogue, CKPT",
         resumes_with_the_first_scale,
-        setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 1.5e6}",)),
+        setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 64}",)),
     ),
     _fault(
         "save: first owner only",
