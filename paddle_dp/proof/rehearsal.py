@@ -64,6 +64,9 @@ class Watch(Callback):
         self.samples, self.mesh = samples, mesh
         self.rows: list[dict[str, Any]] = []
 
+    def start(self, moment: Moment) -> None:
+        self.samples.read.clear()  # some were looked at, to compare the ranks' data sets
+
     def step(self, moment: Moment) -> None:
         numbers = moment.numbers
         read = sorted({n for some in self.mesh.gather(list(self.samples.read)) for n in some})

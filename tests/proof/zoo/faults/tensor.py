@@ -121,8 +121,8 @@ def norm_without_slices() -> AbstractContextManager[None]:
         def first_only(self: Any) -> Any:
             from paddle_dp.parallel import gradients
 
-            mine = self.trainable if self.mesh.seats["tensor"] == 0 else []
-            squares = gradients.global_norm(mine).square().reshape([1])
+            first = float(self.mesh.seats["tensor"] == 0)
+            squares = gradients.global_norm(self.trainable).square().reshape([1]) * first
             return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
 
         return first_only
@@ -303,6 +303,7 @@ FAULTS = (
         source="Megatron-LM #7452: a global group instead of the caller's",
         setting=strategy("gpt", 4, tensor=2, data=2),
         patch=exchanged_over_the_wrong_axis,
+        guard="weights",
     ),
     Fault(
         name="norms decay",
