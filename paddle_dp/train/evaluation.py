@@ -37,6 +37,11 @@ class Evaluation:
         """The names of the numbers that are NaN or infinite."""
         return [name for name, value in self.numbers.items() if not math.isfinite(value)]
 
+    @property
+    def bad_numbers(self) -> str:
+        """«loss nan, perplexity inf»."""
+        return ", ".join(f"{name} {self.numbers[name]}" for name in self.not_finite)
+
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall, F1 and support of each class, 0 where nothing was there (as scikit-learn does)."""
         if self.confusion is None:

@@ -58,7 +58,6 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     if mesh.is_first:
         report(evaluation, found.folder, recipe.folder, mesh.ranks)
     if evaluation.not_finite:
-        numbers = ", ".join(f"{name} {evaluation.numbers[name]}" for name in evaluation.not_finite)
         raise NotFiniteError(
-            f"the evaluation of {found.folder} gives {numbers}: its weights or the data are broken."
+            f"the evaluation of {found.folder} gives {evaluation.bad_numbers}: its weights or the data are broken."
         )

@@ -6,14 +6,13 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
-from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
 from paddle_dp.data import Batch, Loader
-from paddle_dp.errors import DivergenceError, NotFiniteError, PaddleDPError, TargetError, UsageError
+from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError, UsageError
 from paddle_dp.parallel import Learner
-from paddle_dp.train import blame, consistency, state
+from paddle_dp.train import blame, consistency, sound, state
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.evaluation import Evaluation
@@ -52,6 +51,8 @@ class Trainer(FromPython):
         self.differences: list[str] = []  # from what one process learns; known at the end
         self.empty_batches = 0  # of which nothing was learned, for nothing in them counted
         self.sound: int | None = None  # the last step after which the weights were looked at, and were good
+        self._telling = False  # callbacks are being told of a step, an epoch or the end
+        self._refused: Evaluation | None = None  # its numbers were none: it ends the training
         self.meter = Meter(self.mesh)
         self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
 
@@ -73,7 +74,9 @@ class Trainer(FromPython):
             self._train()
             self.check("at the end of the training")
             self.differences = self.learner.differences()
-            self.tell("end")
+            moment = Moment(name="end", progress=self.progress, trainer=self)
+            for reads in (False, True):  # nobody writes of a good end before those that work have had theirs
+                self._tell_due("end", [c for c in self.callbacks if c.reads is reads], moment)
         except BaseException as error:
             self._tell_failed(error)
             raise
@@ -89,14 +92,17 @@ class Trainer(FromPython):
         """Evaluates on every held-out sample and tells the callbacks. Collective.
 
         Raises UsageError when the run has nothing held out, NotFiniteError, once they have heard of it, when a number
-        of the evaluation is NaN or infinite.
+        of the evaluation is NaN or infinite. Within a training, that ends it when the callbacks of the moment are done:
+        weights that are good can still be saved.
         """
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         found = evaluate(self.learner, self.run.test_loader, self.mesh)
         self.tell("evaluated", found.numbers, found)
         if found.not_finite:
-            self._explain_evaluation(found)
+            self._refused = found
+            if not self._telling:
+                sound.refuse_evaluation(found, self)
         return found
 
     def check(self, when: str, states: bool = False) -> None:
@@ -109,7 +115,7 @@ class Trainer(FromPython):
             with self.learner.states_at_hand() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
         except (DivergenceError, NotFiniteError) as error:
-            raise self._explained(error) from None
+            raise sound.explained(error, self) from None
         self.sound = self.progress.step
 
     def snapshot(self) -> Snapshot:
@@ -159,15 +165,13 @@ class Trainer(FromPython):
         if due:
             numbers = self._numbers(rate, batch) if observe else {}
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
-            for callback in due:
-                with nullcontext() if callback.reads else self.meter.paused():
-                    callback.step(moment)
+            self._tell_due("step", due, moment)
 
     def _learn(self, batch: Batch, observe: bool) -> None:
         try:
             self.learner.train_batch(batch, observe)
         except NotFiniteError as error:
-            raise self._explained(error) from None
+            raise sound.explained(error, self) from None
         except TargetError as error:
             raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
 
@@ -194,71 +198,28 @@ class Trainer(FromPython):
         *sums, overflows = self.mesh.sum([*seen.values(), overflow])
         numbers = dict(zip(seen, sums, strict=True))
         if not math.isfinite(numbers["loss"]) and not self.learner.empty:
-            self._refuse(f"the loss is {numbers['loss']} at step {self.progress.step}")
+            sound.refuse_loss(numbers["loss"], self)
         if overflows:
-            norms, faulty = zip(*self.mesh.gather([str(norm), self.learner.faulty_gradients]), strict=True)
-            first = next(((rank, *row) for rank, rows in enumerate(faulty) for row in rows.items()), None)
-            who = f": that of '{first[1]}' has {first[2]} on rank {first[0]}" if first else ""
-            worst = next((word for word in norms if not math.isfinite(float(word))), norms[0])
-            self._refuse(f"the gradient norm is {worst} at step {self.progress.step}{who}")
+            sound.refuse_gradients(norm, self)
         numbers |= {"lr": rate, "gradient_norm": norm, **self.meter.read(batch)}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 
-    def _refuse(self, what: str) -> NoReturn:
-        """Ends the training for a number that is none; the error says what may help. Collective."""
-        raise self._explained(
-            NotFiniteError(
-                f"{what}: training cannot go on from here. A lower schedule.peak, a longer schedule.warmup or "
-                "optimizer.clip usually helps."
-            )
-        )
-
-    def _explain_evaluation(self, found: Evaluation) -> NoReturn:
-        """Raises NotFiniteError for an evaluation with numbers that are none: by the weights, or by its data."""
-        self.check(f"by the evaluation after step {self.progress.step}")
-        loader = self.run.test_loader
-        assert loader is not None
-        why = blame.bad_sample(loader, range(1, loader.batches + 1), self.mesh, "held-out")
-        numbers = ", ".join(f"{name} {found.numbers[name]}" for name in found.not_finite)
-        raise NotFiniteError(
-            f"the evaluation after step {self.progress.step} gives {numbers}, though all weights are finite. "
-            f"{why or 'Look at the loss, its scores and the held-out data.'} {self._last_good()}"
-        )
-
-    def _explained(self, error: PaddleDPError) -> PaddleDPError:
-        """The same error, saying too until when all was good, which sample may have done it, and what to go back to.
-
-        Collective.
-        """
-        step, words = self.progress.step, [str(error)]
-        if self.sound is not None and self.sound < step:
-            words.append(f"All was good after step {self.sound}, when it was last looked at.")
-        if isinstance(error, NotFiniteError):
-            self.loader.close()
-            first = step if self.sound is None or self.sound >= step else self.sound + 1
-            words.append(blame.bad_sample(self.loader, range(max(first, 1), step + 1), self.mesh))
-        return type(error)(" ".join(filter(None, [*words, self._last_good()])))
-
-    def _last_good(self) -> str:
-        """Which checkpoint to go back to, as the first rank sees the folder. Collective."""
-        folder, said = self.run.folder / "checkpoints", ""
-        if self.mesh.is_first:
-            again = "--resume" if self.run.recipe is not None else "resume=True"
-            if good := checkpoints.newest_good(folder):
-                said = f"The newest checkpoint that was found good is {good}: {again} goes on from it."
-            elif checkpoints.checkpoints(folder):
-                said = f"No checkpoint in {folder} was found good when it was saved."
-            else:
-                said = f"There is no checkpoint in {folder} to go back to."
-        self.mesh.wait("newest good checkpoint")
-        return str(self.mesh.gather(said)[0])
-
     def _tell_epoch(self) -> None:
         moment = Moment(name="epoch", progress=self.progress, trainer=self)
-        with self.meter.paused():
-            for callback in self.callbacks:
-                if callback.due_at_epoch(self.progress.epoch):
-                    callback.epoch(moment)
+        due = [callback for callback in self.callbacks if callback.due_at_epoch(self.progress.epoch)]
+        self._tell_due("epoch", due, moment)
+
+    def _tell_due(self, name: str, callbacks: Sequence[Callback], moment: Moment) -> None:
+        """Tells these callbacks; then an evaluation of theirs whose numbers are none ends the training."""
+        self._telling = True
+        try:
+            for callback in callbacks:
+                with self.meter.paused() if name != "step" or not callback.reads else nullcontext():
+                    getattr(callback, name)(moment)
+        finally:
+            self._telling = False
+        if self._refused is not None:
+            sound.refuse_evaluation(self._refused, self)
 
     def _tell_failed(self, error: BaseException) -> None:
         """Lets callbacks close their files; a second failure there must not hide the first."""

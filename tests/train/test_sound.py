@@ -178,19 +178,20 @@ def test_a_training_does_not_begin_with_what_is_not_finite(tmp_path: Path) -> No
 
 
 def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_path: Path) -> None:
-    callbacks: list[Any] = [
-        {"use": "evaluate", "every": "4 steps"},
-        {"use": "checkpoint", "best": "acc1"},
-        "metrics",
-    ]
+    """The weights that it was found on are good, and are saved first where that is due."""
+    saves = {"use": "checkpoint", "every": "4 steps", "best": "acc1"}
+    callbacks: list[Any] = [saves, {"use": "evaluate", "every": "4 steps"}, "metrics"]
     with pytest.raises(NotFiniteError) as caught:
         made(tmp_path / "run", test=Points(bad=(11,)), callbacks=callbacks, model=nn.Linear(6, 4)).fit()
     said = str(caught.value)
     assert "the evaluation after step 4 gives loss nan, though all weights are finite. Sample 11 " in said
     assert "of the held-out data, read by the evaluation, has inputs that are not finite" in said
-    assert checkpoints.best(tmp_path / "run" / "checkpoints") is None and steps(tmp_path / "run") == []
+    assert checkpoints.best(tmp_path / "run" / "checkpoints") is None and steps(tmp_path / "run") == [4]
+    assert "step-00000004: resume=True goes on from it" in said
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["event"] for row in rows[-2:]] == ["evaluated", "failed"] and rows[-2]["loss"] is None
+    assert [row["event"] for row in rows[-3:]] == ["evaluated", "saved", "failed"] and rows[-3][
+        "loss"
+    ] is None
 
     def standard(word: str) -> Any:
         raise AssertionError(f"{word} is not JSON")
