@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -179,13 +180,18 @@ E = TypeVar("E", bound=Event)
 
 
 class Journal:
-    """Writes events to a file of `folder`, each with one write, and counts them."""
+    """Writes events to a file of `folder`, each with one write, and counts them.
+
+    What a loader's worker does after it was forked off is not the rank's doing, and is not written.
+    """
 
     def __init__(self, folder: Path, rank: int):
-        self.folder, self.rank, self.written = folder, rank, 0
+        self.folder, self.rank, self.written, self._pid = folder, rank, 0, os.getpid()
         self._file = (folder / f"rank-{rank}.jsonl").open("w", buffering=1)
 
     def write(self, event: Event) -> None:
+        if os.getpid() != self._pid:
+            return
         self._file.write(json.dumps([type(event).__name__, asdict(event)]) + "\n")
         self._file.flush()
         self.written += 1

@@ -57,10 +57,11 @@ class Outcome:
             yield from _filled("  seen: ", finding.evidence)
             yield from _filled("  do:   ", finding.remedy)
             yield ""
-        yield "looked at:"
-        for section in self.sections:
-            yield from _filled(f"  {section.subject + ':':<13}", section.looked)
-        yield ""
+        if self.sections:
+            yield "looked at:"
+            for section in self.sections:
+                yield from _filled(f"  {section.subject + ':':<13}", section.looked)
+            yield ""
         if self.failure:
             yield from self.failure.rstrip().splitlines()
         yield self._verdict()

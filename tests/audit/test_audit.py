@@ -279,6 +279,28 @@ def test_usage(words, said, tmp_path):
     assert done.returncode == 2 and said in done.stderr and not done.stdout
 
 
+SHARDED = """
+import paddle
+from paddle.distributed import fleet
+strategy = fleet.DistributedStrategy()
+strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": 2}
+fleet.init(is_collective=True, strategy=strategy)
+net = paddle.nn.Linear(4, 4)
+model = fleet.distributed_model(net)
+optimizer = fleet.distributed_optimizer(paddle.optimizer.AdamW(0.1, parameters=net.parameters()))
+model(paddle.rand([4, 4])).mean().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_a_model_that_fleet_divides_is_refused_and_not_misjudged(tmp_path):
+    (tmp_path / "sharded.py").write_text(SHARDED)
+    status, report = audit("sharded.py", folder=tmp_path)
+    assert (status, report["findings"]) == (3, [])
+    assert report["failure"].startswith("The script divides the model itself (sharding 2)")
+
+
 STANDS_STILL = """
 import os, time, paddle.distributed as dist
 dist.init_parallel_env()

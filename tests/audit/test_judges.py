@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -246,6 +247,17 @@ def test_a_cut_off_line_is_left_out(record, tmp_path):
     with (tmp_path / "rank-0.jsonl").open("a") as file:
         file.write('["Ended", {"where": "", "rea')
     assert Run.read(tmp_path, 1).ranks[0].events == run.ranks[0].events
+
+
+def test_a_forked_process_writes_nothing(tmp_path):
+    journal = Journal(tmp_path, 0)
+    journal.write(Seeded(generator="numpy", value="1"))
+    child = os.fork()
+    if not child:
+        journal.write(Seeded(generator="numpy", value="2"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(Run.read(tmp_path, 1).ranks[0].events) == 1
 
 
 def test_diverging_weights_are_told_from_the_update_that_did_it(record):
