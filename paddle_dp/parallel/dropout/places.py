@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh.bridge.patch import apply, look_up
 
 _own: dict[str, Any] = {}
@@ -19,8 +20,12 @@ def install() -> None:
     if _own:
         return
     patches = [*calls.patches(), *fused.patches()]
-    _own.update({patch.target: getattr(look_up(patch.owner), patch.name, None) for patch in patches})
-    apply(patches)
+    kept = {patch.target: getattr(look_up(patch.owner), patch.name, None) for patch in patches}
+    try:
+        apply(patches)
+    except UsageError as error:
+        raise UsageError(f"{error} Or set train.dropout=own: each rank then draws its own masks.") from None
+    _own.update(kept)
 
 
 def own(target: str) -> Any:

@@ -11,7 +11,7 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.nn.functional import dropout as imported_early
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.dropout import Scope, current, fused, install
+from paddle_dp.parallel.dropout import Scope, current, fused, install, places
 
 install()
 paddle.seed(0)
@@ -151,6 +151,13 @@ def test_a_second_forward_draws_what_the_first_drew_whatever_came_between():
     for net in (one, other):
         assert len(net.seen) == 2 and (net.seen[0] == net.seen[1]).all()
     assert (one.seen[0] != other.seen[0]).any()
+
+
+def test_a_paddle_that_lacks_a_place_is_refused_with_a_way_out(monkeypatch):
+    monkeypatch.setattr(places, "_own", {})
+    monkeypatch.delattr(paddle._C_ops, "rnn")
+    with pytest.raises(UsageError, match=r"no paddle._C_ops.rnn(.|\n)*train.dropout=own"):
+        install()
 
 
 Q = paddle.zeros([6, 5, 2, 4])
