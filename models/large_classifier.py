@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import paddle
 import paddle.nn.functional as F
@@ -44,8 +44,14 @@ class Perceptron(nn.Layer):
         return self.layers(samples.flatten(1) if samples.ndim > 2 else samples)
 
 
+_RESNET: tuple[Any, ...] = (  # a backbone's blocks, by the names of layers
+    ("backbone.conv1", "backbone.bn1", "backbone.relu", "backbone.maxpool"),
+    "backbone.layer[1-4].*",
+)
+
+
 class LargeClassifier(nn.Layer):
-    """Scores [n, classes] for samples [n, …]."""
+    """Scores [n, classes] for samples [n, …]; its blocks are those of the backbone, the embedding and the head."""
 
     cuts: ClassVar[dict[str, str]] = {"head": "classes"}
 
@@ -60,6 +66,9 @@ class LargeClassifier(nn.Layer):
         self.embed = nn.Linear(features, config.width)
         kind = Cosines if config.cosines else nn.Linear
         self.head = kind(config.width, config.classes)
+        images = config.backbone != "mlp"
+        first, last = (_RESNET, ("backbone.avgpool",)) if images else (("backbone",), ())
+        self.blocks: tuple[Any, ...] = (*first, (*last, nn.Flatten(), "embed"), "head")
 
     def embedding(self, samples: paddle.Tensor) -> paddle.Tensor:
         """[n, width]: what two samples of one class have in common, whether or not the head knows the class."""

@@ -39,6 +39,9 @@ MODELS = {
     "resnet": shipped("resnet", depth=18, small_images=True),
     "convnet": shipped("convnet", channels=3, widths=[4, 8, 8]),
     "mlp": shipped("mlp", inputs=12, hidden=[16, 8, 8]),
+    "classes": lambda: read_part(
+        "models", {"use": "large_classifier", "inputs": 12, "hidden": [16], "classes": 6}
+    ).build(),
     "texts": lambda: annotate(Texts(dropout=0.2), Annotation(cuts=TEXTS, blocks=IN_ORDER)),
 }
 
@@ -158,6 +161,7 @@ def test_on_four_ranks():
         ["resnet", {"pipeline": 2, "data": 2, "sync_batch_norm": True}],
         ["sequential", {"pipeline": 2, "sharding": 2, "stage": 3, "sync_batch_norm": True}],
         ["texts", {"pipeline": 2, "tensor": 2, "split": "parameters"}],
+        ["classes", {"pipeline": 2, "tensor": 2}],
     ])  # fmt: skip
 
 

@@ -18,6 +18,8 @@ SHIPPED = [
     ({"use": "convnet", "widths": [4, 8, 8]}, [2, 1, 8, 8], 4),
     ({"use": "mlp", "hidden": [8, 8], "dropout": 0.3}, [2, 1, 8, 8], 3),
     ({"use": "mlp", "hidden": []}, [2, 64], 1),
+    ({"use": "large_classifier", "classes": 10}, [2, 1, 8, 8], 3),
+    ({"use": "large_classifier", "classes": 10, "backbone": "resnet18"}, [2, 3, 32, 32], 11),
 ]
 
 
