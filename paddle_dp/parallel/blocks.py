@@ -13,7 +13,8 @@ Three kinds of models have them:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import paddle
@@ -45,10 +46,16 @@ class Group(nn.Sequential):
 def blocks_of(model: nn.Layer) -> list[nn.Layer]:
     """The ordered blocks of a model; none where it does not say what they are.
 
-    Groups and functions of a table are layers made here, new ones with every call until `settle`.
+    Groups and functions of a table are layers made here, new ones with every call until `settle`. A layer that is a
+    block more than once is each time in a group of its own, so that no two blocks are one object.
     """
+    settled: tuple[nn.Layer, ...] | None = getattr(model, "settled_blocks", None)
+    if settled is not None:
+        return list(settled)
     named = dict(model.named_sublayers(remove_duplicate=False))
-    return [block for entry in _said(model) for block in _entry(entry, named)]
+    blocks = [block for entry in _said(model) for block in _entry(entry, named)]
+    times = Counter(map(id, blocks))
+    return [block if times[id(block)] == 1 else Group(block) for block in blocks]
 
 
 def _said(model: nn.Layer) -> list[Any]:
@@ -83,11 +90,12 @@ def settle(model: nn.Layer) -> list[nn.Layer]:
 
     Call it when no layer will be replaced any more, and before the forward of a block is changed.
     """
-    blocks = blocks_of(model)
-    if tabled(model):
-        model.annotated_blocks = tuple(blocks)
-        model.forward = lambda inputs: chain(blocks, inputs)
-    return blocks
+    if not hasattr(model, "settled_blocks"):
+        blocks = blocks_of(model)
+        if tabled(model) or any(isinstance(block, Group) for block in blocks):
+            model.forward = lambda inputs: chain(blocks, inputs)
+        model.settled_blocks = tuple(blocks)
+    return blocks_of(model)
 
 
 def chain(blocks: Iterable[nn.Layer], inputs: Any) -> Any:
@@ -97,12 +105,14 @@ def chain(blocks: Iterable[nn.Layer], inputs: Any) -> Any:
     return inputs
 
 
-def elements_of(blocks: Mapping[int, nn.Layer]) -> list[tuple[int, nn.Layer]]:
-    """The layers of the model that these blocks are made of, each with the number of its block."""
+def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:
+    """The layers that a whole model runs for each of its blocks, with the number of the block: the block itself, or
+    what it is made of, while forward knows nothing of it."""
+    settled = hasattr(model, "settled_blocks")
     return [
         (number, layer)
-        for number, block in blocks.items()
-        for layer in (block._sub_layers.values() if isinstance(block, Group) else [block])
+        for number, block in enumerate(blocks_of(model))
+        for layer in (block._sub_layers.values() if isinstance(block, Group) and not settled else [block])
     ]
 
 

@@ -17,7 +17,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
-from paddle_dp.parallel.blocks import blocks_of, elements_of
+from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
@@ -150,7 +150,7 @@ class Learner:
 
     def elements(self) -> list[tuple[int, nn.Layer]]:
         """The layers of the model's ordered blocks that lie here, each with the number of its block."""
-        return elements_of(dict(enumerate(blocks_of(self.model))))
+        return elements_of(self.model)
 
     def named_layers(self) -> list[tuple[str, nn.Layer]]:
         """Every layer that lies here, under its whole-model name."""

@@ -12,7 +12,6 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.engines import Engine
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
@@ -124,7 +123,7 @@ class PipelineLearner(HybridLearner):
             return engine.predict(inputs)
 
     def elements(self) -> list[tuple[int, nn.Layer]]:
-        return elements_of(self.held.blocks)
+        return list(self.held.blocks.items())
 
     def named_layers(self) -> list[tuple[str, nn.Layer]]:
         return list(self.held.layers)

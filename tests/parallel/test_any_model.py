@@ -25,8 +25,9 @@ def sequential():
 
 
 def shared():
-    twice = nn.Linear(12, 12)
-    return nn.Sequential(nn.Flatten(), twice, nn.ReLU(), twice, nn.Linear(12, 5))
+    """A layer and a dropout that are used twice, on two stages."""
+    twice, drop = nn.Linear(12, 12), nn.Dropout(0.3)
+    return nn.Sequential(nn.Flatten(), twice, drop, twice, drop, nn.Linear(12, 5))
 
 
 def shipped(use, **settings):
@@ -146,7 +147,8 @@ def test_on_two_ranks():
     check(2, [
         ["sequential", {**pipeline, "split": [2, 5]}],
         ["sequential", {**interleaved, "recompute": "full"}],
-        ["shared", {**pipeline, "split": [2, 3]}],
+        ["shared", {**pipeline, "split": [3, 3]}],
+        ["shared", {**interleaved, "split": [2, 1, 1, 2], "recompute": "full"}],
         ["resnet", {**interleaved, "recompute": "full"}],
         ["convnet", {**pipeline, "split": [3, 1]}],
         ["mlp", {**pipeline, "recompute": "every 2 blocks", "schedule": "f_then_b"}],

@@ -49,7 +49,9 @@ def test_a_resnet_has_paddles_names():
 def test_a_sequence_is_its_children_used_twice_or_not():
     shared = nn.Linear(4, 4)
     model = nn.Sequential(nn.Linear(2, 4), shared, nn.ReLU(), shared)
-    assert blocks_of(model) == [model[0], shared, model[2], shared]
+    first, second, third, fourth = blocks_of(model)
+    assert first is model[0] and second[0] is shared and third is model[2] and fourth[0] is shared
+    assert second is not fourth
     assert anatomy(lambda: model).tied == ((1, 3),) and anatomy(lambda: model).blocks == 4
 
 
@@ -124,7 +126,7 @@ def test_a_table_finds_the_layers_that_stand_there_now():
     assert tabled(model)
     new = model[0] = nn.Linear(2, 3)
     blocks = settle(model)
-    assert blocks[0][0] is new and not tabled(model)
+    assert blocks[0][0] is new and tabled(model) and settle(model)[0] is blocks[0]
     np.testing.assert_array_equal(
         model(paddle.ones([1, 2])), F.relu(model[2](model[1](new(paddle.ones([1, 2])))))
     )

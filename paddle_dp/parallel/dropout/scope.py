@@ -192,15 +192,19 @@ def _lengths(given: Any, around: Slice | None) -> tuple[int, ...]:
 def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     """Lets each of these blocks count its calls for itself: a stage of a pipeline then needs no other's count.
 
-    `blocks`: with their number in the whole model; several layers of one number are one block.
+    `blocks`: with their number in the whole model. Several layers of one number are one block; a layer of several
+    numbers is used in several blocks, in the order of a forward.
     """
+    numbers: dict[nn.Layer, list[int]] = {}
     for number, block in blocks:
+        numbers.setdefault(block, []).append(number)
+    for block, its in numbers.items():
         entered: list[int] = []
 
-        def enter(layer: nn.Layer, inputs: Any, number: int = number, entered: list[int] = entered) -> None:
+        def enter(layer: nn.Layer, inputs: Any, its: list[int] = its, entered: list[int] = entered) -> None:
             if _current is not None:
                 entered.append(_current.element)
-                _current.element = number + 1
+                _current.element = _next_of(its, _current.calls) + 1
 
         def leave(layer: nn.Layer, inputs: Any, outputs: Any, entered: list[int] = entered) -> None:
             if _current is not None and entered:
@@ -208,3 +212,12 @@ def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
 
         block.register_forward_pre_hook(enter)
         block.register_forward_post_hook(leave)
+
+
+def _next_of(numbers: list[int], calls: dict[int, int]) -> int:
+    """The block that a layer is used in now. Uses are counted among the calls, below 0: recompute puts both back."""
+    if len(numbers) == 1:
+        return numbers[0]
+    key = -1 - numbers[0]
+    use = calls[key] = calls.get(key, -1) + 1
+    return numbers[use % len(numbers)]
