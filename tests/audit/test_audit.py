@@ -279,6 +279,27 @@ def test_usage(words, said, tmp_path):
     assert done.returncode == 2 and said in done.stderr and not done.stdout
 
 
+@pytest.mark.long
+def test_an_evaluation_that_averages_means_over_unequal_shares(tmp_path):
+    status, report = audit(SCRIPTS / "evaluates.py", folder=tmp_path)
+    (row,) = found(report).values()
+    assert (status, row["rule"]) == (1, "evaluation-mean-of-means")
+    paddle.seed(4)
+    x = np.random.RandomState(2).normal(size=(11, 8)).astype("float32")
+    inputs, targets = paddle.to_tensor(x), paddle.to_tensor((x.sum(1) > 0).astype("int64"))
+    each = F.cross_entropy(paddle.nn.Linear(8, 2)(inputs), targets, reduction="none").numpy().reshape(-1)
+    means = [float(each[rank::2].mean()) for rank in range(2)]
+    said = f"their mean is {np.mean(means):.4f}, the mean over samples {each.mean():.4f}"
+    assert "(6, 5 samples)" in row["what"] and row["evidence"].endswith(said)
+    assert row["where"].endswith(line("evaluates.py", "dist.all_reduce(loss)"))
+
+
+@pytest.mark.long
+def test_an_evaluation_of_one_ranks_share(tmp_path):
+    status, report = audit(SCRIPTS / "evaluates.py", "alone", folder=tmp_path)
+    assert (status, set(found(report))) == (1, {"evaluation-not-combined"})
+
+
 SHARDED = """
 import paddle
 from paddle.distributed import fleet
