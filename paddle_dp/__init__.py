@@ -6,7 +6,21 @@ The public words are loaded when they are first used: importing paddle_dp does n
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what an editor completes, and a type checker checks
+    from paddle_dp.data import Batch as Batch
+    from paddle_dp.data import Loader as Loader
+    from paddle_dp.data import Share as Share
+    from paddle_dp.mesh import Mesh as Mesh
+    from paddle_dp.mesh import join as join
+    from paddle_dp.parallel import Learner as Learner
+    from paddle_dp.parallel import Precision as Precision
+    from paddle_dp.recipe import Recipe as Recipe
+    from paddle_dp.recipe import read_recipe as read_recipe
+    from paddle_dp.train import Callback as Callback
+    from paddle_dp.train import Progress as Progress
+    from paddle_dp.train import Trainer as Trainer
 
 __version__ = "0.1.0"
 

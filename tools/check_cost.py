@@ -34,6 +34,12 @@ class Points:
         return np.full(1000, index / 64, "float32"), index % 10
 
 
+def learn(trainer: Trainer) -> None:
+    """An epoch's updates."""
+    for batch in trainer.loader.read(0):
+        trainer.learner.train_batch(batch)
+
+
 def seconds(work: Callable[[], object], times: int = 5) -> float:
     taken = []
     for _ in range(times):
@@ -58,7 +64,7 @@ def main(millions: int) -> None:
         weights = seconds(lambda: trainer.check("now"))
         everything = seconds(lambda: trainer.check("now", states=True))
         saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - everything
-        update = seconds(lambda: [trainer.learner.train_batch(batch) for batch in trainer.loader.read(0)]) / 2
+        update = seconds(lambda: learn(trainer)) / 2
     if mesh.is_first:
         size = sum(p.size for p in trainer.learner.model.parameters())
         print(

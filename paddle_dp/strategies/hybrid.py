@@ -79,11 +79,12 @@ class Config:
     def shape(self, recipe: Recipe) -> Shape:
         """What a layout of the recipe must divide: its model is built for it, without memory for the weights."""
         from paddle_dp.parallel.dry import anatomy
+        from paddle_dp.parallel.loss import as_loss
         from paddle_dp.plan import Shape
 
         model, train = recipe.model, recipe.train
         shape = Shape.of(model.config, train.batch, train.micros, anatomy(model.build))
-        parts = recipe.loss is None or hasattr(recipe.loss.build(), "over")
+        parts = recipe.loss is None or as_loss(recipe.loss.build()).from_parts
         shape = replace(
             shape, stages_each=self.each, schedule=self.schedule, split=self.split, loss_parts=parts
         )

@@ -7,7 +7,15 @@ started (`launch`). The words are loaded when they are used: a callback's settin
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what an editor completes, and a type checker checks
+    from paddle_dp.train.callback import Callback as Callback
+    from paddle_dp.train.callback import Moment as Moment
+    from paddle_dp.train.evaluation import Evaluation as Evaluation
+    from paddle_dp.train.progress import Progress as Progress
+    from paddle_dp.train.run import Run as Run
+    from paddle_dp.train.trainer import Trainer as Trainer
 
 _WORDS = {
     "Callback": "callback",

@@ -196,6 +196,30 @@ def test_parts_in_a_recipes_words(tmp_path: Path) -> None:
     assert trainer.learner.optimizer.get_lr() == pytest.approx(0.0, abs=1e-4)
 
 
+def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -> None:
+    """Loaded late by name, they are named for type checkers all the same."""
+    import ast
+    import inspect
+
+    import paddle_dp
+
+    tree = ast.parse(Path(paddle_dp.__file__).read_text())
+    (typing,) = [node for node in tree.body if isinstance(node, ast.If)]
+    named = {name.asname for node in typing.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert named == set(paddle_dp.__all__) - {"__version__"}
+    keywords = inspect.signature(Trainer.of).parameters.values()
+    assert {k.name for k in keywords} >= {
+        "model",
+        "loss",
+        "optimizer",
+        "train",
+        "batch",
+        "precision",
+        "resume",
+    }
+    assert all(k.kind is k.KEYWORD_ONLY and k.annotation is not k.empty for k in keywords)
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
