@@ -1,31 +1,159 @@
-"""The zoo: known silent faults that the proof must catch, and honest models that it must pass."""
+"""The zoo: silent faults that the proof must catch, each put into our own code, and honest models that it must pass.
+
+python tools/zoo.py                                   # all of them: minutes
+python tools/zoo.py --only "mean of means" "gpt, "    # cases whose names begin so
+python tools/zoo.py --page docs/zoo.md                # all of them, and the page that says what was found
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES
-from tests.proof.zoo.marking import examine
+from tests.proof.zoo.faults import FILES
+from tests.proof.zoo.marking import Mark, examine
+
+WIDEST = 200  # characters of what was said, in a table
+
+HEAD = """\
+# The zoo: an exam for the proof
+
+> {line}
+
+Each fault below was put into the package's own code (or into a model) by a patch of a few lines, on both sides, as a
+mistake of ours would be; none of them raises an error by itself, and with most of them the loss goes on falling. Then
+the guards were asked. The list was made from published ones: [TTrace](https://arxiv.org/abs/2506.09280),
+[Megatron-LM #7452](https://github.com/NVIDIA/Megatron-LM/issues/7452) and other trackers' issues, what fleet and Paddle
+do themselves, and our own mistakes. The patches are in `tests/proof/zoo/faults`, the honest models in
+`tests/proof/zoo/honest.py` and `models.py`. This page is written by its tool, numbers and all:
+
+    python tools/zoo.py --page docs/zoo.md
+
+{machine}; {seconds} s, {jobs}.
+
+Who says so: **verify**, the comparison with one process, at the step named; **weights**, the same, and the ranks'
+digests of their weights, which every training compares, notice it too; **gradients**, the check before the first update
+that every gradient is exchanged; **evaluation**, **resume** and **rehearsal**, the training itself on both sides, with
+an evaluation, a checkpoint, a second epoch and a resume in its midst (`paddle_dp/proof/rehearsal.py`); **door**, a
+refusal.
+"""
+
+
+def line(marks: Sequence[Mark]) -> str:
+    """ "94 of 94 silent faults caught, 65 of 65 honest models passed"."""
+    faults = [mark for mark in marks if isinstance(mark.case, Fault)]
+    honest = [mark for mark in marks if isinstance(mark.case, Honest)]
+    caught, passed = sum(mark.passed for mark in faults), sum(mark.passed for mark in honest)
+    return f"{caught} of {len(faults)} silent faults caught, {passed} of {len(honest)} honest models passed"
+
+
+def page(marks: Sequence[Mark], seconds: float) -> str:
+    """docs/zoo.md, whole."""
+    numbers = sorted({mark.case.setting.ranks for mark in marks} | {1})
+    jobs = (
+        f"{len(marks)} cases in one job each of {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ranks"
+    )
+    machine = f"{os.cpu_count()}-core CPU machine, Paddle {version('paddlepaddle')}"
+    parts = [HEAD.format(line=line(marks), machine=machine, seconds=round(seconds), jobs=jobs)]
+    by_name = {mark.case.name: mark for mark in marks}
+    for file in FILES:
+        mine = [by_name[fault.name] for fault in file.FAULTS if fault.name in by_name]
+        if mine:
+            parts.append(_section(file.__doc__ or "", mine))
+    honest = [mark for mark in marks if isinstance(mark.case, Honest)]
+    rows = [f"| {mark.case.name} | {mark.case.says} | {_layout(mark)} | {_word(mark)} |" for mark in honest]
+    table = ["| model | what it has | layout | |", "|---|---|---|---|", *rows]
+    parts.append("## Honest models\n\nNone of these may be blamed.\n\n" + "\n".join(table) + "\n")
+    return "\n".join(parts)
+
+
+def _section(sign: str, marks: Sequence[Mark]) -> str:
+    title, _, more = sign.strip().partition("\n")
+    rows = [
+        f"| {mark.case.name} | {mark.case.says} | {_source(mark)} | {_layout(mark)} | {_word(mark)} | "
+        f"{_step(mark)} | {_cell(mark.said)} |"
+        for mark in marks
+    ]
+    table = [
+        "| fault | what it is | source | layout | caught by | step | what was said |",
+        "|---" * 7 + "|",
+        *rows,
+    ]
+    return f"## {title}\n\n{more.strip()}{chr(10) * 2 * bool(more.strip())}" + "\n".join(table) + "\n"
+
+
+def _source(mark: Mark) -> str:
+    return mark.case.source if isinstance(mark.case, Fault) else ""
+
+
+def _layout(mark: Mark) -> str:
+    return f"{mark.case.setting.recipe}, {mark.case.setting.layout}"
+
+
+def _step(mark: Mark) -> str:
+    return "" if mark.step is None else str(mark.step)
+
+
+def _word(mark: Mark) -> str:
+    if isinstance(mark.case, Fault):
+        return (mark.guard or "**nobody**") + ("" if mark.passed else " (**not as expected**)")
+    if mark.passed:
+        return "the same" if mark.case.told is None else f"told: {mark.case.told}"
+    return f"**{mark.guard}**: {_cell(mark.said)}"
+
+
+def _cell(said: str) -> str:
+    flat = " ".join(said.split()).replace("|", "\\|")
+    return flat if len(flat) <= WIDEST else flat[:WIDEST].rsplit(" ", 1)[0] + " …"
+
+
+def as_json(marks: Sequence[Mark]) -> str:
+    """One object a case, for machines."""
+    rows = [
+        {"name": mark.case.name, "kind": type(mark.case).__name__.lower(), "source": _source(mark),
+         "layout": _layout(mark), "guard": mark.guard, "step": mark.step, "said": mark.said, "passed": mark.passed,
+         "seconds": round(mark.seconds, 1)}
+        for mark in marks
+    ]  # fmt: skip
+    return json.dumps({"line": line(marks), "cases": rows}, indent=2)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[])
+    """0 when every fault is caught by whom it should be and every honest model passes, else 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="cases whose names begin so")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page here as well")
     given = parser.parse_args()
-    names = [n for n in CASES if not given.only or any(word in n for word in given.only)]
+    names = [name for name in CASES if name.startswith(tuple(given.only))]
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="paddle-dp-zoo-") as scratch:
-        for mark in examine(names, Path(scratch)):
-            word = "ok " if mark.passed else "BAD"
+        marks = examine(names, Path(scratch))
+    if given.json:
+        print(as_json(marks))
+    else:
+        for mark in marks:
+            sign = "  " if mark.passed else "!!"
             print(
-                f"{word} {mark.case.name:30} {mark.guard!s:10} {mark.seconds:5.1f} {mark.said[:200]}",
-                flush=True,
+                f"{sign} {mark.case.name:32} {mark.guard or 'the same':11} {_step(mark):2} {_cell(mark.said)}"
             )
-    return 0
+        print(line(marks))
+    if given.page:
+        given.page.write_text(page(marks, time.perf_counter() - begun))
+    return 0 if all(mark.passed for mark in marks) else 1
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ def verify(
     ranks: Annotated[int, typer.Option(metavar="N", help="Processes to compare with one.")] = 2,
     steps: Annotated[int, typer.Option(metavar="K", help="How many of the recipe's own steps.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Also an evaluation, a checkpoint, a second epoch and a resume."),
+    ] = False,
 ) -> None:
     """Run a recipe's first steps on 1 and on N processes and compare every gradient and update, and where they differ.
 
@@ -46,4 +50,5 @@ def verify(
     """
     from paddle_dp import proof
 
-    raise typer.Exit(proof.verify(recipe, tuple(overrides or ()), ranks, steps, as_text=not json))
+    status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse)
+    raise typer.Exit(status)

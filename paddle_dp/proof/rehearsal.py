@@ -21,7 +21,7 @@ import paddle
 from paddle_dp.checkpoint import save
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task
-from paddle_dp.proof.trace import short
+from paddle_dp.proof.shares import short
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
 from paddle_dp.train.assemble import Assembly, Setup, Split
@@ -260,10 +260,7 @@ class Rehearsals:
                 )  # fmt: skip
 
     def _resumed(self) -> Iterator[Difference]:
-        resumed, words = (
-            self.many["resumed"],
-            {"read": "samples", "loss": "loss", "gradient_norm": "gradient"},
-        )
+        resumed, words = self.many["resumed"], {"read": "samples", **_TOLD}
         for before, after in zip(self.many["rows"][SAVED:], resumed["rows"], strict=True):
             changed = [what for name, what in words.items() if not _equal(before.get(name), after.get(name))]
             if changed:
@@ -295,3 +292,13 @@ def _some(numbers: list[int]) -> str:
     """ "samples 3, 5, 8 and 2 more"."""
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
     return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"
+
+
+def told(found: Difference | None, ranks: int) -> str:
+    """A sentence on two rehearsals."""
+    if found is None:
+        return (
+            f"Rehearsed, SAME: {ranks} ranks that were evaluated, saved and resumed on their way read and learned what "
+            "one process does that nothing interrupts."
+        )
+    return f"Rehearsed, DIFFERENT: {found.sentence}."

@@ -70,6 +70,7 @@ class Comparison:
     scratch: Path
     wide: bool = True  # in float64, too
     holdings: bool = False  # count what each rank holds, too (slow for many parameters)
+    rehearse: bool = False  # the training itself, too: proof.rehearsal
 
     def one(self) -> Side:
         """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError, EndedError."""
@@ -105,7 +106,7 @@ class Comparison:
 
     def _job(self, words: Sequence[str], ranks: int, folder: Path, patch: str | None = None) -> Job:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
-        what |= {"wide": self.wide, "holdings": self.holdings}
+        what |= {"wide": self.wide, "holdings": self.holdings, "rehearse": self.rehearse}
         if patch is not None:
             what["patch"] = patch
         return Job(

@@ -29,6 +29,8 @@ from paddle_dp.parallel.holdings import Holdings
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Recorder
+from paddle_dp.proof.rehearsal import rehearse
+from paddle_dp.proof.shares import short
 from paddle_dp.proof.sheets import key, write_sheet
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
@@ -55,11 +57,6 @@ class Chosen:
         return self.dataset[number]
 
 
-def short(batch: int, ranks: int) -> int:
-    """The largest size below `batch` that is no multiple of `ranks`, so that some rank gets more than another."""
-    return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
-
-
 def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
     """What the recipe's first `steps` global batches hold, the last of them cut so that `ranks` ranks get unequal
     shares."""
@@ -76,7 +73,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
 
     options["ranks"] is the larger side's number of ranks, so that both sides read the same batches; "steps" how many
     of the recipe's own are done; "wide" whether two are done in float64; "holdings" whether what a rank holds is
-    counted. options["patch"], if any, is "module:function", called first.
+    counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["patch"], if
+    any, is "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
@@ -95,6 +93,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     told |= {"axes": side.mesh.axes.as_dict(), **side.told}
     if side.mesh.is_first:
         (side.folder / "side.json").write_text(json.dumps(told))
+    if options.get("rehearse"):
+        rehearse(recipe, options)
 
 
 class Side:

@@ -7,19 +7,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
+from paddle_dp.proof.rehearsal import Rehearsals, told
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
-from paddle_dp.proof.verdict import compare_sides
+from paddle_dp.proof.verdict import DIFFERENT, compare_sides
 from paddle_dp.recipe import read_recipe
 
 
 def verify(
-    path: Path, overrides: Sequence[str] = (), ranks: int = 2, steps: int = 8, as_text: bool = True
+    path: Path,
+    overrides: Sequence[str] = (),
+    ranks: int = 2,
+    steps: int = 8,
+    as_text: bool = True,
+    rehearse: bool = False,
 ) -> int:
     """Compares the recipe's first steps on one process and on `ranks`; prints; returns the exit status.
+
+    With `rehearse`, the training itself as well: an evaluation, a checkpoint, a second epoch, a resume.
 
     0: the same. 1: different. 3: nothing was learned, so nothing is proven. Raises UsageError for fewer than 2 ranks or
     1 step, RecipeError for a recipe with mistakes, RunError (exit status 4) when a side could not be run, or 2 where a
@@ -31,16 +40,23 @@ def verify(
         )
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="paddle-dp-verify-") as scratch:
-        comparison = Comparison(Path(path), tuple(overrides), steps, ranks, Path(scratch))
+        comparison = Comparison(Path(path), tuple(overrides), steps, ranks, Path(scratch), rehearse=rehearse)
         _announce(steps, ranks)
         many = comparison.many(ranks)
         _announce(steps, 1)
         verdict = compare_sides(comparison.one(), many)
+        found = (
+            Rehearsals.read(verdict.one.folder, many.folder, ranks).first_difference() if rehearse else None
+        )
         if as_text:
             show(recipe, verdict, time.perf_counter() - begun)
+            if rehearse:
+                print(told(found, ranks))
         else:
-            print(json.dumps(as_json(recipe, verdict, time.perf_counter() - begun), indent=2))
-        return verdict.status
+            said = as_json(recipe, verdict, time.perf_counter() - begun)
+            more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}
+            print(json.dumps(said | more, indent=2))
+        return verdict.status if found is None else DIFFERENT
 
 
 def _announce(steps: int, ranks: int) -> None:

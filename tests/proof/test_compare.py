@@ -6,8 +6,8 @@ import pytest
 from paddle_dp.checkpoint.pieces import Piece
 from paddle_dp.proof.compare import K, Part, undetermined
 from paddle_dp.proof.noise import FLOAT32
+from paddle_dp.proof.shares import short
 from paddle_dp.proof.sheets import Run, key, write_sheet
-from paddle_dp.proof.trace import short
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
 

@@ -86,7 +86,7 @@ HONEST = (
         name="float16, overflow",
         says="A loss scale so large that every step overflows on both sides and is left out.",
         setting=Setting("mlp", 2, ("train.precision={dtype: float16, scale: 1e9}",)),
-        told="Not a number on both sides",
+        told="PROVES NOTHING",
     ),
     *(
         Honest(name=name, says=says, setting=Setting("mlp", 2, (_use(name, settings),)))

@@ -98,7 +98,7 @@ def _mark(case: Fault | Honest, answers: dict[int, dict[str, Any]], scratch: Pat
     ranks = case.setting.ranks
     one, many = answers[1][case.name], answers[ranks][case.name]
     seconds = one.get("seconds", 0.0) + many.get("seconds", 0.0)
-    if "raised" in one:
+    if "raised" in one and one["raised"] != many.get("raised"):
         said = f"ONE PROCESS: {one['raised']}: {one['message']}"
         return Mark(case=case, guard="one process", step=None, said=said, seconds=seconds)
     if "raised" in many:
@@ -106,6 +106,7 @@ def _mark(case: Fault | Honest, answers: dict[int, dict[str, Any]], scratch: Pat
         guard = {"DivergenceError": "weights", "DataError": "evaluation"}.get(kind, "door")
         if "got no gradient" in many["message"]:
             guard = "gradients"
+        guard = "door" if kind == "DivergenceError" and "checkpoint of step" in many["message"] else guard
         guard = "crash" if many.get("alone") or kind == "RunError" else guard
         return Mark(case=case, guard=guard, step=None, said=f"{kind}: {many['message']}", seconds=seconds)
     guard, step, said = _compare(case, scratch)

@@ -28,6 +28,22 @@ def test_there_are_as_many_cases_as_the_page_says():
     assert sum(isinstance(case, Honest) for case in CASES.values()) >= 25
 
 
+NAMED = {  # the very parameter, and the axis
+    "left out of the bucket": ("head.bias", "data axis"),
+    "unmarked norms": ("norm.bias", "tensor axis"),
+    "input gradient kept": ("norm.bias", "tensor axis"),
+    "tied weights drift": ("token.weight", "pipeline axis"),
+    "norms twice": ("norm.bias", "tensor axis"),
+    "owner alone": ("weight", "sharding axis"),
+}
+
+
+@pytest.mark.long
+def test_the_sentence_names_the_parameter_and_the_axis(tmp_path):
+    for mark in examine(list(NAMED), tmp_path):
+        assert all(word in mark.said for word in NAMED[mark.case.name]), f"{mark.case.name}: {mark.said}"
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_fault_is_caught_and_every_honest_model_passes(tmp_path):

@@ -6,6 +6,7 @@ from tests.proof.zoo.faults import (
     invented,
     norms,
     pipeline,
+    randomness,
     sequence,
     sharding,
     tensor,
@@ -13,5 +14,17 @@ from tests.proof.zoo.faults import (
     updates,
 )
 
-FILES = (data, gradients, norms, updates, tensor, sequence, pipeline, sharding, training, invented)
+FILES = (
+    data,
+    gradients,
+    norms,
+    randomness,
+    updates,
+    tensor,
+    sequence,
+    pipeline,
+    sharding,
+    training,
+    invented,
+)
 FAULTS = tuple(fault for file in FILES for fault in file.FAULTS)

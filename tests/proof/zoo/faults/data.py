@@ -131,6 +131,7 @@ FAULTS = (
         source="silent-fault catalogue, DATA",
         setting=MLP,
         patch=each_rank_shuffles_for_itself,
+        guard="door",
     ),
     Fault(
         name="stale epoch",

@@ -164,6 +164,17 @@ def shares_swap_weight() -> AbstractContextManager[None]:
     return replaced(f"{HYBRID}._exchange", make)
 
 
+def local_counts() -> AbstractContextManager[None]:
+    """Each rank divides by its own count of targets, times the ranks, where some targets do not count."""
+
+    def make(agreed: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, counted: (
+            float(counted) * self.mesh.readers if ranks() > 1 else agreed(self, counted)
+        )
+
+    return replaced(f"{LEARNER}._agreed", make)
+
+
 def unused_on_one_rank() -> AbstractContextManager[None]:
     def make(forward: Callable[..., Any]) -> Callable[..., Any]:
         def skipping(self: Any, samples: Any) -> Any:
@@ -199,6 +210,13 @@ FAULTS = (
         source="Megatron-LM #7452, per-token loss with local counts",
         setting=MLP,
         patch=scaled_by(local_mean),
+    ),
+    Fault(
+        name="local counts",
+        says="Where padding does not count, each rank divides by its own number of targets.",
+        source="Megatron-LM #7452 (3), per-token loss with local counts",
+        setting=DATA2.with_("loss={use: cross_entropy, ignore_index: 0}"),
+        patch=local_counts,
     ),
     Fault(
         name="left out of the bucket",

@@ -289,6 +289,7 @@ FAULTS = (
         source="Megatron-LM #7452 (7): scattered over the wrong group",
         setting=TENSOR2,
         patch=seats_read_other_samples,
+        guard="door",
     ),
     Fault(
         name="first slice everywhere",

@@ -229,6 +229,52 @@ def flipped_bit() -> AbstractContextManager[None]:
     return replaced("paddle_dp.proof.rehearsal:save", make)
 
 
+def sample_that_is_no_number() -> AbstractContextManager[None]:
+    """One sample holds a NaN. Paddle's relu on a CPU makes it 0: the loss is finite, the first weights are not."""
+
+    def make(read: Callable[..., Any]) -> Callable[..., Any]:
+        def spoiled(*given: Any, **named: Any) -> Any:
+            import numpy as np
+
+            inputs, targets = read(*given, **named)
+            inputs = np.array(inputs)
+            inputs[0, 3] = np.nan
+            return inputs, targets
+
+        return spoiled
+
+    return replaced("paddle_dp.data.source:read_samples", make)
+
+
+def infinite_on_one_rank() -> AbstractContextManager[None]:
+    """In the second update one rank's weight becomes infinite; nobody reads it until it is saved."""
+
+    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(self: Any) -> None:
+            step(self)
+            self.done = getattr(self, "done", 0) + 1
+            if last() and self.done == 2:
+                self.model.head.bias.set_value(self.model.head.bias + float("inf"))
+
+        return broken
+
+    return replaced("paddle_dp.parallel.learner:Learner._step", make)
+
+
+def another_recipe_on_one_rank() -> AbstractContextManager[None]:
+    def make(recipe: Callable[..., Any]) -> Callable[..., Any]:
+        def other(case: Any, *more: Any) -> Any:
+            from dataclasses import replace
+
+            if last():
+                case = replace(case, setting=case.setting.with_("schedule.peak=0.05"))
+            return recipe(case, *more)
+
+        return other
+
+    return replaced("tests.proof.zoo.exam:_recipe", make)
+
+
 MLP, TENSOR2, SHARDING2 = Setting("mlp"), strategy("gpt", tensor=2), strategy("gpt", sharding=2)
 CONVNET = Setting("convnet")
 
@@ -239,6 +285,28 @@ def _fault(name: str, says: str, source: str, patch: Any, **more: Any) -> Fault:
 
 
 FAULTS = (
+    _fault(
+        "a sample is no number",
+        "A NaN in one sample is hidden by relu: the loss is finite, weights are NaN and would be saved.",
+        "our own finding; Paddle's relu on a CPU",
+        sample_that_is_no_number,
+        setting=Setting("mlp", 2, ("model.activation=relu",)),
+        guard="door",
+    ),
+    _fault(
+        "infinite on one rank",
+        "One rank's weight becomes infinite between two checks, and would be saved over the good ones.",
+        "our own finding: kept checkpoints were all of after the fault",
+        infinite_on_one_rank,
+        guard="door",
+    ),
+    _fault(
+        "another recipe on one rank",
+        "One rank reads another version of the recipe: the learning rate is another one.",
+        "our own finding: two nodes with different recipes trained together",
+        another_recipe_on_one_rank,
+        guard="door",
+    ),
     _fault(
         "evaluation: mean of means",
         "Held-out numbers are means of the ranks' means.",

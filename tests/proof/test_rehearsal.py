@@ -1,0 +1,84 @@
+"""Two rehearsals beside each other: the first thing that differs, and nothing where all is noise."""
+
+import copy
+import json
+
+import pytest
+
+from paddle_dp.proof.rehearsal import Rehearsals, told
+
+
+def side(**changes):
+    rows = [
+        {"step": n, "read": [n, n + 1], "lr": 0.1, "loss": 2.0 / n, "gradient_norm": 1.0} for n in range(1, 6)
+    ]
+    return {"rows": rows, "evaluation": {"loss": 1.0, "samples": 7}, **changes}
+
+
+def rehearsals():
+    many = {**side(), "resumed": {**copy.deepcopy(side()), "rows": side()["rows"][2:], "changed": []}}
+    return Rehearsals({"plain": side(), "noise": [side(), side()], "dtype": "float32"}, many, 2)
+
+
+def test_equal_rehearsals_have_no_difference():
+    assert rehearsals().first_difference() is None
+    assert "SAME" in told(None, 2)
+
+
+def test_what_one_process_strays_by_itself_is_allowed_eight_times():
+    found = rehearsals()
+    found.one["noise"][0]["rows"][3]["loss"] += 1e-4
+    found.many["rows"][3]["loss"] += 7e-4
+    found.many["resumed"]["rows"][1]["loss"] += 7e-4
+    assert found.first_difference() is None
+    found.many["rows"][3]["loss"] += 2e-4
+    assert found.first_difference().kind == "loss"
+
+
+def spoil(many, what):
+    if what == "samples":
+        many["rows"][3]["read"] = [8, 9]
+    elif what == "loss":
+        many["rows"][1]["loss"] *= 1.1
+    elif what == "evaluation":
+        many["evaluation"]["samples"] = 8
+    elif what == "resume":
+        many["resumed"]["rows"][0]["lr"] = 0.2
+    elif what == "bits":
+        many["resumed"]["changed"] = ["optimizer/a/moment1", "model/a"]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "step", "words"),
+    [
+        ("samples", "samples", 4, "in epoch 2"),
+        ("loss", "loss", 2, "the first after the evaluation"),
+        ("evaluation", "evaluation", 5, "samples 7 on one process, 8 on 2 ranks"),
+        ("resume", "resume", 3, "another learning rate"),
+        ("bits", "resume", 5, "other bits in 'optimizer/a/moment1' and 1 more"),
+    ],
+)
+def test_each_difference_is_found_and_said(what, kind, step, words):
+    found = rehearsals()
+    spoil(found.many, what)
+    first = found.first_difference()
+    assert (first.kind, first.step) == (kind, step)
+    assert words in first.sentence
+    assert first.sentence in told(first, 2)
+
+
+def test_a_number_that_is_finite_on_neither_side_is_no_difference():
+    found = rehearsals()
+    found.one["plain"]["rows"][0]["gradient_norm"], found.many["rows"][0]["gradient_norm"] = (
+        float("inf"),
+        float("nan"),
+    )
+    assert found.first_difference() is None
+
+
+def test_sides_are_read_from_their_folders(tmp_path):
+    both = rehearsals()
+    for name, content in (("one", both.one), ("many", both.many)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rehearsal.json").write_text(json.dumps(content))
+    assert Rehearsals.read(tmp_path / "one", tmp_path / "many", 2) == both
