@@ -30,11 +30,11 @@ def test_there_are_as_many_cases_as_the_page_says():
 
 NAMED = {  # the very parameter, and the axis
     "left out of the bucket": ("head.bias", "data axis"),
-    "unmarked norms": ("norm.bias", "tensor axis"),
-    "input gradient kept": ("norm.bias", "tensor axis"),
-    "tied weights drift": ("token.weight", "pipeline axis"),
-    "norms twice": ("norm.bias", "tensor axis"),
-    "owner alone": ("weight", "sharding axis"),
+    "unmarked norms": ("blocks.5.norm.bias", "tensor axis"),
+    "input gradient kept": ("blocks.5.norm.bias", "tensor axis"),
+    "tied weights drift": ("blocks.0.token.weight", "pipeline axis"),
+    "norms twice": ("blocks.5.norm.bias", "tensor axis"),
+    "mean at the owner": ("blocks.5.out.weight", "sharding axis"),
 }
 
 
