@@ -18,7 +18,7 @@ callbacks: []
 """
 
 
-def train(folder, strategy, until, resume, model="gpt"):
+def train(folder, strategy, until, resume, model="gpt", dropout="exact"):
     """Trains on all ranks, from a checkpoint if there is one to resume, and saves; returns the numbers of each step."""
     from pathlib import Path
 
@@ -39,7 +39,9 @@ def train(folder, strategy, until, resume, model="gpt"):
     Path(folder).mkdir(exist_ok=True)
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, model=model))
-    trainer = build(read_recipe(path, [f"out={folder}"]), mesh, "newest" if resume else None)
+    trainer = build(
+        read_recipe(path, [f"out={folder}", f"train.dropout={dropout}"]), mesh, "newest" if resume else None
+    )
     diary = Diary()
     trainer.callbacks, trainer._steppers = (diary,), [diary]
     trainer.fit(until)

@@ -1,4 +1,4 @@
-"""Dropout on what is whole is drawn alike by the seats of a tensor axis, on what is cut by each for itself."""
+"""Own dropout on what is whole is drawn alike by the seats of a tensor axis, on what is cut by each for itself."""
 
 from types import SimpleNamespace
 
@@ -92,7 +92,9 @@ def weights(path):
 
 
 def run(folder, until, resume, strategy, ranks=2):
-    return run_ranks(TRAIN, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", timeout=400)[0]
+    return run_ranks(
+        TRAIN, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", "own", timeout=400
+    )[0]
 
 
 @pytest.mark.long
