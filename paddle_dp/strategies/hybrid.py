@@ -84,7 +84,7 @@ class Config:
 
         model, train = recipe.model, recipe.train
         shape = Shape.of(model.config, train.batch, train.micros, anatomy(model.build))
-        parts = recipe.loss is None or as_loss(recipe.loss.build()).from_parts
+        parts = recipe.loss is not None and as_loss(recipe.loss.build()).from_parts
         shape = replace(
             shape, stages_each=self.each, schedule=self.schedule, split=self.split, loss_parts=parts
         )
