@@ -21,6 +21,7 @@ from paddle_dp.parallel.loss import Loss, as_loss, total_and_count
 from tests.ranks import run_ranks
 
 HERE = "tests/parallel/test_loss.py"
+CLIP = 0.5  # some of the gradients are longer, most are not: a wrong factor shows
 IGNORED, WORDS, LENGTH, SAMPLES, BATCH, MICROS = -100, 7, 6, 23, 10, 3
 
 
@@ -118,7 +119,7 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
     paddle.seed(2)
     model, data = Model(), texts(loss)
     optimizer = paddle.optimizer.Momentum(
-        0.5, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(0.3)
+        0.5, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP)
     )
     share, losses = Share(SAMPLES, BATCH, seed=4), []
     for k in range(share.batches):
@@ -144,7 +145,7 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
         model=Model(),
         loss=LOSSES[loss],
         optimizer=lambda rate, named: paddle.optimizer.Momentum(
-            0.5, parameters=[p for _, p in named], grad_clip=nn.ClipGradByGlobalNorm(0.3)
+            0.5, parameters=[p for _, p in named], grad_clip=nn.ClipGradByGlobalNorm(CLIP)
         ),
         precision=Precision(dtype=dtype, scale=128.0),
     )

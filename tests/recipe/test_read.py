@@ -84,7 +84,7 @@ callbacks: [{use: metrics, every: 5}]
         "tiny.yaml:7: train needs 'length' (such as 3 epochs)",
         "tiny.yaml:8: train.batch: 'abc' is not a whole number",
         "tiny.yaml:9: 'batch' is set twice, first on line 8",
-        "tiny.yaml:10: train.precision.dtype: 'float61' is not one of 'float32', 'bfloat16' or 'float16'. Did you ",
+        "tiny.yaml:10: train.precision.dtype: 'float61' is not one of 'float32', 'float64', 'bfloat16' or ",
         "tiny.yaml:11: train.micros: 0 is less than 1",
         "tiny.yaml:12: a recipe has no setting 'colour'. It takes callbacks, dataset, loader, loss, model, name, ",
         "tiny.yaml:13: callbacks.metrics.every: '5' has no unit: write a quantity like '50 steps' (units: ",
