@@ -6,10 +6,7 @@ Another number of ranks sums in another order, and nothing else. Each of these i
     permuted     the samples of each micro in another order
     shares       every matrix product and convolution share by share, as ranks compute it, and the shares laid together
 
-    scaled       the loss times a number that is no power of two, and the gradients divided by it
-
-The last two are for precisions that round within backward: the sum of N rounded gradients is not the rounded sum, and
-paddle.DataParallel averages, so that N ranks round gradients that are N times as large.
+`shares` is for precisions that round within backward: the sum of N rounded gradients is not the rounded sum.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from paddle import nn
 
 from paddle_dp.batch import Batch
 from paddle_dp.data.share import cut
-from paddle_dp.parallel import Learner, gradients
 from paddle_dp.parallel.rounding import ROUNDED
 
 ULP = {"float64": 2.0**-52}  # of weights; those of every other precision are float32
@@ -34,11 +30,10 @@ FLOAT32 = 2.0**-23
 
 @dataclass(frozen=True)
 class Noise:
-    """A run with noise: what happens to the model before it is placed, to its learner, and to each batch."""
+    """A run with noise: what happens to the model before it is placed, and to each batch."""
 
     name: str
     model: Callable[[nn.Layer], Any] = lambda model: None
-    learner: Callable[[Learner], Any] = lambda learner: None
     order: Callable[[int], np.ndarray] | None = None  # of a micro's samples, by their number
     long: bool = False  # whether the later steps are worth watching, too
 
@@ -50,12 +45,9 @@ def runs(dtype: str, ranks: int) -> Iterator[Noise]:
     for seed in (1, 2):
         yield Noise(f"permuted {seed}", order=_shuffled(seed), long=True)
     if dtype in ("bfloat16", "float16"):
-        for parts, times, order in ((ranks, ranks, None), (ranks + 1, 3, None), (ranks, 5, _shuffled(3))):
-            changes: dict[str, Any] = {
-                "model": partial(in_shares, parts=parts),
-                "learner": partial(scaled, times=times),
-            }
-            yield Noise(f"shares {parts}, scaled {times}", **changes, order=order, long=order is None)
+        for parts, order in ((ranks, None), (ranks + 1, None), (ranks, _shuffled(3))):
+            also = "" if order is None else ", permuted"
+            yield Noise(f"shares {parts}{also}", partial(in_shares, parts=parts), order, long=order is None)
 
 
 def nudge(model: nn.Layer, dtype: str, seed: int) -> None:
@@ -83,18 +75,6 @@ def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
         places = tuple((micro.first + moved).tolist())
         micros.append(replace(micro, inputs=inputs, targets=targets, places=places))
     return replace(batch, micros=tuple(micros))
-
-
-def scaled(learner: Learner, times: float) -> None:
-    """Lets a learner's backwards begin with a gradient `times` as large, and divides what comes of them."""
-    factor, exchange = learner._factor, learner._exchange
-
-    def back() -> None:
-        gradients.scale(learner.trainable, 1 / times)
-        exchange()
-
-    learner._factor = lambda micro, divisor: factor(micro, divisor) * times  # type: ignore[method-assign]
-    learner._exchange = back  # type: ignore[method-assign]
 
 
 def in_shares(model: nn.Layer, parts: int) -> None:

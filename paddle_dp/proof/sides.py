@@ -36,8 +36,8 @@ class Side:
     def __post_init__(self) -> None:
         self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
         self.failed: str | None = self.facts["wide"]  # why there is no run in float64
-        self.random: list[str] = self.facts["random"]  # what draws other numbers on other ranks, in sentences
-        self.local_norms: list[str] = self.facts["local_norms"]
+        # What makes it differ from one process by nature: a sentence for each cause, with what removes it.
+        self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
         self.seconds: float = 0.0  # of the whole side, its processes' start included
 
@@ -95,9 +95,8 @@ class Comparison:
         if status - 128 in ASKED_TO_END:
             raise EndedError(status - 128)
         if status:
-            error = RunError(
-                f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above."
-            )
+            said = f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above."
+            error = RunError("nothing was compared." if status == REFUSED else said)
             error.exit_status = REFUSED if status == REFUSED else NOT_RUN
             raise error
         side = Side(Path(str(job.out)) / "trace", job.ranks or 1)

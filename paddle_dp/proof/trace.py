@@ -24,7 +24,6 @@ from paddle_dp.data import Share
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
-from paddle_dp.parallel.batch_norm import local_norms
 from paddle_dp.parallel.holdings import Holdings
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
@@ -89,7 +88,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001 - a model's own code may know float32 only, in any words
             told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     learner = side.run("own", recipe.train.precision)
-    told |= {"local_norms": local_norms(learner.model), "random": learner.random_differences()}
+    told["differences"] = learner.differences()
     told |= {"axes": side.mesh.axes.as_dict(), **side.told}
     if side.mesh.is_first:
         (side.folder / "side.json").write_text(json.dumps(told))
@@ -171,8 +170,6 @@ class Watched:
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.assembly.learner()
-        if noisy is not None:
-            noisy.learner(self.learner)
         self.recorder = Recorder(self.learner)
         self.hooks = Outputs(self.learner) if wide or noisy is None else None
         holdings = Holdings(self.learner) if side.options.get("holdings") and not wide else None

@@ -118,7 +118,7 @@ class Verdict:
                 )
 
     def _left_out(self) -> Iterator[str]:
-        yield from (f"{said}." for said in dict.fromkeys((*self.one.random, *self.many.random)))
+        yield from (f"Differs by nature: {said}." for said in self.many.differences)
         noisy = {f.key.name: f.undetermined for f in (self.wide or self.own).without_gradient}
         if noisy:
             some = [n if part > 0.999 else f"{part:.0%} of {n}" for n, part in list(noisy.items())[:3]]
@@ -134,12 +134,6 @@ class Verdict:
             yield (
                 f"In {self.own.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise apart, "
                 "and those of other batches are not, as a fault's would be: rounding turned a ReLU or a pooling over."
-            )
-        if self.many.local_norms:
-            yield (
-                f"{len(self.many.local_norms)} BatchNorm layers ({self.many.local_norms[0]}, …) normalize over "
-                "one rank's samples, so the runs differ by nature, by as much as shown. strategy.sync_batch_norm=true "
-                "makes them equal."
             )
 
     def _not_finite(self) -> Iterator[str]:

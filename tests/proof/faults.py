@@ -4,7 +4,6 @@ import os
 
 import paddle
 
-from paddle_dp.data import share
 from paddle_dp.parallel import batch_norm
 from paddle_dp.parallel.learner import Learner
 
@@ -50,34 +49,9 @@ def mean_of_means():
     Learner._factor = lambda self, micro, count: factor(self, micro, count) * count / (2 * micro.samples)
 
 
-def read_twice():
-    """The last rank reads its second sample in the place of its first."""
-    reads = share.Share.reads
-
-    def twice(self, epoch, k):
-        (first, count), *rest = reads(self, epoch, k)
-        if LAST:
-            first = first.copy()
-            first[0] = first[1]
-        return [(first, count), *rest]
-
-    share.Share.reads = twice
-
-
 def local_norm():
     """BatchNorm sees one rank's samples."""
     batch_norm.synchronize = lambda model, mesh: model
-
-
-def other_momentum():
-    """Running statistics run at another speed."""
-    made = batch_norm.SyncBatchNorm.__init__
-
-    def changed(self, *given):
-        made(self, *given)
-        self.momentum = 0.99
-
-    batch_norm.SyncBatchNorm.__init__ = changed
 
 
 def moved_buffer():
