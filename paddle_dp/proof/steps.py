@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,16 +93,20 @@ class Steps:
     def _pair(
         self, what: str, number: int, one: Mapping[str, Any], many: Mapping[str, Any], eps: float
     ) -> Pair:
-        """The drift up to here: of every run with noise, at its worst so far; one unit in the last place at least."""
-        rows = self.one.facts["rows"]
-        strays = [
-            _stray(run[k][what], rows[k][what])
-            for run in self.one.facts["drift"]
-            for k in range(min(number, len(run)))
-        ]
+        """Judged by how far noise has led up to the next step: whoever strays exponentially may be a step ahead."""
+        strays = self._strays(what, eps)
+        ahead = strays[number] if number < len(strays) else strays[-1] * growth(strays)
+        return Pair(one=one[what], many=many[what], drift=self.turned * ahead)
+
+    def _strays(self, what: str, eps: float) -> list[float]:
+        """By step: the farthest that any run with noise has been off so far; one unit in the last place at least."""
+        rows, runs = self.one.facts["rows"], self.one.facts["drift"]
         first = self.one.noise(key(what.replace("_", " "), 1, ""))
-        strays += [first[1]] if first is not None else []
-        return Pair(one=one[what], many=many[what], drift=self.turned * max([*strays, eps * abs(one[what])]))
+        worst, found = first[1] if first is not None else 0.0, []
+        for k, row in enumerate(rows):
+            worst = max([worst, *(_stray(run[k][what], row[what]) for run in runs if k < len(run))])
+            found.append(max(worst, eps * abs(row[what]) if np.isfinite(row[what]) else 0.0))
+        return found
 
     def _weights(self) -> Pair:
         """Of all trained weights together, without the elements that have no true gradient in the first step."""
@@ -117,7 +122,8 @@ class Steps:
             noise += float(np.square(most[chosen].astype("float64")).sum())
             size += float(np.square(one[chosen]).sum())
         floor = max(noise**0.5, min(EPS[self.dtype], EPS["float32"]) * size**0.5)
-        return Pair(one=0.0, many=apart**0.5, drift=self.turned * floor)
+        ahead = self.turned * growth(self._strays("loss", min(EPS[self.dtype], EPS["float32"])))
+        return Pair(one=0.0, many=apart**0.5, drift=ahead * floor)
 
     def _undetermined(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         masks = [np.zeros(shape, bool)]
@@ -128,6 +134,12 @@ class Steps:
                 masks.append(undetermined(self.one.array(number), noise[0]))
         found: np.ndarray = np.any(masks, axis=0)
         return found
+
+
+def growth(strays: Sequence[float]) -> float:
+    """The most by which a curve grows in one step; 1 where it does not, or is not finite."""
+    pairs = itertools.pairwise(strays)
+    return max([1.0, *(b / a for a, b in pairs if 0 < a < b < float("inf"))])
 
 
 def _stray(noisy: float, plain: float) -> float:

@@ -1,0 +1,64 @@
+"""Eight steps beside how far one process strays from itself."""
+
+import numpy as np
+import pytest
+
+from paddle_dp.proof.compare import K
+from paddle_dp.proof.sheets import Run, write_sheet
+from paddle_dp.proof.steps import Steps, growth, shares
+
+
+def run(folder, losses, noisy=()):
+    def rows(values):
+        return [{"loss": value, "gradient_norm": 1.0, "shares": [2, 2]} for value in values]
+
+    facts = {
+        "dtype": "float32",
+        "rows": rows(losses),
+        "drift": [rows(v) for v in noisy],
+        "noise": {},
+        "recorded": [1],
+    }
+    write_sheet(folder, "own", 0, {}, facts)
+    return Run.read(folder, "own", 1)
+
+
+@pytest.fixture
+def steps(tmp_path):
+    return lambda one, many, noisy=(): Steps(run(tmp_path / "one", one, noisy), run(tmp_path / "many", many))
+
+
+def test_a_calm_model_allows_a_few_last_places(steps):
+    assert steps([2.0, 1.5], [2.0, 1.5 + 1e-6]).same
+    assert not steps([2.0, 1.5], [2.0, 1.5 + 1e-4]).same
+
+
+def test_what_noise_does_to_one_process_is_allowed_and_a_step_ahead_of_it(steps):
+    one, noisy = [2.0, 1.5, 1.0], [2.0 + 1e-6, 1.5 + 1e-5, 1.0 + 1e-4]
+    assert steps(one, [2.0, 1.5 + 4e-4, 1.0 + 4e-3], [noisy]).same
+    assert not steps(one, [2.0, 1.5 + 2e-3, 1.0], [noisy]).same
+    assert not steps(one, [2.0, 1.5, 1.0 + 2e-2], [noisy]).same
+
+
+def test_growth_is_the_largest_of_a_step():
+    assert growth([1.0, 1.0, 4.0, 5.0]) == 4.0
+    assert growth([3.0]) == growth([0.0, 1.0]) == growth([1.0, np.inf]) == 1.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_same_on_both_sides_is_equal_though_it_is_no_number(steps, value):
+    found = steps([2.0, value], [2.0, value])
+    assert found.same
+    assert found.broken.number == 2
+    assert not steps([2.0, 1.0], [2.0, value]).same
+    assert not steps([2.0, value], [2.0, 1.0]).same
+
+
+def test_a_difference_of_more_than_k_is_one(steps):
+    found = steps([1.0], [1.0 + 2.0**-22 * K])
+    assert found.steps[0].r > K
+
+
+def test_shares_in_a_word():
+    assert shares([16, 17, 17]) == "16+17+17=50"
+    assert shares([6, 6, 7, 6, 7]) == "5×(6 to 7)=32"
