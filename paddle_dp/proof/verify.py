@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.proof.rehearsal import Rehearsals, told
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
 from paddle_dp.proof.verdict import DIFFERENT, compare_sides
@@ -45,9 +44,11 @@ def verify(
         many = comparison.many(ranks)
         _announce(steps, 1)
         verdict = compare_sides(comparison.one(), many)
-        found = (
-            Rehearsals.read(verdict.one.folder, many.folder, ranks).first_difference() if rehearse else None
-        )
+        found = None
+        if rehearse:
+            from paddle_dp.proof.rehearsal import Rehearsals, told  # which import paddle
+
+            found = Rehearsals.read(verdict.one.folder, many.folder, ranks).first_difference()
         if as_text:
             show(recipe, verdict, time.perf_counter() - begun)
             if rehearse:

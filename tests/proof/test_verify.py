@@ -60,6 +60,12 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path
     assert "on 1 rank" not in done.stderr  # one process has not begun
 
 
+def test_two_sides_are_compared_without_paddle():
+    """Whoever imports it before a rank starts hands other OpenMP settings on, and waits a second and a half."""
+    check = "import sys, paddle_dp.proof; assert 'paddle' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
 def test_one_rank_has_nothing_to_compare(tmp_path):
     done = verify(str(recipe(tmp_path)), "--ranks", "1")
     assert done.returncode == 2
