@@ -24,6 +24,9 @@ from paddle_dp.batch import Batch
 from paddle_dp.data.share import cut
 from paddle_dp.parallel.rounding import ROUNDED
 
+# From which part of the first loss on a difference is no rounding, by precision: half of the digits, and a few more. In
+# low precision nothing is too far.
+BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
 ULP = {"float64": 2.0**-52}  # of weights; those of every other precision are float32
 FLOAT32 = 2.0**-23
 
@@ -36,6 +39,16 @@ class Noise:
     model: Callable[[nn.Layer], Any] = lambda model: None
     order: Callable[[int], np.ndarray] | None = None  # of a micro's samples, by their number
     long: bool = False  # whether the later steps are worth watching, too
+
+
+def is_rounding(dtype: str, plain: float, noisy: float) -> bool:
+    """Whether the first losses of a run and of one with noise are as far apart as rounding may put them, at most.
+
+    Samples that meet in a model (a batch's first as its reference, dropout on [t, n, …]) give another loss in another
+    order, and numbers that are drawn without a seed with every run. What comes of that is no noise to measure with: it
+    would excuse the same on N ranks.
+    """
+    return not abs(noisy - plain) > BEYOND.get(dtype, float("inf")) * max(abs(plain), 2.0**-10)
 
 
 def runs(dtype: str, ranks: int) -> Iterator[Noise]:

@@ -111,6 +111,8 @@ class Side:
         self.assembly = Assembly(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}
+        self._beyond: list[noise.Noise] = []  # those whose effect is no rounding
+        self._judged = False  # whether float64 has told which
 
     def _task(self, *_: int) -> Task:
         """The recipe's task in the precision, and with the noise, of the run that begins."""
@@ -120,6 +122,10 @@ class Side:
         if self.given.noise is not None:
             self.given.noise.model(found.model)
         return found
+
+    def _trusted(self, one: noise.Noise) -> bool:
+        """Whether no run with noise of this kind led further than rounding can, in a higher precision or before."""
+        return not any(other.order is None or one.order is not None for other in self._beyond)
 
     def batches(self, wide: bool) -> Iterator[Batch]:
         """The first global batches; in float64 the first of them, and the one of unequal shares."""
@@ -136,20 +142,28 @@ class Side:
         self.given = Given(precision)
         seen = Watched(self, wide)
         seconds = time.perf_counter() - begun
-        floors, drift = Floors(seen), []
+        floors, drift, beyond = Floors(seen), [], {}
         for one in noise.runs(precision.dtype, self.options["ranks"]) if self.mesh.ranks == 1 else ():
+            if not self._trusted(one):
+                continue
             self.given = Given(precision, one)
             again = Watched(self, wide, None if wide or one.long else 1)
+            first, its = (run.rows[0]["loss"] for run in (seen, again))
+            if not self._judged and not noise.is_rounding(precision.dtype, first, its):
+                beyond[one.name] = [first, its]
+                self._beyond.append(one)
+                continue
             floors.add(again)
             drift += [again.rows] if one.long and not wide else []
         facts = {
             "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorder.recorded,
             "apart": seen.recorder.apart, "amiss": seen.amiss, "broken": seen.broken, "noise": floors.norms,
-            "drift": drift, "seconds": seconds, "all seconds": time.perf_counter() - begun,
+            "drift": drift, "beyond": beyond, "seconds": seconds, "all seconds": time.perf_counter() - begun,
             "reader": self.mesh.reader, "seats": self.mesh.seats, "dtype": precision.dtype,
             "numbers": sum(piece.array.size for piece in seen.pieces.values()),
         }  # fmt: skip
         groups = {"copy": seen.recorder.copies, "output": seen.outputs, "noise": floors.most}
+        self._judged = wide
         write_sheet(self.folder, name, self.mesh.rank, seen.pieces, facts, **groups)
         return seen.learner
 

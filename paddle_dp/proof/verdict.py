@@ -90,6 +90,7 @@ class Verdict:
 
     def _sentences(self) -> Iterator[str]:
         ranks = self.many.ranks
+        yield from self._beyond()
         yield from self._limits(ranks)
         yield from self._left_out()
         yield from self._not_finite()
@@ -116,6 +117,26 @@ class Verdict:
                     f"In {name} a fault above {_percent(part.visible(ranks))} of a parameter's gradient on one rank "
                     "would show (8 × the noise of one process × ranks, median over parameters)."
                 )
+
+    def _beyond(self) -> Iterator[str]:
+        """What a change that mathematics should not see does to one process's own first loss."""
+        found = next(filter(None, (p.one.facts.get("beyond") for p in (self.wide, self.own) if p)), None)
+        if not found:
+            return
+        ordered = "permuted 1" in found or "permuted 2" in found
+        plain, noisy = next(iter(found.values()))
+        if ordered and not any(name.startswith("weights") for name in found):
+            yield (
+                f"One process's first loss is {plain:.9g}, and {noisy:.9g} with the samples of each micro in another "
+                "order: samples meet in the forward or in the loss, or random numbers go by the place in the micro (a "
+                "dropout whose dim 0 is not the samples, docs/dropout.md). That is no rounding, and it excuses nothing."
+            )
+        else:
+            yield (
+                f"One process's first loss is {plain:.9g}, and {noisy:.9g} in a second run, whose weights differ in "
+                "their last place only: something is drawn that no seed decides, or goes on from run to run. That is "
+                "no rounding, and it excuses nothing."
+            )
 
     def _left_out(self) -> Iterator[str]:
         yield from (f"Differs by nature: {said}." for said in self.many.differences)

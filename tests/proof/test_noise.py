@@ -55,3 +55,18 @@ def test_products_in_shares_round_each_share_s_gradient_as_ranks_do():
 @pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 4), ("bfloat16", 7)])
 def test_low_precision_is_given_more_runs(dtype, count):
     assert len(list(noise.runs(dtype, 3))) == count
+
+
+@pytest.mark.parametrize(
+    ("dtype", "noisy", "rounding"),
+    [
+        ("float64", 2.0 + 1e-12, True),
+        ("float64", 2.0 + 1e-5, False),
+        ("float32", 2.0 + 1e-5, True),
+        ("float32", 2.1, False),
+        ("bfloat16", 2.1, True),
+        ("float64", float("nan"), True),  # what is no number is judged elsewhere
+    ],
+)
+def test_a_loss_that_moves_further_than_rounding_is_no_noise(dtype, noisy, rounding):
+    assert noise.is_rounding(dtype, 2.0, noisy) is rounding

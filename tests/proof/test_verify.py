@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paddle
 import pytest
+from paddle import nn
 
 from paddle_dp.errors import EndedError, RunError
 from paddle_dp.launch.command import Job
@@ -95,6 +97,30 @@ def test_a_fault_is_found_and_its_place_is_named(convnet, fault, kind, says):
     assert verdict.status == 1
     assert verdict.where is not None and verdict.where.kind == kind, verdict.where
     assert says in verdict.where.sentence
+
+
+class Referred(nn.Layer):
+    """Its outputs depend on which sample comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        hidden = self.body(samples)
+        return self.head(hidden + 0.5 * hidden[:1])
+
+
+def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
+    """It was measured as if it were rounding, and so large that a step of SGD on two ranks was the same."""
+    path = recipe(tmp_path, optimizer="sgd")
+    mine = ("model={use: tests.proof.test_verify.Referred}", "dataset.as_image=false", "train.micros=1")
+    comparison = Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path)
+    verdict = compare_sides(comparison.one(), comparison.many(2))
+    assert verdict.status == 1
+    assert "with the samples of each micro in another order" in verdict.sentences[0]
+    assert verdict.where is not None and verdict.where.kind == "output"
+    assert not verdict.wide.without_gradient
 
 
 @pytest.mark.parametrize(
