@@ -202,13 +202,13 @@ class Part:
         """Which elements of an update nobody can foretell outside of float64: those whose gradient's sign may turn.
 
         Adam's first step is the rate times that sign, whatever the gradient's size, so a turned one is off by as much
-        as can be. A fault shows with them and without them.
+        as can be; K noises on each side of 0, with K for chance. A fault shows with them and without them.
         """
         number = key("gradient", what.step, what.name)
         noise = self.one.noise(number) if what.kind == "update" and self.dtype != "float64" else None
         if noise is None:
             return np.zeros(shape, bool)
-        found: np.ndarray = noise[0] * K >= np.abs(self.one.array(number))
+        found: np.ndarray = noise[0] * K * K >= np.abs(self.one.array(number))
         return found
 
     def _size(self, what: Key) -> float:
