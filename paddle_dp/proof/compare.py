@@ -179,6 +179,8 @@ class Part:
 
         turning = self._turning(what, one.shape)
         true = r(~mask, size) if not turning.any() else min(r(~mask, size), r(~mask & ~turning, size))
+        if what.kind == "update" and self.dtype != "float64":
+            true /= K  # Adam divides small gradients by their size: a few elements' noise is many times the others'
         part = float(mask.mean()) if mask.size else 0.0
         return Finding(key=what, r=max(true, r(mask, 0.0)), noise=ratio(floor, size), undetermined=part)
 
