@@ -1,6 +1,6 @@
 """The zoo: silent faults that the proof must catch, each put into our own code, and honest models that it must pass.
 
-python tools/zoo.py                                   # all of them: minutes
+python tools/zoo.py                                   # all but the heaviest models: minutes
 python tools/zoo.py --only "mean of means" "gpt, "    # cases whose names begin so
 python tools/zoo.py --page docs/zoo.md                # all of them, and the page that says what was found
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.proof.zoo.case import Fault, Honest
-from tests.proof.zoo.cases import CASES
+from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.faults import FILES
 from tests.proof.zoo.marking import Mark, examine
 
@@ -135,10 +135,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="cases whose names begin so")
+    parser.add_argument("--heavy", action="store_true", help="also models that take gigabytes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page here as well")
     given = parser.parse_args()
-    names = [name for name in CASES if name.startswith(tuple(given.only))]
+    names = [name for name in (CASES if given.heavy else LIGHT) if name.startswith(tuple(given.only))]
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="paddle-dp-zoo-") as scratch:
         marks = examine(names, Path(scratch))

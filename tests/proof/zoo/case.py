@@ -69,10 +69,14 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Honest:
-    """A model and a recipe without a fault. `told`: a difference that is real and must be said, instead of SAME."""
+    """A model and a recipe without a fault. `told`: a difference that is real and must be said, instead of SAME.
+
+    `heavy`: takes a minute, or gigabytes; examined on request only.
+    """
 
     name: str
     says: str
     setting: Setting
     told: str | None = None
     exam: Exam = "verify"
+    heavy: bool = False

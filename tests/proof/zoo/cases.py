@@ -8,3 +8,4 @@ from tests.proof.zoo.honest import HONEST
 
 CASES: dict[str, Fault | Honest] = {case.name: case for case in (*FAULTS, *HONEST)}
 assert len(CASES) == len(FAULTS) + len(HONEST), "two cases have one name"
+LIGHT = tuple(name for name, case in CASES.items() if isinstance(case, Fault) or not case.heavy)
