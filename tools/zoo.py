@@ -40,7 +40,7 @@ do themselves, and our own mistakes. The patches are in `tests/proof/zoo/faults`
 
     python tools/zoo.py --page docs/zoo.md
 
-{machine}; {seconds} s, {jobs}.
+{machine}; {jobs}, {seconds} s.
 
 Who says so: **verify**, the comparison with one process, at the step named; **weights**, the same, and the ranks'
 digests of their weights, which every training compares, notice it too; **gradients**, the check before the first update
@@ -90,7 +90,11 @@ def _section(sign: str, marks: Sequence[Mark]) -> str:
         "|---" * 7 + "|",
         *rows,
     ]
-    return f"## {title}\n\n{more.strip()}{chr(10) * 2 * bool(more.strip())}" + "\n".join(table) + "\n"
+    return (
+        f"## {title.rstrip('.')}\n\n{more.strip()}{chr(10) * 2 * bool(more.strip())}"
+        + "\n".join(table)
+        + "\n"
+    )
 
 
 def _source(mark: Mark) -> str:
