@@ -131,6 +131,8 @@ class SyncBatchNorm(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if not self.training:
             local = self._local[0]
+            if isinstance(local, nn.SyncBatchNorm):  # has no kernel on a CPU, in evaluation neither
+                return self.affine(x, self._mean, self._variance, self.weight, self.bias)
             local.training = False
             return local(x)
         weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
@@ -166,6 +168,11 @@ def synchronize(model: nn.Layer, mesh: Among) -> nn.Layer:
             if _is_plain(child):
                 parent.add_sublayer(name, SyncBatchNorm(child, mesh))
     return model
+
+
+def needs_ours(model: nn.Layer) -> bool:
+    """Whether the model has a layer of Paddle's that one rank on a CPU cannot compute."""
+    return any(isinstance(layer, nn.SyncBatchNorm) for layer in model.sublayers(include_self=True))
 
 
 def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:

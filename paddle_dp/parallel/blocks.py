@@ -145,7 +145,7 @@ def check_chain(model: nn.Layer, samples: Callable[[], Any] | None, word: str) -
     layers = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
     running = [*statistics(model).values(), *model.buffers()]
     with paddle.no_grad(), default_dtype(dtype):
-        kept = [(tensor, tensor.clone()) for tensor in running]
+        kept = [(tensor, tensor.clone()) for tensor in running if tensor._is_initialized()]
         state, hooks = paddle.get_rng_state(), _check_draws(model, blocks, word)
         try:
             for training in (False, True):

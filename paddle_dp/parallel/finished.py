@@ -31,6 +31,26 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
             )
 
 
+def check_kept(optimizer: Any) -> None:
+    """Raises UsageError for an optimizer around another one (paddle.incubate.LookAhead): its state_dict has neither the
+    inner one's moments nor its own counter, so a resumed run would go on as another one (3.3.1)."""
+    if isinstance(getattr(optimizer, "inner_optimizer", None), paddle.optimizer.Optimizer):
+        raise UsageError(
+            f"optimizer: {type(optimizer).__name__} keeps another optimizer inside, whose state no checkpoint would "
+            f"hold. Give that one ({type(optimizer.inner_optimizer).__name__}) itself."
+        )
+
+
+def check_dense(model: nn.Layer) -> None:
+    """Raises UsageError for an embedding with sparse gradients: no exchange, no norm and no scale here takes them."""
+    for name, layer in model.named_sublayers(include_self=True):
+        if getattr(layer, "_sparse", False) is True and isinstance(layer, nn.Embedding):
+            raise UsageError(
+                f"model: layer {name} is an Embedding with sparse=True, whose gradient is rows of a table; ranks "
+                "exchange whole gradients only. Make it with sparse=False."
+            )
+
+
 def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
     """Puts the parameters that `model` holds on this rank in the place of the whole model's, which have their names.
 

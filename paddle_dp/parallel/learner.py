@@ -24,6 +24,7 @@ from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision import MixedPrecision
 from paddle_dp.parallel.rate import Rate
+from paddle_dp.parallel.samplewise import Samplewise
 
 Dropout = Literal["exact", "own"]
 
@@ -55,6 +56,7 @@ class Learner:
         default_factory=dict
     )  # at the last observed update; name: what it holds
     empty: bool = False
+    mixing: list[str] = field(default_factory=list)  # sentences on outputs that depend on other samples
 
     def __post_init__(self) -> None:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
@@ -67,6 +69,7 @@ class Learner:
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
         self._remembered = Buffers(self.named_buffers, self.mesh, self._same_buffers())
+        self._samplewise = Samplewise(self.loss, self.model)
 
     def train_batch(self, batch: Batch, observe: bool = False) -> None:
         """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
@@ -100,6 +103,8 @@ class Learner:
             with nullcontext() if micro.samples else self._ghost(), self._quiet(place < len(batch.micros)):
                 with self._draws.around(batch, micro, self.named_layers):
                     outputs, total, count = self._forward(micro)
+                if micro.samples:
+                    self._samplewise.look(outputs, micro.targets, total)
                 last = place == len(batch.micros) and self.averaged > 1
                 with self.mixed.again(), self._meeting() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro, divisor)))
@@ -139,6 +144,7 @@ class Learner:
                 f"{who} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
                 "strategy.sync_batch_norm=true takes those of all ranks"
             ]
+        said += [*self.mixing, *self._samplewise.differences(self.mesh)]
         return [*said, *self._remembered.differences(), *self.random_differences()]
 
     def random_differences(self) -> list[str]:

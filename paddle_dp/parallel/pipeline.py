@@ -32,16 +32,21 @@ class Till:
         self.observe = False
         self.sums: list[Sums] = []
         self.counted: Count = 0
+        self.first: tuple[Any, Any, paddle.Tensor] | None = (
+            None  # outputs, targets and total of a batch's first micro
+        )
 
     def open(self, micros: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
         """Before a batch: its micros, what each one's total is multiplied with, and whether scores are wanted."""
         self.coming, self.observe, self.sums = iter(zip(micros, factors, strict=True)), observe, []
-        self.counted = 0
+        self.counted, self.first = 0, None
 
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
         micro, factor = next(self.coming)
         total, count = self.loss(outputs, targets)
         self.counted = self.counted + count if micro.samples else self.counted
+        if micro.samples and self.first is None:
+            self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
         with paddle.no_grad():
             sums = {"loss": total.detach(), **(self.loss.scores(outputs, targets) if self.observe else {})}
             self.sums.append(sums if micro.samples else {name: paddle.zeros([]) for name in sums})
@@ -70,6 +75,9 @@ class PipelineLearner(HybridLearner):
         engine.around = self._around
         with self.mixed.context():
             engine.learn([m.inputs for m in micros], [m.targets for m in micros])
+        if self.till.first is not None:
+            self._samplewise.look(*self.till.first)
+            self.till.first = None
         return self._seen() if observe else [], self.till.counted
 
     @contextmanager

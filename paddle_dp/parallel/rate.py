@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle.optimizer.lr import LRScheduler
+from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from paddle_dp.errors import UsageError
 
@@ -20,6 +20,11 @@ class Rate:
         held = getattr(optimizer, "_learning_rate", None)
         self.optimizer, self.schedule = optimizer, schedule
         self._asks, self._now = isinstance(held, LRScheduler), held
+        if isinstance(schedule, ReduceOnPlateau):
+            raise UsageError(
+                "schedule: ReduceOnPlateau waits for a number of the evaluations, and a schedule here moves by updates "
+                "alone: take another, such as StepDecay, or cosine in a recipe's words"
+            )
         if self._asks and schedule is not held:
             raise UsageError(
                 "schedule: the optimizer was made with a schedule of its own, which nobody would move: give one of both"

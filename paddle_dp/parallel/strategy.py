@@ -11,7 +11,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.finished import give_parameters
+from paddle_dp.parallel.finished import check_dense, check_kept, give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.precision import MixedPrecision, widen
@@ -69,6 +69,7 @@ class Strategy(Protocol):
 def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: Any) -> Any:
     """A learner (of `kind`) for the model as it stands on this rank; `how` are further fields of it."""
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
+    check_dense(model)
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
         give_parameters(optimizer, model)
@@ -78,6 +79,7 @@ def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: An
         named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
         optimizer = optimizer(schedule() if schedule else None, named)  # the learner moves the rate on
         check_taken(optimizer, schedule)
+    check_kept(optimizer)
     model, optimizer = mixed.place(model, optimizer)
     how.setdefault("placed", model)
     how |= {"loss": task.loss, "schedule": schedule, "mixed": mixed, "mesh": mesh, "dropout": task.dropout}

@@ -49,14 +49,15 @@ class DataParallel:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
         from paddle_dp.parallel import Learner, place_whole
         from paddle_dp.parallel.agreement import check_equal
-        from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.recompute import MeetingLater, recomputed
+        from paddle_dp.parallel.samplewise import mixing
 
         again, many = self.config.recompute, self.mesh.ranks > 1
         if again.blocks:
             check_table(task.model, task.samples, "strategy.recompute")
-        if many and self.config.sync_batch_norm:
+        if self.config.sync_batch_norm and (many or needs_ours(task.model)):
             synchronize(task.model, self.mesh)
         recomputed(task.model, again)
         if not many:
@@ -66,6 +67,7 @@ class DataParallel:
         kind = Learner if again == Recompute() else MeetingLater
         how = {"averaged": self.mesh.ranks, "find_unused": self.config.find_unused}
         learner = place_whole(task, self.mesh, kind, **how)
+        learner.mixing = mixing(learner.model, task.samples)
         learner.placed = self._wrap(learner)
         learner.check("after the weights were made equal")
         return learner

@@ -1,0 +1,200 @@
+"""A loss or a model that gives something else for a rank's samples than for the whole batch is refused, or named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddle_dp.batch import Batch, Micro
+from paddle_dp.errors import LossError, UsageError
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel.samplewise import mixing
+from paddle_dp.strategies.data_parallel import Config as DataParallel
+from tests.ranks import run_ranks
+
+HERE = "tests/parallel/test_samplewise.py"
+CLASSES = 4
+
+
+def batch(samples: int = 8) -> Batch:
+    x = paddle.to_tensor(np.random.RandomState(0).randn(samples, 6).astype("float32"))
+    y = x[:, :CLASSES].argmax(1)
+    return Batch((Micro(x, y, samples),), samples, 0, 0)
+
+
+def network(outputs: int = CLASSES) -> nn.Sequential:
+    paddle.seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def contrastive(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    near = F.normalize(outputs)
+    return F.cross_entropy(near @ near.T, paddle.arange(near.shape[0]), reduction="none")
+
+
+def mean_and_samples(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    return F.cross_entropy(outputs, targets), targets.shape[0]
+
+
+def mean_and_one(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    return F.cross_entropy(outputs, targets), 1
+
+
+def weighted(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    weight = paddle.to_tensor([1.0, 5.0, 0.1, 2.0])
+    return F.cross_entropy(outputs, targets, weight=weight, reduction="sum"), weight[targets].sum()
+
+
+def drawn(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    return F.cross_entropy(outputs + paddle.randn(outputs.shape), targets, reduction="none")
+
+
+class Centre(nn.Layer):
+    """Pulls outputs to a centre that moves with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", paddle.zeros([CLASSES]))
+
+    def forward(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        losses = (outputs - self.centre).square().sum(1)
+        with paddle.no_grad():
+            self.centre.set_value(0.9 * self.centre + 0.1 * outputs.mean(0))
+        return losses
+
+
+class Alike(nn.Layer):
+    """Subtracts the mean of whoever is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.linear(x - x.mean(0))
+
+
+def learner(loss: Any, model: nn.Layer | None = None) -> Any:
+    model = model or network()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    return place_whole(Task(model=model, loss=loss, optimizer=optimizer), Mesh.alone())
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (
+            mean_and_one,
+            "is over 1 things for 8 samples together, and over 1 and 1 for 4 and 4 .* not a mean and",
+        ),
+        (Centre(), "Centre gives .* and then .* for the same outputs and targets: it remembers"),
+    ],
+)
+def test_a_loss_that_no_number_of_ranks_can_share_is_refused(loss: Any, said: str) -> None:
+    with pytest.raises(LossError, match=said):
+        learner(loss).train_batch(batch())
+
+
+def test_targets_that_are_broadcast_against_every_output_are_refused() -> None:
+    (micro,) = batch().micros
+    of_floats = Batch((Micro(micro.inputs, micro.targets.astype("float32"), 8),), 8, 0, 0)
+    with pytest.raises(
+        LossError, match=r"64 things for 8 samples .* \[8, 1\] and targets \[8\] are probably broad"
+    ):
+        learner(nn.MSELoss(reduction="none"), network(1)).train_batch(of_floats)
+
+
+@pytest.mark.parametrize(
+    "loss", [weighted, drawn, CrossEntropy().build(), nn.CrossEntropyLoss(reduction="none")]
+)
+def test_an_honest_loss_is_tried_without_a_trace(loss: Any) -> None:
+    """Also in Paddle's generator: what is drawn after the first update is drawn after it without the trial, too."""
+    tried, not_tried = learner(loss), learner(loss)
+    not_tried._samplewise._wanted = False
+    after = []
+    for one in (tried, not_tried):
+        paddle.seed(3)
+        one.train_batch(batch())
+        after.append([paddle.randn([2]).numpy(), one.model[0].weight.numpy()])
+    np.testing.assert_array_equal(after[0][0], after[1][0])
+    np.testing.assert_array_equal(after[0][1], after[1][1])
+    assert tried._samplewise.differences(Mesh.alone()) == []
+
+
+@pytest.mark.parametrize("loss", [contrastive, mean_and_samples])
+def test_a_loss_that_compares_samples_is_named(loss: Any) -> None:
+    one = learner(loss)
+    one.train_batch(batch())
+    (said,) = one._samplewise.differences(Mesh.alone())
+    assert said.startswith(f"the loss {loss.__name__} is ")
+    assert "for 8 samples together" in said
+
+
+def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
+    model = network()
+    model.add_sublayer("centre", centre := Centre())
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    one = learner(centre, model)
+    one.train_batch(batch())
+    assert one._samplewise.differences(Mesh.alone()) == []
+    assert np.abs(centre.centre.numpy()).max() > 0  # its one call's, and not of the trials'
+    with paddle.no_grad():
+        expected = 0.1 * network()(batch().micros[0].inputs).mean(0)
+    np.testing.assert_allclose(centre.centre.numpy(), expected.numpy(), rtol=1e-5)
+
+
+def test_a_model_that_looks_at_other_samples_is_named() -> None:
+    pair = batch(2).micros[0].inputs
+    (said,) = mixing(Alike(), lambda: pair)
+    assert said.startswith("the outputs of Alike for a sample depend on the other samples in its batch")
+    honest = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Dropout(0.5), nn.LSTM(8, 4))
+    honest[3].forward = lambda x, own=honest[3].forward: own(x.unsqueeze(1))[0]
+    assert mixing(honest, lambda: pair) == []
+    assert honest.training
+    assert mixing(network(), None) == []
+
+
+def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
+    table = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, CLASSES))
+    with pytest.raises(UsageError, match="layer 0 is an Embedding with sparse=True"):
+        learner(nn.CrossEntropyLoss(reduction="none"), table)
+    model = network()
+    ahead = paddle.incubate.LookAhead(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+    with pytest.raises(UsageError, match="LookAhead keeps another optimizer inside"):
+        place_whole(Task(model=model, loss=contrastive, optimizer=ahead), Mesh.alone())
+    rate = paddle.optimizer.lr.ReduceOnPlateau(0.1)
+    waits = paddle.optimizer.SGD(rate, parameters=model.parameters())
+    with pytest.raises(UsageError, match="ReduceOnPlateau waits for a number of the evaluations"):
+        place_whole(Task(model=model, loss=contrastive, optimizer=waits), Mesh.alone())
+
+
+def named_differences() -> list[Any]:
+    """In each rank: what is said of a contrastive loss and a mixing model; and SyncBatchNorm in evaluation."""
+    mesh = join(seed=0)
+    model = nn.Sequential(Alike(), nn.SyncBatchNorm(CLASSES))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    whole = batch().micros[0]
+    task = Task(model=model, loss=contrastive, optimizer=optimizer, samples=lambda: whole.inputs[:2])
+    one = DataParallel(sync_batch_norm=True).build(mesh).place(task)
+    half = 8 // mesh.ranks
+    mine = slice(mesh.rank * half, (mesh.rank + 1) * half)
+    one.train_batch(Batch((Micro(whole.inputs[mine], whole.targets[mine], half),), 8, 0, 0))
+    one.model.eval()
+    return [one.differences(), bool(paddle.isfinite(one.predict(whole.inputs)).all())]
+
+
+def test_two_ranks_are_told_and_one_needs_no_kernel() -> None:
+    assert run_ranks(f"{HERE}:named_differences", 1) == [[[], True]]
+    both = run_ranks(f"{HERE}:named_differences", 2)
+    assert both[0] == both[1]
+    (model, loss), evaluated = both[0]
+    assert model.startswith("the outputs of Sequential")
+    assert loss.startswith("the loss contrastive is ")
+    assert evaluated
