@@ -27,7 +27,7 @@ from paddle.base.framework import EagerParamBase as Parameter
 from paddle.nn import functional as F
 
 from paddle_dp.mesh.bridge.patch import Patch, look_up
-from paddle_dp.parallel.dropout import masks, scope
+from paddle_dp.parallel.dropout import masks, scope, unseen
 from paddle_dp.parallel.dropout.places import own
 from paddle_dp.parallel.dropout.scope import Scope, current, scope_of
 
@@ -98,6 +98,8 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
     The samples are dim 0, [n, …] or [k · n, …], each sample's rows together. Where dim 0 is no multiple of n, where
     `axes` leaves it out, and of a parameter, one mask is all samples'.
     """
+    if axes is None or 0 in axes:
+        unseen.doubt(x, here.samples)
     shape = tuple(x.shape)
     shared = not shape or bool(shape[0] % here.samples) or isinstance(x, Parameter)
     shared = shared or (axes is not None and 0 not in axes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -27,6 +27,7 @@ class Draws:
         self.exact = exact
         self._watch: Watch | None = Watch()
         self._found: dict[str, list[str]] = {}
+        self._doubted: dict[str, tuple[list[int], int]] = {}
         if exact:
             install()
 
@@ -46,14 +47,29 @@ class Draws:
         """After the first update: what was noticed on any rank, known on all of them. Collective once."""
         if self._watch is None:
             return
-        mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}
+        mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}, self._watch.doubted
         self._watch = None
-        for found in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
+        for found, doubted in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
+            self._doubted = doubted | self._doubted
             for label, kinds in found.items():
                 self._found[label] = sorted({*self._found.get(label, []), *kinds})
 
     def differences(self) -> list[str]:
-        """A sentence for what draws numbers that are others on another number of ranks."""
+        """Sentences for what draws numbers that are others on another number of ranks, or may do so."""
+        return [*self._drawn(), *self._unclear()]
+
+    def _unclear(self) -> Iterator[str]:
+        if not self._doubted:
+            return
+        first, more = min(self._doubted), len(self._doubted) - 1
+        also = f" ({more} more do the like)" if more else ""
+        shape, samples = self._doubted[first]
+        yield (
+            f"{first} drops elements of a tensor {shape} in a micro-batch of {samples} samples{also}: dim 0 does not tell "
+            f"which sample a row is of, so another number of ranks may drop others; drop where it is [{samples}, …]"
+        )
+
+    def _drawn(self) -> list[str]:
         if not self._found:
             return []
         first, more = min(self._found), len(self._found) - 1

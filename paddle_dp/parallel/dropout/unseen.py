@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.base.framework import EagerParamBase as Parameter
 
 States = dict[str, Any]
 
@@ -21,11 +22,13 @@ class Watch:
     """Names the layers of a model that draw random numbers while it is `on`.
 
     `found`: by layer («name (Class)») the generators that it moved: "Paddle", "NumPy", "Python". A layer is named for
-    what it draws itself, not for what its sublayers draw.
+    what it draws itself, not for what its sublayers draw. `doubted`: by layer the shape of a tensor whose samples
+    nobody can tell, and how many samples there are.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, set[str]] = {}
+        self.doubted: dict[str, tuple[list[int], int]] = {}
         self._inside: list[str] = []
         self._before: States = {}
 
@@ -65,6 +68,16 @@ class Watch:
 
 
 _watching: Watch | None = None
+
+
+def doubt(x: paddle.Tensor, samples: int) -> None:
+    """Says, while somebody watches, if it cannot be told which rows of `x` are which sample's: dim 0 is no multiple of
+    the samples, or dim 1 is as many as they are and dim 0 is more of them. One sample is told from nothing."""
+    if _watching is None or samples < 2 or isinstance(x, Parameter) or not x.shape:
+        return
+    first, *others = x.shape
+    if first % samples or (first > samples and len(others) > 1 and others[0] == samples):
+        _watching.doubted.setdefault(_watching._inside[-1], (list(x.shape), samples))
 
 
 @contextmanager

@@ -79,6 +79,26 @@ def test_other_draws_are_named_once_and_no_more_watched():
     assert one.random_differences() == [said]
 
 
+@pytest.mark.parametrize(
+    ("shape", "clear"),
+    [
+        ([3, 5], True),
+        ([15, 4], True),  # flattened tokens
+        ([6, 4, 4], True),  # flattened heads
+        ([7, 3, 4], False),  # [t, n, h]
+        ([6, 3, 4], False),  # the same, where t happens to be a multiple of n
+        ([5, 4], False),  # chosen rows
+    ],
+)
+def test_rows_that_cannot_be_told_from_samples_are_a_difference(shape, clear):
+    """Each rank drew the masks of its own shape, and no one said so but a verify."""
+    one = learner(loss=lambda outputs, targets: loss(outputs, targets) + F.dropout(paddle.ones(shape)).mean())
+    trained(one)
+    said = one.random_differences()
+    assert bool(said) is not clear
+    assert clear or f"drops elements of a tensor {shape} in a micro-batch of 3 samples" in said[0]
+
+
 def test_the_loss_is_watched_too():
     one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
     trained(one)
