@@ -65,8 +65,9 @@ class Draws:
         also = f" ({more} more do the like)" if more else ""
         shape, samples = self._doubted[first]
         yield (
-            f"{first} drops elements of a tensor {shape} in a micro-batch of {samples} samples{also}: dim 0 does not tell "
-            f"which sample a row is of, so another number of ranks may drop others; drop where it is [{samples}, …]"
+            f"{first} drops elements of a tensor {shape} in a micro-batch of {samples} samples{also}: dim 0 does not "
+            "tell which sample a row is of, so another number of ranks may drop others; "
+            f"drop where it is [{samples}, …]"
         )
 
     def _drawn(self) -> list[str]:
