@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -118,7 +119,9 @@ def _word(mark: Mark) -> str:
 
 
 def _cell(said: str) -> str:
-    flat = " ".join(said.split()).replace("|", "\\|")
+    flat = re.sub(r"/\S*?/(?=trace/)", "…/", " ".join(said.split())).replace(
+        "|", "\\|"
+    )  # folders of this run
     return flat if len(flat) <= WIDEST else flat[:WIDEST].rsplit(" ", 1)[0] + " …"
 
 
