@@ -77,6 +77,17 @@ def test_both_readmes_show_the_same() -> None:
     assert headings[0] == headings[1]
 
 
+def test_the_line_on_the_readmes_is_the_zoos_own() -> None:
+    """No number of the examination is written by hand: the page is its tool's."""
+    (line,) = re.findall(r"^> \d+ of \d+ silent faults .*$", (ROOT / "docs/zoo.md").read_text(), re.M)
+    caught, faults, passed, honest = map(int, re.findall(r"\d+", line))
+    assert caught == faults >= 40 and passed == honest >= 25
+    for page in ("README.md", "README_zh.md"):
+        assert line in (ROOT / page).read_text(), page
+    assert f"{faults} 个静默错误" in (ROOT / "README_zh.md").read_text()
+    assert f"{honest} 个正确的模型" in (ROOT / "README_zh.md").read_text()
+
+
 def test_every_yaml_in_the_pages_is_a_recipe(tmp_path: Path) -> None:
     """A whole one, or lines of one: those stand in the place of the GPT recipe's."""
     pages = ("README.md", "docs/recipes.md", "docs/parallelism.md")

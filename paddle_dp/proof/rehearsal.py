@@ -21,6 +21,7 @@ import paddle
 from paddle_dp.checkpoint import save
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task
+from paddle_dp.proof.compare import EPS, K
 from paddle_dp.proof.shares import short
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
@@ -31,8 +32,6 @@ from paddle_dp.units import Length
 
 EVALUATED, SAVED, STEPS = 1, 2, 5  # after which step
 EPOCH = 3  # global batches
-K = 8.0  # times one process's own noise
-EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 HELD_OUT = 3  # times the ranks, and one more: no number of ranks shares them equally
 
 
