@@ -100,6 +100,7 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
     """
     if axes is None or 0 in axes:
         unseen.doubt(x, here.samples)
+    unseen.note(x, here.call, list(here.slices))
     shape = tuple(x.shape)
     shared = not shape or bool(shape[0] % here.samples) or isinstance(x, Parameter)
     shared = shared or (axes is not None and 0 not in axes)

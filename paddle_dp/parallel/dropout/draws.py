@@ -12,7 +12,7 @@ from paddle_dp.batch import Batch, Micro
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.dropout.places import install
 from paddle_dp.parallel.dropout.scope import Scope
-from paddle_dp.parallel.dropout.unseen import Watch
+from paddle_dp.parallel.dropout.unseen import Watch, cut_unsaid
 
 Layers = Sequence[tuple[str, nn.Layer]]
 
@@ -28,6 +28,7 @@ class Draws:
         self._watch: Watch | None = Watch()
         self._found: dict[str, list[str]] = {}
         self._doubted: dict[str, tuple[list[int], int]] = {}
+        self._unsaid: dict[str, str] = {}
         if exact:
             install()
 
@@ -44,10 +45,12 @@ class Draws:
         return both
 
     def meet(self, mesh: Mesh) -> None:
-        """After the first update: what was noticed on any rank, known on all of them. Collective once."""
+        """After the first update: what was noticed on any rank, known on all of them. Collective."""
         if self._watch is None:
             return
         mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}, self._watch.doubted
+        if mesh.ranks > 1:
+            self._unsaid = cut_unsaid(mesh.gather((dict(mesh.seats), self._watch.dropped)))
         self._watch = None
         for found, doubted in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
             self._doubted = doubted | self._doubted
@@ -59,6 +62,14 @@ class Draws:
         return [*self._drawn(), *self._unclear()]
 
     def _unclear(self) -> Iterator[str]:
+        if self._unsaid:
+            first, more = min(self._unsaid), len(self._unsaid) - 1
+            also = f" ({more} more do the like)" if more else ""
+            yield (
+                f"{first} drops by one mask from what is not the same on the ranks of the {self._unsaid[first]} axis"
+                f"{also}: nothing says that they hold slices of it. A dropout between cut layers is `columns` in "
+                "`cuts`; the method in which attention's weights are dropped belongs into `attends`"
+            )
         if not self._doubted:
             return
         first, more = min(self._doubted), len(self._doubted) - 1

@@ -99,6 +99,11 @@ class Scope:
         global _current
         _current = self._before
 
+    @property
+    def call(self) -> tuple[int, ...]:
+        """What tells the call that comes now from all others of this update: its micro-batch, its block, its number."""
+        return self._first, self.element, self.calls.get(self.element, 0)
+
     def next_keys(self, shared: bool = False) -> Keys:
         """The keys of this micro-batch's samples in the call that comes now; the one key of all samples if `shared`."""
         number = self.calls.get(self.element, 0)

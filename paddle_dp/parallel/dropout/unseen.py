@@ -5,6 +5,7 @@ By comparing the states of the generators before and after each layer, in one fo
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,9 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 
 States = dict[str, Any]
+Dropped = tuple[
+    list[int], str, str, list[str]
+]  # a call, its layer, the digest of its tensor, the axes that cut it
 
 
 class Watch:
@@ -23,12 +27,14 @@ class Watch:
 
     `found`: by layer («name (Class)») the generators that it moved: "Paddle", "NumPy", "Python". A layer is named for
     what it draws itself, not for what its sublayers draw. `doubted`: by layer the shape of a tensor whose samples
-    nobody can tell, and how many samples there are.
+    nobody can tell, and how many samples there are. `dropped`: what each call of
+    dropout was on.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, set[str]] = {}
         self.doubted: dict[str, tuple[list[int], int]] = {}
+        self.dropped: list[Dropped] = []
         self._inside: list[str] = []
         self._before: States = {}
 
@@ -78,6 +84,30 @@ def doubt(x: paddle.Tensor, samples: int) -> None:
     first, *others = x.shape
     if first % samples or (first > samples and len(others) > 1 and others[0] == samples):
         _watching.doubted.setdefault(_watching._inside[-1], (list(x.shape), samples))
+
+
+def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
+    """Writes down, while somebody watches, what this call drops from; `axes`: along which it is known to be a slice."""
+    if _watching is not None:
+        bits = x.detach().astype("float32").numpy().tobytes()
+        digest = hashlib.blake2b(bits, digest_size=8).hexdigest()
+        _watching.dropped.append((list(call), _watching._inside[-1], digest, list(axes)))
+
+
+def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[str, str]:
+    """By layer the axis along which ranks dropped from different activations, as if they were one and the same.
+
+    `ranks`: of each its seats by axis, and what its watch `dropped`.
+    """
+    found: dict[str, str] = {}
+    for axis in ("tensor", "sequence"):
+        seen: dict[tuple[object, ...], str] = {}
+        for seats, dropped in ranks:
+            others = tuple(sorted((name, seat) for name, seat in seats.items() if name != axis))
+            for call, label, digest, axes in dropped:
+                if axis not in axes and seen.setdefault((others, *call), digest) != digest:
+                    found[label] = axis
+    return found
 
 
 @contextmanager
