@@ -14,13 +14,15 @@ from paddle_dp.data.sample import Dataset, describe, read_samples
 from paddle_dp.errors import DataError
 
 UNREAD = "cannot be read"
+RANDOM = "is another one each time it is read"
 
 
 def fingerprint(dataset: Dataset, seed: int, apart: bool = False, timeout: float = 120.0) -> dict[str, str]:
     """{"sample 0": "inputs float32[1, 64] 1f0c2a77, targets int64[1] 7b21e4d0", …} of four samples, the first and
     the last among them, as they are read in epoch 0: type, shape and CRC-32.
 
-    Where a sample cannot be read, its text says why. `apart` reads in a process of its own, for data sets that workers
+    Where a sample cannot be read, its text says why; each is read twice, and one that is random in a way that nobody
+    seeds is told to be so. `apart` reads in a process of its own, for data sets that workers
     will read: a file that is opened at the first sample must not be inherited by them.
     """
     return _apart(dataset, seed, timeout) if apart else _read(dataset, seed)
@@ -33,14 +35,18 @@ def _read(dataset: Dataset, seed: int) -> dict[str, str]:
 
 
 def _sample(dataset: Dataset, seed: int, index: int) -> str:
-    try:
+    def read() -> str:
         with globals_kept():
             parts = read_samples(dataset, np.array([index]), seed, 0)
+        return ", ".join(
+            f"{word} {_described(part)}" for word, part in zip(("inputs", "targets"), parts, strict=True)
+        )
+
+    try:
+        found = read()
+        return found if read() == found else RANDOM
     except DataError as error:
         return f"{UNREAD}: {error}"
-    return ", ".join(
-        f"{word} {_described(part)}" for word, part in zip(("inputs", "targets"), parts, strict=True)
-    )
 
 
 def _described(part: Any) -> str:

@@ -15,7 +15,7 @@ from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.agreement import check_gradients, check_sound, copy_of
+from paddle_dp.parallel.agreement import Digest, check_gradients, check_sound, copy_of, digests
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.buffers import Buffers
@@ -56,7 +56,9 @@ class Learner:
         default_factory=dict
     )  # at the last observed update; name: what it holds
     empty: bool = False
-    mixing: list[str] = field(default_factory=list)  # sentences on outputs that depend on other samples
+    noticed: list[str] = field(
+        default_factory=list
+    )  # sentences on what is not as on one process, from before
 
     def __post_init__(self) -> None:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
@@ -69,6 +71,7 @@ class Learner:
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
         self._remembered = Buffers(self.named_buffers, self.mesh, self._same_buffers())
+        self._made_with = self._not_saved()
         self._samplewise = Samplewise(self.loss, self.model)
 
     def train_batch(self, batch: Batch, observe: bool = False) -> None:
@@ -144,7 +147,7 @@ class Learner:
                 f"{who} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
                 "strategy.sync_batch_norm=true takes those of all ranks"
             ]
-        said += [*self.mixing, *self._samplewise.differences(self.mesh)]
+        said += [*self.noticed, *self._samplewise.differences(self.mesh)]
         return [*said, *self._remembered.differences(), *self.random_differences()]
 
     def random_differences(self) -> list[str]:
@@ -231,6 +234,18 @@ class Learner:
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
         """What the model remembers here besides parameters and BatchNorm's statistics, by whole-model name."""
         return list(self.model.named_buffers())
+
+    def _not_saved(self) -> dict[str, Digest]:
+        """The buffers here that no checkpoint holds (persistable=False), and digests of them."""
+        saved = {id(tensor) for tensor in self.model.state_dict().values()}
+        buffers = [(name, tensor) for name, tensor in self.named_buffers() if id(tensor) not in saved]
+        return dict(zip([n for n, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
+
+    def lost(self) -> list[str]:
+        """The buffers that training has changed and no checkpoint holds, by whole-model name. Collective."""
+        now = self._not_saved()
+        mine = [name for name, made in self._made_with.items() if now.get(name, made) != made]
+        return list(dict.fromkeys(name for names in self.mesh.gather(mine) for name in names))
 
     def _same_buffers(self) -> Sequence[Any]:
         """Groups of the ranks that hold the same buffers, one for each axis; None stands for all ranks."""

@@ -67,7 +67,7 @@ class DataParallel:
         kind = Learner if again == Recompute() else MeetingLater
         how = {"averaged": self.mesh.ranks, "find_unused": self.config.find_unused}
         learner = place_whole(task, self.mesh, kind, **how)
-        learner.mixing = mixing(learner.model, task.samples)
+        learner.noticed += mixing(learner.model, task.samples)
         learner.placed = self._wrap(learner)
         learner.check("after the weights were made equal")
         return learner

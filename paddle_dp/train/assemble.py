@@ -68,6 +68,7 @@ class Assembly:
 
     def __init__(self, setup: Setup, mesh: Mesh):
         self.setup = setup
+        self._noticed: list[str] = []  # what is not as on one process, before anything is placed
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
@@ -79,7 +80,7 @@ class Assembly:
     def train_loader(self) -> Loader:
         """Shuffled, in micros."""
         s, dataset = self.setup, self.setup.dataset("train")
-        consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
+        self._noticed += consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
         return self._loader(dataset, seed=s.seed, shuffle=s.shuffle, last=s.last, micros=s.micros)
 
     @cached_property
@@ -100,6 +101,7 @@ class Assembly:
         check_within(task.optimizer, task.loss.given, task.model)
         consistency.compare_task(task, self.mesh)
         learner = self.strategy.place(task)
+        learner.noticed += self._noticed
         part_ways(self.setup.seed, self.mesh)
         return learner
 

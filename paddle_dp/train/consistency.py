@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.data.fingerprint import UNREAD, fingerprint
+from paddle_dp.data.fingerprint import RANDOM, UNREAD, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, Any]
 MAY_DIFFER = ("out", "name", "loader")
+_PLACES = ("rank", "device", "place", "host", "path", "folder", "dir", "file", "name", "training")
 _LONGEST = 100  # characters of a value in a message
 _LARGEST = 2**28  # bytes of a file that is worth reading to compare it
 
 SAME_START = "Start every node with the same recipe, overrides and package versions."
 SAME_DATA = "Every rank must read the same data, in the same order: look at the paths, and at what is drawn at random."
+_SEEDED = "random and numpy.random are seeded for each sample; Paddle's generator, or one of the data set's own, is not"
 SAME_SCRIPT = "Every rank must describe the same training."
 
 
@@ -85,30 +87,29 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
     compare({**packages(mesh), **script, **said, **length, **strategy}, mesh, SAME_SCRIPT)
 
 
-def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> None:
-    """How many samples there are, and what some of them are. Collective.
+def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> list[str]:
+    """How many samples there are, and what some of them are. Collective. Returns a sentence for samples that are random
+    in a way that nobody seeds, which are not one process's; or nothing.
 
-    Samples that are random in a way that nobody seeds are left out, for they differ from reading to reading, and those
-    that no rank can read, of which the training will tell.
+    Those that no rank can read are left out: the training will tell of them.
     """
     if mesh.ranks == 1:
-        return
+        return []
     compare({f"samples in the {split} data": None if dataset is None else len(dataset)}, mesh, SAME_DATA)
     if dataset is None:
-        return
-    look = partial(fingerprint, dataset, seed, bool(settings.workers), settings.timeout.seconds)
-    found = look()
+        return []
+    found = fingerprint(dataset, seed, bool(settings.workers), settings.timeout.seconds)
     mesh.wait("samples read")  # a slow disk may take longer than a collective may wait
-    if len(set(mesh.gather(_digest(found)))) == 1:
-        return
-    again = look()
-    mesh.wait("samples read again")
-    random = [name for name in found if again.get(name) != found[name]]
-    unread = [name for name, text in found.items() if text.startswith(UNREAD)]
-    rows = mesh.gather([random, unread])
-    left_out = set().union(*(row[0] for row in rows)) | set.intersection(*(set(row[1]) for row in rows))
-    facts = {f"{name} of the {split} data": text for name, text in found.items() if name not in left_out}
-    compare(facts, mesh, SAME_DATA)
+    if len(set(mesh.gather(_digest(found)))) > 1:
+        unread = [name for name, text in found.items() if text.startswith(UNREAD)]
+        left_out = set.intersection(*map(set, mesh.gather(unread)))
+        compare(
+            {f"{n} of the {split} data": text for n, text in found.items() if n not in left_out},
+            mesh,
+            SAME_DATA,
+        )
+    random = next((name for name, text in found.items() if text == RANDOM), None)  # on all ranks alike
+    return [f"{random} of the {split} data {RANDOM}: {_SEEDED}"] if random else []
 
 
 def compare_task(task: Task, mesh: Mesh) -> None:
@@ -123,6 +124,10 @@ def compare_task(task: Task, mesh: Mesh) -> None:
         "optimizer": _kind(optimizer),
     }
     facts |= {"learning rate": rate, "precision": repr(task.precision)}
+    facts |= {f"loss.{name}": value for name, value in _settings(task.loss.given).items()}
+    for name, layer in task.model.named_sublayers(include_self=True):
+        within = f"model.{name}" if name else "model"
+        facts |= {f"{within}.{word}": value for word, value in _settings(layer).items()}
     for name, parameter in task.model.named_parameters():
         frozen = ", frozen" if parameter.stop_gradient else ""
         facts[f"parameter {name}"] = (
@@ -239,6 +244,28 @@ def _kind(thing: Any) -> str:
     """«paddle.nn.layer.common.Linear»; a function's own name."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _settings(thing: Any) -> dict[str, Any]:
+    """The plain numbers and words that an object was made with, a partial's and a closure's too. What names a place
+    (a rank, a device) may differ."""
+    if isinstance(thing, partial):
+        return {**_settings(thing.func), **_plain(thing.keywords)}
+    if inspect.isfunction(thing):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+        closed = {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
+        return _plain({**closed, **(thing.__kwdefaults__ or {})})
+    return _plain(getattr(thing, "__dict__", {}))
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str))
+        and not name.startswith("_")
+        and not any(word in name.lower() for word in _PLACES)
+    }
 
 
 def _text(facts: Facts) -> str:

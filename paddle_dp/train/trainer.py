@@ -51,6 +51,7 @@ class Trainer(FromPython):
         self.differences: list[str] = []  # from what one process learns; known at the end
         self.empty_batches = 0  # of which nothing was learned, for nothing in them counted
         self.sound: int | None = None  # the last step after which the weights were looked at, and were good
+        self._said_lost = False
         self._telling = False  # callbacks are being told of a step, an epoch or the end
         self._refused: Evaluation | None = None  # its numbers were none: it ends the training
         self.meter = Meter(self.mesh)
@@ -126,6 +127,7 @@ class Trainer(FromPython):
         self.learner.meet()
         step = self.progress.step
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
+        self._say_lost()
         checks = Checks(agreed=True, finite=True, step=step)
         return state.snapshot(self.learner, self.progress, self.run, self.loader, checks)
 
@@ -184,6 +186,22 @@ class Trainer(FromPython):
                 f"step {self.progress.step}: not one target of this global batch of {batch.samples} samples counts, so "
                 f"no update was made from it{often}. Look at the data, and at what the loss leaves out "
                 "(loss.ignore_index).",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _say_lost(self) -> None:
+        """A line, once, for what forward keeps and no checkpoint holds. Collective."""
+        if self._said_lost or not self.progress.step:
+            return
+        self._said_lost = True
+        if (names := self.learner.lost()) and self.mesh.is_first:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            print(
+                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run goes on "
+                "with what the model was made with. If later batches read it, make it with "
+                "register_buffer(name, tensor); a tensor that is assigned to a layer's attribute, or made with "
+                "persistable=False, is not saved.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.data.fingerprint import fingerprint
+from paddle_dp.data.fingerprint import RANDOM, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer, consistency
@@ -113,6 +114,38 @@ def test_a_fingerprint_is_of_the_samples_wherever_they_are_read() -> None:
     assert "exit status 3" in fingerprint(Broken(), 0, apart=True)["samples"]
 
 
+def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
+    class Own(Points):
+        """A generator that begins alike in every process, and goes on with every reading."""
+
+        def __getitem__(self, i: int) -> Any:
+            self.draw = getattr(self, "draw", np.random.default_rng(0))
+            return self.x[i] + self.draw.normal(), i % 4
+
+    class Seeded(Points):
+        def __getitem__(self, i: int) -> Any:
+            return self.x[i] + np.random.randn(), i % 4
+
+    assert set(fingerprint(Own(), 0).values()) == {RANDOM}
+    assert set(fingerprint(Own(), 0, apart=True).values()) == {RANDOM}
+    assert RANDOM not in fingerprint(Seeded(), 0).values()
+
+
+def test_settings_are_those_that_a_loss_was_made_with() -> None:
+    smoothing, where = 0.3, "cpu"
+
+    def closure(outputs: Any, targets: Any, *, ignored: int = -1) -> Any:
+        return smoothing, where
+
+    assert consistency._settings(closure) == {"smoothing": 0.3, "where": "cpu", "ignored": -1}
+    assert consistency._settings(partial(closure, ignored=2))["ignored"] == 2
+    layer = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.2)
+    found = consistency._settings(layer)
+    assert (found["label_smoothing"], found["reduction"]) == (0.2, "none")
+    layer.local_rank = 3
+    assert "local_rank" not in consistency._settings(layer)
+
+
 def made(folder: str, **how: Any) -> Trainer:
     paddle.seed(3)
     words: dict[str, Any] = {
@@ -140,6 +173,10 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (
         lambda: {"strategy": {"use": "data_parallel", "find_unused": True}},
         "strategy.find_unused: false on rank 0",
+    ),
+    (
+        lambda: {"loss": {"use": "cross_entropy", "label_smoothing": 0.3}},
+        "loss.smoothing: 0.0 on rank 0",
     ),
     (lambda: {"callbacks": []}, 'callbacks: ["every 10 steps, reads"] on rank 0'),
     (lambda: {"precision": "bfloat16"}, "precision: Precision(dtype='float32'"),

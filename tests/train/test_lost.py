@@ -1,0 +1,61 @@
+"""What forward remembers and no checkpoint holds is told before the first save, for a resumed run begins without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.train import Trainer
+
+SAVES = [{"use": "checkpoint", "every": "1 step"}]
+
+
+class Points:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> Any:
+        return np.full(4, i, "float32"), i % 3
+
+
+class Moving(nn.Layer):
+    """Keeps a mean of what it has seen: as an attribute, as a buffer, or, changing nothing, as a table."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(4, 3)
+        if how == "attribute":
+            self.seen = paddle.zeros([4])
+        else:
+            self.register_buffer("seen", paddle.zeros([4]), persistable=how == "buffer")
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.training and self.how != "table":
+            self.seen = 0.9 * self.seen + 0.1 * x.mean(0)
+        self.last = x.mean()  # made in forward: nobody takes it for a state
+        return self.linear(x - self.seen)
+
+
+@pytest.mark.parametrize(("how", "told"), [("attribute", 1), ("lost", 1), ("buffer", 0), ("table", 0)])
+def test_a_buffer_that_training_changes_and_no_checkpoint_holds_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, told: int
+) -> None:
+    model = Moving(how)
+    trainer = Trainer.of(
+        model=model,
+        loss="cross_entropy",
+        optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
+        train=Points(),
+        batch=4,
+        folder=tmp_path / "run",
+        callbacks=SAVES,
+    )
+    trainer.fit("3 steps")
+    said = capsys.readouterr().err
+    assert said.count("buffer seen: changed in training, and not in the checkpoint") == told
+    assert said.count("buffer") == 2 * told  # register_buffer, and no other one
