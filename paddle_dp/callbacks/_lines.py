@@ -96,7 +96,7 @@ def summary(
             yield "  weights that ranks share are equal bit by bit; they are not those of one process:"
             yield from (f"  - {difference}" for difference in differences)
         else:
-            same = "the same global batches and gradients; weights that ranks share are equal bit by bit"
+            same = "same global batches and gradients, shared weights bit-equal"
             yield f"  as on one process, to the rounding of {_precision(run)}: {same}"
     yield f"{steps} steps in {duration(seconds)}. The run is in {run.folder}"
     if saved is not None:
