@@ -114,6 +114,11 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
         return _at(Path(spec), mesh)
     if found is None or not found.is_dir():
         there = ", ".join(path.name for path in checkpoints(folder)) or "none"
+        if str(spec) == "newest" and there != "none":
+            raise CheckpointError(
+                f"None of the checkpoints in {folder} can be used, for the reasons above ({there}). Start a new run, "
+                "or name a checkpoint of another one by its path."
+            )
         raise CheckpointError(f"There is no checkpoint '{spec}' in {folder}. There: {there}.")
     return found
 

@@ -41,6 +41,15 @@ def check_kept(optimizer: Any) -> None:
         )
 
 
+def check_ungrouped(optimizer: Any, word: str) -> None:
+    """Raises UsageError for an optimizer with parameter groups, where `word` is what needs one list."""
+    if _is_grouped(optimizer):
+        raise UsageError(
+            f"optimizer: {word} deals one list of parameters to the ranks, and {type(optimizer).__name__} has "
+            "groups of them. Give it all parameters in one list, or leave the sharding out."
+        )
+
+
 def check_dense(model: nn.Layer) -> None:
     """Raises UsageError for an embedding with sparse gradients: no exchange, no norm and no scale here takes them."""
     for name, layer in model.named_sublayers(include_self=True):

@@ -101,6 +101,9 @@ def take_clip(optimizer: paddle.optimizer.Optimizer) -> float | None:
     if clip is None or isinstance(clip, paddle.nn.ClipGradByValue):  # values clip alike in every part
         return None
     if not isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
-        raise UsageError(f"strategy hybrid knows clip and clip_value, not {type(clip).__name__}.")
+        raise UsageError(
+            "strategy hybrid takes ClipGradByGlobalNorm (clip) and ClipGradByValue (clip_value), not "
+            f"{type(clip).__name__}."
+        )
     optimizer._grad_clip = None
     return float(clip.clip_norm)

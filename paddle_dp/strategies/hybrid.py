@@ -138,6 +138,7 @@ class Hybrid:
         from paddle_dp.parallel import place_whole
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.blocks import check_chain, check_table
+        from paddle_dp.parallel.finished import check_ungrouped
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.readers import Readers
         from paddle_dp.parallel.sharding import Shards
@@ -161,6 +162,7 @@ class Hybrid:
         if axes.pipeline > 1:
             learner.placed = self._engine(model)
         if axes.sharding > 1:
+            check_ungrouped(learner.optimizer, "strategy.sharding")
             how = {"stage": self.config.stage, "offload": self.config.offload}
             learner.shards = Shards(learner.model, learner.optimizer, self.seats, **how)
         learner.check("after the weights were placed")

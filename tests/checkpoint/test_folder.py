@@ -37,6 +37,13 @@ def test_damaged_ones_are_skipped_and_named(folder):
     assert "step-00000020" in said[1] and "manifest.json" in said[1]
 
 
+def test_damaged_ones_are_not_said_to_be_absent(folder):
+    for checkpoint in folder.glob("step-*"):
+        (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"None of the checkpoints in .* can be used, .*step-00000030"):
+        find("newest", folder)
+
+
 def test_none_when_all_are_damaged(folder, capsys):
     for path in folder.iterdir():
         _damage(path)

@@ -15,6 +15,7 @@ from paddle_dp.errors import LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel.finished import check_ungrouped
 from paddle_dp.parallel.samplewise import mixing
 from paddle_dp.strategies.data_parallel import Config as DataParallel
 from tests.ranks import run_ranks
@@ -169,6 +170,10 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     ahead = paddle.incubate.LookAhead(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
     with pytest.raises(UsageError, match="LookAhead keeps another optimizer inside"):
         place_whole(Task(model=model, loss=contrastive, optimizer=ahead), Mesh.alone())
+    groups = [{"params": model[0].parameters(), "learning_rate": 0.1}, {"params": model[2].parameters()}]
+    with pytest.raises(UsageError, match=r"strategy\.sharding deals one list .* SGD has groups of them"):
+        check_ungrouped(paddle.optimizer.SGD(0.1, parameters=groups), "strategy.sharding")
+    check_ungrouped(paddle.optimizer.SGD(0.1, parameters=model.parameters()), "strategy.sharding")
     rate = paddle.optimizer.lr.ReduceOnPlateau(0.1)
     waits = paddle.optimizer.SGD(rate, parameters=model.parameters())
     with pytest.raises(UsageError, match="ReduceOnPlateau waits for a number of the evaluations"):
