@@ -1,4 +1,4 @@
-"""Runs a test's function on N real ranks, started by the real `paddle.distributed.launch`.
+"""Runs a test's function on N real ranks, started by the real `paddle.distributed.launch` (see rank_pool.py).
 
     def case(scale):                       # in tests/mesh/test_mesh.py, run in every rank
         from paddle_dp.mesh import join
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,36 @@ if __name__ == "__main__":  # the launcher runs this file: its folder must not h
 from paddle_dp.launch.machine import slow_mkl  # noqa: E402
 from paddle_dp.launch.network import reserved_ports  # noqa: E402
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
+from tests.rank_pool import pool_of  # noqa: E402
 
 
 def run_ranks(
-    function: str, ranks: int, *args: Any, timeout: float = 120, launcher: bool | None = None, **env: str
+    function: str,
+    ranks: int,
+    *args: Any,
+    timeout: float = 120,
+    launcher: bool | None = None,
+    fresh: bool = False,
+    **env: str,
 ) -> list[Any]:
     """What `function` ("tests/x/test_y.py:name") returned on each rank; AssertionError with the first failure.
 
+    The ranks are forks of ranks that the launcher has started and that have imported paddle; with `fresh`, or where
+    something is asked of the environment or the launcher, a job is started for this call alone.
     One rank is a plain process unless `launcher=True`. Other keywords are set in the ranks' environment.
-    Raises TimeoutError after `timeout` seconds. No process is left in any case.
+    Raises TimeoutError after `timeout` seconds. No process of the call is left in any case.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name, reserved_ports() as ports:
         folder = Path(name)
         (folder / "args.json").write_text(json.dumps(args))
+        if not (fresh or env or launcher):
+            pool = pool_of(ranks, _environment({}), ROOT)
+            try:
+                pool.start(function, folder, ports)
+                _wait(lambda: pool.ended(folder), folder, ranks, timeout)
+                return [_result(folder, rank) for rank in range(ranks)]
+            finally:
+                pool.end_case(folder)
         command = _command(function, ranks, folder, ranks > 1 if launcher is None else launcher)
         with (folder / "launcher.log").open("wb") as log:
             process = subprocess.Popen(
@@ -51,7 +69,7 @@ def run_ranks(
                 preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
             )  # fmt: skip
         try:
-            _wait(process, folder, ranks, timeout)
+            _wait(lambda: _ended(process), folder, ranks, timeout)
             return [_result(folder, rank) for rank in range(ranks)]
         finally:
             kill_all(lambda: descendants(process.pid))  # first the ranks, while they still have a parent
@@ -77,15 +95,20 @@ def _environment(extra: dict[str, str]) -> dict[str, str]:
     return {**kept, **quiet, **mkl, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, ranks: int, timeout: float) -> None:
+def _ended(process: subprocess.Popen[bytes]) -> str | None:
+    return None if process.poll() is None else f"the job ended with {process.returncode}"
+
+
+def _wait(ended: Callable[[], str | None], folder: Path, ranks: int, timeout: float) -> None:
     """Returns when every rank has answered; raises when one has failed, the job has ended, or time is up."""
     deadline = time.monotonic() + timeout
     while len(list(folder.glob("result.*.json"))) < ranks:
         if _failures(folder):
             time.sleep(0.5)  # the others may be about to say something as well
             raise AssertionError(_report(folder))
-        if process.poll() is not None and len(list(folder.glob("result.*.json"))) < ranks:
-            raise AssertionError(f"the job ended with {process.returncode}\n{_report(folder)}")
+        said = ended()
+        if said and not _failures(folder) and len(list(folder.glob("result.*.json"))) < ranks:
+            raise AssertionError(f"{said}\n{_report(folder)}")
         if time.monotonic() > deadline:
             raise TimeoutError(f"{ranks} ranks did not answer within {timeout:g} s\n{_report(folder)}")
         time.sleep(0.02)
@@ -99,7 +122,7 @@ def _report(folder: Path) -> str:
     """The first failing rank's traceback, or else the ends of all logs."""
     if failed := _failures(folder):
         return f"{failed[0].name} of {len(failed)} failed:\n{failed[0].read_text()}"
-    logs = [*sorted(folder.glob("log/workerlog.*")), folder / "launcher.log"]
+    logs = [*sorted(folder.glob("log/workerlog.*")), *sorted(folder.glob("log.*")), folder / "launcher.log"]
     return "\n".join(
         f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists()
     )
@@ -125,7 +148,7 @@ def _load(function: str) -> Any:
     return getattr(module, name)
 
 
-def _work(function: str, folder: Path) -> None:
+def work(function: str, folder: Path) -> None:
     """In a rank: calls the function, and leaves its result or its traceback in `folder` under a final name."""
     rank = os.environ.get("PADDLE_TRAINER_ID", "0")
     partial, status = folder / f".partial.{rank}", 0
@@ -146,4 +169,4 @@ def _work(function: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    _work(sys.argv[1], Path(sys.argv[2]))
+    work(sys.argv[1], Path(sys.argv[2]))

@@ -64,7 +64,7 @@ def count(ranks: int, times: int, stop: bool = True) -> int:
     for turn in range(times):
         begin, degrees = time.monotonic(), layouts[turn % len(layouts)]
         try:
-            found = run_ranks(f"{HERE}:start", ranks, degrees, timeout=60 * ranks)
+            found = run_ranks(f"{HERE}:start", ranks, degrees, timeout=60 * ranks, fresh=True)
             assert all(set(one["groups"]) == set(degrees) for one in found)
         except (AssertionError, TimeoutError) as error:
             if stop:
