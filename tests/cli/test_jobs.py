@@ -95,6 +95,7 @@ def test_verify_hands_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> Non
     from paddle_dp import proof
 
     asked: list[Any] = []
-    monkeypatch.setattr(proof, "verify", lambda *words: asked.append(words) or 1)
-    assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50") == 1
-    assert asked == [(Path("a.yaml"), ("train.batch=50",), 3, 4)]
+    monkeypatch.setattr(proof, "verify", lambda *words, **how: asked.append((words, how)) or 1)
+    assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50", "--json") == 1
+    how = {"as_text": False, "rehearse": False}
+    assert asked == [((Path("a.yaml"), ("train.batch=50",), 3, 4), how)]

@@ -49,7 +49,7 @@ def test_portions_of_large_models_are_built_as_planned(name, ranks, rank, overri
 
 def test_bytes_are_those_of_the_optimizer_and_the_precision():
     lines = said("large_classifier", 2)
-    assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters"
+    assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters of 0 to 2 of 3 blocks"
     assert lines[2] == "weights 0.128 GB, gradients 0.128 GB, optimizer 0.256 GB: 0.513 GB in all"
     low = said(
         "large_classifier", 2, None, "train.precision={dtype: bfloat16, level: O2}", "optimizer.use=sgd"
