@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 if __name__ == "__main__":  # the launcher runs this file: its folder must not hide installed packages
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
@@ -98,6 +100,13 @@ def pool_of(ranks: int, environment: Mapping[str, str], root: Path) -> RankPool:
     if ranks not in _pools or not _pools[ranks].waits:
         _pools[ranks] = RankPool(ranks, environment, root)
     return _pools[ranks]
+
+
+def children() -> list[psutil.Process]:
+    """What the tests' own process has started and still has, but for the ranks that wait here for other tests."""
+    roots = [pool.process.pid for pool in _pools.values()]
+    waiting = {pid for root in roots for pid in (root, *descendants(root))}
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in waiting]
 
 
 def _free(ports: Mapping[str, str], count: int) -> list[int]:

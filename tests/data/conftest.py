@@ -3,6 +3,8 @@
 import psutil
 import pytest
 
+from tests.rank_pool import children
+
 
 @pytest.fixture
 def nothing_left_behind():
@@ -12,5 +14,5 @@ def nothing_left_behind():
     this = psutil.Process()
     files = this.num_fds()
     yield
-    assert this.children(recursive=True) == []
+    assert children() == []
     assert this.num_fds() == files

@@ -5,11 +5,11 @@ import signal
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from paddle_dp.data import Loader, Share
 from paddle_dp.errors import DataError
+from tests.rank_pool import children
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -97,7 +97,7 @@ def test_a_killed_worker_is_noticed_at_once():
     with Loader(Numbers(4000), Share(4000, 4), workers=2, timeout=50) as loader:
         reading = loader.read(0)
         next(reading)
-        os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+        os.kill(children()[0].pid, signal.SIGKILL)
         begun = time.monotonic()
         with pytest.raises(DataError, match=r"data worker \d .*sample \d+ .*SIGKILL"):
             for _ in reading:

@@ -5,10 +5,10 @@ import random
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from paddle_dp.data import Loader, Share
+from tests.rank_pool import children
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -42,10 +42,6 @@ def rows(loader, epoch=0, start=0):
         (batch.index, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micros])
         for batch in loader.read(epoch, start)
     ]
-
-
-def children():
-    return psutil.Process().children(recursive=True)
 
 
 @pytest.mark.parametrize("dataset", [Noisy(23), InMemory(23)], ids=["one by one", "take"])
