@@ -107,7 +107,10 @@ class Learner:
                 with self._draws.around(batch, micro, self.named_layers):
                     outputs, total, count = self._forward(micro)
                 if micro.samples:
-                    self._samplewise.look(outputs, micro.targets, total)
+                    with (
+                        self.mixed.context()
+                    ):  # in the types of the forward, or the same loss is another number
+                        self._samplewise.look(outputs, micro.targets, total)
                 last = place == len(batch.micros) and self.averaged > 1
                 with self.mixed.again(), self._meeting() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro, divisor)))

@@ -76,7 +76,8 @@ class PipelineLearner(HybridLearner):
         with self.mixed.context():
             engine.learn([m.inputs for m in micros], [m.targets for m in micros])
         if self.till.first is not None:
-            self._samplewise.look(*self.till.first)
+            with self.mixed.context():
+                self._samplewise.look(*self.till.first)
             self.till.first = None
         return self._seen() if observe else [], self.till.counted
 

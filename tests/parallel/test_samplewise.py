@@ -14,7 +14,7 @@ from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel import Precision, Task, place_whole
 from paddle_dp.parallel.finished import check_ungrouped
 from paddle_dp.parallel.samplewise import mixing
 from paddle_dp.strategies.data_parallel import Config as DataParallel
@@ -136,6 +136,23 @@ def test_a_loss_that_compares_samples_is_named(loss: Any) -> None:
     (said,) = one._samplewise.differences(Mesh.alone())
     assert said.startswith(f"the loss {loss.__name__} is ")
     assert "for 8 samples together" in said
+
+
+def test_a_loss_is_tried_in_the_types_of_the_forward() -> None:
+    """A loss that multiplies matrices gives another number outside the forward's float64, bfloat16 or rounding."""
+    model = network()
+    seen = []
+
+    def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        seen.append(paddle.get_default_dtype())
+        return F.cross_entropy(outputs, targets, reduction="none") * paddle.ones([1]).astype("float64")
+
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    double = Precision(dtype="float64")
+    place_whole(
+        Task(model=model, loss=loss, optimizer=optimizer, precision=double), Mesh.alone()
+    ).train_batch(batch())
+    assert seen == ["float64"] * 4  # the micro-batch, again, and its halves
 
 
 def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
