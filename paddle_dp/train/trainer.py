@@ -73,6 +73,7 @@ class Trainer(FromPython):
             self.tell("start")
             self.check("before the first update", states=True)
             self._train()
+            self.learner.meet()  # whoever takes the model from here has the same one on every rank, saved or not
             self.check("at the end of the training")
             self.differences = self.learner.differences()
             moment = Moment(name="end", progress=self.progress, trainer=self)

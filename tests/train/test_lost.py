@@ -11,6 +11,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.train import Trainer
+from tests.ranks import run_ranks
 
 SAVES = [{"use": "checkpoint", "every": "1 step"}]
 
@@ -59,3 +60,25 @@ def test_a_buffer_that_training_changes_and_no_checkpoint_holds_is_told_once(
     said = capsys.readouterr().err
     assert said.count("buffer seen: changed in training, and not in the checkpoint") == told
     assert said.count("buffer") == 2 * told  # register_buffer, and no other one
+
+
+def running_mean(folder: str) -> Any:
+    """What this rank's model holds after a training that was never saved and never evaluated."""
+    paddle.seed(0)
+    model = nn.Sequential(nn.BatchNorm1D(4), nn.Linear(4, 3))
+    trainer = Trainer.of(
+        model=model,
+        loss="cross_entropy",
+        optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
+        train=Points(),
+        batch=4,
+        folder=folder,
+        callbacks=[],
+    )
+    trainer.fit("3 steps")
+    return model[0]._mean.numpy()
+
+
+def test_ranks_have_the_same_running_statistics_after_a_training_that_was_never_saved(tmp_path: Path) -> None:
+    first, second = run_ranks("tests/train/test_lost.py:running_mean", 2, str(tmp_path / "run"))
+    assert first == second
