@@ -31,6 +31,7 @@ class Task:
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
     `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
+    `compared`: a proof compares outputs itself and names where they differ, so a wrong cut is not refused before.
     """
 
     model: nn.Layer
@@ -40,6 +41,7 @@ class Task:
     precision: Precision = field(default_factory=Precision)
     dropout: Dropout = "exact"
     samples: Callable[[], Any] | None = None
+    compared: bool = False
 
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":

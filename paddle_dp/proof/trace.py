@@ -121,7 +121,7 @@ class Side:
         found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
         if self.given.noise is not None:
             self.given.noise.model(found.model)
-        return found
+        return replace(found, compared=True)
 
     def _trusted(self, one: noise.Noise) -> bool:
         """Whether no run with noise of this kind led further than rounding can, in a higher precision or before."""

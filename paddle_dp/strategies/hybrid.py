@@ -150,7 +150,7 @@ class Hybrid:
             check_table(task.model, task.samples, "strategy")
         if self.config.sync_batch_norm and axes.readers > 1:
             synchronize(task.model, Readers.of(self.seats))
-        model, loss = self._cut(task.model, task.loss)
+        model, loss = self._cut(task.model, task.loss, None if task.compared else task.samples)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
@@ -175,24 +175,30 @@ class Hybrid:
             self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
         )
 
-    def _cut(self, model: Any, loss: Any) -> tuple[Any, Any]:
-        """The model and the loss of this rank's seats on the tensor and the sequence axis."""
+    def _cut(self, model: Any, loss: Any, samples: Any) -> tuple[Any, Any]:
+        """The model and the loss of this rank's seats on the tensor and the sequence axis, where a cut model gives
+        what the whole one gave for `samples()`."""
+        from paddle_dp.parallel.as_whole import AsWhole
         from paddle_dp.parallel.cut_loss import over_cut_classes
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence import along_sequence
         from paddle_dp.parallel.stretches import SequenceCutter
         from paddle_dp.parallel.tensor import Cutter
 
-        axes = self.mesh.axes
+        axes, slices = self.mesh.axes, []
+        before = AsWhole(model, samples if axes.tensor > 1 or axes.sequence > 1 else None)
         if axes.tensor > 1:
             group = self.seats.get_model_parallel_group()
             cutter = SequenceCutter(group) if self.config.sequence_parallel else Cutter(group)
             model = cutter.cut(model)
             loss = over_cut_classes(loss, group) if cutter.cuts_classes else loss
+            slices += [(-1, group)] if cutter.cuts_classes else []
         # What is computed again draws its masks again, and does not trade stretches for heads again.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:
             model, loss = along_sequence(model, loss, self.seats.get_sep_parallel_group())
+            slices.append((1, self.seats.get_sep_parallel_group()))
+        before.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
     def _stage(self, model: Any, loss: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,0 +1,88 @@
+"""Whether a model that was cut still gives what the whole one gave: compared on a few samples when it is placed.
+
+A table that names the wrong way (whole heads where the parts of q, k and v lie beside each other) cuts without an
+error, and what the ranks then learn is another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.precision import cast, default_dtype, read_by
+
+# Of the largest output: rounding of another order is far below, a head in another's place far above.
+ALLOWED = {paddle.float64: 1e-9}
+ROUNDING = 2e-4
+
+
+class AsWhole:
+    """What a whole model gives in evaluation for `samples()`; asked before the model is cut.
+
+    Without samples, and for a model that draws random numbers in evaluation, nothing is compared.
+    """
+
+    def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None):
+        self._inputs = None if samples is None else cast(samples(), read_by(model))
+        before = _drawn()
+        self._outputs = [] if samples is None else self._run(model)
+        if before != _drawn():
+            self._outputs = []
+
+    def check(self, model: nn.Layer, setting: str, slices: list[tuple[int, Any]]) -> None:
+        """Raises UsageError unless the model, cut by now, gives the same. Collective over the groups that cut it.
+
+        `setting` is the word that cut it; `slices`: along which dim which group holds slices of the outputs.
+        """
+        if not self._outputs:
+            return
+        for whole, part in zip(self._outputs, self._run(model), strict=True):
+            for dim, group in slices:
+                if part.ndim > 1 and part.shape[dim] != whole.shape[dim]:
+                    whole = paddle.split(whole, group.nranks, axis=dim)[group.rank]
+            if part.shape != whole.shape:
+                raise _refused(model, setting, f"its outputs are {part.shape} and not {whole.shape}")
+            if not whole.is_floating_point() or not whole.size:
+                continue
+            apart, largest = (float(x.abs().max()) for x in (part - whole, whole))
+            if apart > ALLOWED.get(whole.dtype, ROUNDING) * largest:
+                said = f"its outputs are up to {apart:.2g} apart, and the largest is {largest:.2g}"
+                raise _refused(model, setting, said)
+
+    def _run(self, model: nn.Layer) -> list[paddle.Tensor]:
+        with _in_evaluation(model), paddle.no_grad(), default_dtype(read_by(model)):
+            return [x for x in paddle.utils.flatten(model(self._inputs)) if isinstance(x, paddle.Tensor)]
+
+
+@contextmanager
+def _in_evaluation(model: nn.Layer) -> Iterator[None]:
+    layers = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
+    running = [*statistics(model).values(), *model.buffers()]
+    kept = [(tensor, tensor.clone()) for tensor in running if tensor._is_initialized()]
+    for layer, _ in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer, training in layers:
+            layer.training = training
+        for tensor, value in kept:
+            tensor.set_value(value)
+
+
+def _drawn() -> list[Any]:
+    return [state.__getstate__() for state in paddle.get_rng_state()]
+
+
+def _refused(model: nn.Layer, setting: str, said: str) -> UsageError:
+    return UsageError(
+        f"{setting}: cut as `cuts` and `attends` say, {type(model).__name__} is another model: {said}. `heads` wants "
+        "whole heads beside each other (q, k and v of one head together, or in layers of their own), `columns` go "
+        "into `rows`, and tokens meet in `attends` alone (docs/add-a-part.md)."
+    )
