@@ -156,3 +156,23 @@ def test_the_worked_example_trains(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/moons/metrics.jsonl").exists()
+
+
+def test_the_callback_of_the_page_ends_a_training() -> None:
+    """docs/add-a-part.md: the callback is given a recipe's run or none, and every method of the table is one."""
+    from types import SimpleNamespace
+
+    from paddle_dp import Callback
+
+    page = (ROOT / "docs/add-a-part.md").read_text()
+    (code,) = re.findall(r"```python\n# mine/callbacks.py\n(.*?)```", page, re.S)
+    space: dict[str, object] = {}
+    exec(code, space)
+    said: list[str] = []
+    moment = SimpleNamespace(numbers={"loss": 0.4}, trainer=SimpleNamespace(stop=said.append))
+    for callback in (space["Enough"](None, below=0.3), space["Enough"](below=0.5)):  # type: ignore[operator]
+        callback.step(moment)
+    assert said == ["the loss is 0.4"]
+    named = re.findall(r"^\| `(\w+)` \| ", page.split("## A callback")[1].split("\n## ")[0], re.M)
+    own = [name for name, value in vars(Callback).items() if callable(value)]
+    assert named == [name for name in own if not name.startswith(("_", "due_"))]

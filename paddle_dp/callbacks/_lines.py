@@ -27,7 +27,8 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     """What is about to happen."""
     mesh, share = run.mesh, run.train_loader.share
     epochs = total_steps / max(run.steps_per_epoch, 1)
-    length = f"{total_steps} steps of {share.batch} samples ({epochs:.3g} epochs)"
+    so_long = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
+    length = f"{total_steps} step{'s' * (total_steps != 1)} of {share.batch} samples ({so_long})"
     text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
     return text + (f", going on from step {progress.step}" if progress.step else "")
 
@@ -98,7 +99,7 @@ def summary(
         else:
             same = "same global batches and gradients, shared weights bit-equal"
             yield f"  as on one process, to the rounding of {_precision(run)}: {same}"
-    yield f"{steps} steps in {duration(seconds)}. The run is in {run.folder}"
+    yield f"{steps} step{'s' * (steps != 1)} in {duration(seconds)}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    paddle-dp dashboard {run.folder.parent}"

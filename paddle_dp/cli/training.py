@@ -48,6 +48,9 @@ def verify(
     Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
     was learned, so nothing is proven; 4 a side could not be run; 128 + n ended by signal n.
     """
+    from paddle_dp.launch.silence import import_paddle
+
+    import_paddle()
     from paddle_dp import proof
 
     status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse)

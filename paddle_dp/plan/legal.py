@@ -79,8 +79,10 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     """Every reason why the layout cannot run, one sentence each; empty when it can."""
     found = []
     if degrees.ranks != ranks:
-        product = " × ".join(str(degrees[axis]) for axis in AXES if degrees[axis] > 1) or "1"
-        found.append(f"the degrees make {product} = {degrees.ranks} ranks, and there are {ranks}")
+        factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
+        product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
+        needed = f"{product}{degrees.ranks} rank{'s' * (degrees.ranks > 1)}"
+        found.append(f"the degrees make {needed}, and there are {ranks}")
     for axis, things in (
         ("tensor", ("heads", "kv_heads", "hidden", "vocab", "classes")),
         ("sequence", ("heads", "kv_heads", "length")),

@@ -145,8 +145,8 @@ class Verdict:
             some = [n if part > 0.999 else f"{part:.0%} of {n}" for n, part in list(noisy.items())[:3]]
             more = f" and {len(noisy) - 3} more" if len(noisy) > 3 else ""
             yield (
-                f"No true gradient have {', '.join(some)}{more}: what they get is rounding (a bias before a norm, the "
-                "key's bias in attention). They are judged apart, by their own noise."
+                f"Without a true gradient: {', '.join(some)}{more}. What they get is rounding (a bias before a norm, "
+                "the key's bias in attention), so they are judged apart, by their own noise."
             )
         turned = self.own.turned
         if turned:

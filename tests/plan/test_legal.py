@@ -15,7 +15,7 @@ GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, m
 @pytest.mark.parametrize(
     ("degrees", "ranks", "said"),
     [
-        ({"tensor": 2}, 4, "the degrees make 2 = 2 ranks, and there are 4"),
+        ({"tensor": 2}, 4, "the degrees make 2 ranks, and there are 4"),
         ({"tensor": 3, "data": 2}, 6, r"tensor 3 does not divide the model's heads \(4\)"),
         ({"sequence": 3}, 3, r"sequence 3 does not divide the model's heads \(4\); .* the length \(128\)"),
         ({"sequence": 4, "tensor": 4}, 16, r"sequence 4 × tensor 4 does not divide the model's heads \(4\)"),
