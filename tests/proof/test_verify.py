@@ -1,6 +1,7 @@
 """`paddle-dp verify` as a person runs it, and faults of real ranks that it must name."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,8 @@ def recipe(folder: Path, norm: str = "batch", optimizer: str = "momentum", peak:
 
 def verify(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paddle_dp", "verify", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    narrow = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env=narrow)
 
 
 def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
