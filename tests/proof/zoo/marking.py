@@ -109,23 +109,23 @@ def _mark(case: Fault | Honest, answers: dict[int, dict[str, Any]], scratch: Pat
         guard = "door" if kind == "DivergenceError" and "checkpoint of step" in many["message"] else guard
         guard = "crash" if many.get("alone") or kind == "RunError" else guard
         return Mark(case=case, guard=guard, step=None, said=f"{kind}: {many['message']}", seconds=seconds)
-    guard, step, said = _compare(case, scratch)
-    return Mark(case=case, guard=guard, step=step, said=said, seconds=seconds)
+    by, step, said = _compare(case, scratch)
+    return Mark(case=case, guard=by, step=step, said=said, seconds=seconds)
 
 
 def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | None, str]:
     ranks = case.setting.ranks
     if case.exam == "rehearsal":
-        sides = [scratch / str(n) / slug(case.name) / "trace" for n in (1, ranks)]
-        found = Rehearsals.read(*sides, ranks).first_difference()
+        alone, many = (scratch / str(n) / slug(case.name) / "trace" for n in (1, ranks))
+        found = Rehearsals.read(alone, many, ranks).first_difference()
         kinds = {"samples": "rehearsal", "loss": "rehearsal"}
         return (
             (None, None, "")
             if found is None
             else (kinds.get(found.kind, found.kind), found.step, found.sentence)
         )
-    sides = [Side(scratch / str(n) / slug(case.name) / "trace", n) for n in (1, ranks)]
-    verdict = compare_sides(*sides)
+    one, other = (Side(scratch / str(n) / slug(case.name) / "trace", n) for n in (1, ranks))
+    verdict = compare_sides(one, other)
     if verdict.status == SAME:
         return None, None, " ".join(verdict.sentences)
     where = verdict.where

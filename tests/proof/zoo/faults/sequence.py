@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -73,11 +73,13 @@ def trade_keeps_its_order() -> AbstractContextManager[None]:
     return replaced(f"{SEQUENCE}:_traded", make)
 
 
-def partial_sending() -> AbstractContextManager[None]:
+@contextmanager
+def partial_sending() -> Iterator[None]:
     """Fleet's default: activations that sequence parallelism has cut already are cut once more on their way."""
     from paddle_dp.mesh.bridge import fleet_mends
 
-    return patch.dict(fleet_mends.PIPELINE_SETTINGS, {"enable_partial_send_recv": True})  # type: ignore[return-value]
+    with patch.dict(fleet_mends.PIPELINE_SETTINGS, {"enable_partial_send_recv": True}):
+        yield
 
 
 STRETCHES, SEQUENCE2 = strategy("gpt", tensor=2, sequence_parallel=True), strategy("gpt", sequence=2)
