@@ -6,6 +6,7 @@ followed by runs with noise (proof.noise), of which only the distance from the r
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import time
@@ -140,6 +141,7 @@ class Side:
         """A run and, on one process, its runs with noise; returns the run's learner."""
         begun, wide = time.perf_counter(), name == "wide"
         self.given = Given(precision)
+        gc.collect()
         seen = Watched(self, wide)
         seconds = time.perf_counter() - begun
         floors, drift, beyond = Floors(seen), [], {}
@@ -147,6 +149,8 @@ class Side:
             if not self._trusted(one):
                 continue
             self.given = Given(precision, one)
+            again = None  # the run before
+            gc.collect()  # a learner and its recorder hold each other: Python alone would free them late
             again = Watched(self, wide, None if wide or one.long else 1)
             first, its = (run.rows[0]["loss"] for run in (seen, again))
             if not self._judged and not noise.is_rounding(precision.dtype, first, its):
