@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -96,6 +97,11 @@ class Comparison:
             raise EndedError(status - 128)
         if status:
             said = f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above."
+            if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+                said = (
+                    f"a process of the side of {job.ranks} rank(s) was killed: by hand, or because the machine has too "
+                    "little memory: one process needs some 160 bytes for each parameter (docs/proof.md)."
+                )
             error = RunError("nothing was compared." if status == REFUSED else said)
             error.exit_status = REFUSED if status == REFUSED else NOT_RUN
             raise error

@@ -136,3 +136,12 @@ def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status
         comparison._side(status, Job(recipe=tmp_path, ranks=2))
     assert type(caught.value) is error
     assert caught.value.exit_status == says
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(-9, "too little memory"), (137, "too little memory"), (1, "said above")]
+)
+def test_a_side_that_was_killed_says_what_kills(tmp_path, status, said):
+    comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
+    with pytest.raises(RunError, match=said):
+        comparison._side(status, Job(recipe=tmp_path, ranks=1))
