@@ -18,7 +18,8 @@ def test_two_jobs_at_once_do_not_meet(start):
     for job in jobs:
         status, said, complained = job.finish()
         assert status == 0, complained
-        assert said.splitlines()[1:] == ["rank 0 of 2 says 3"]
+        # Beside it may stand that gloo's limit stays 30 s: its place in memory is not always beyond doubt.
+        assert [line for line in said.splitlines() if line.startswith("rank ")] == ["rank 0 of 2 says 3"]
 
 
 def test_leftovers_in_the_environment_are_ignored(start):
