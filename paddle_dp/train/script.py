@@ -20,6 +20,7 @@ from paddle_dp.recipe.schema import CALLBACKS
 from paddle_dp.train.assemble import Assembly, Setup
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
+from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.units import Length
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ class FromPython:
         mesh = join()
         home = one_folder(Path(folder), mesh)
         computed_in, until = read_precision(precision), _length(length)
-        told = [c if isinstance(c, Callback) else _part("callbacks", c) for c in callbacks]
+        told = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
+        for made in told:
+            if not isinstance(made, Part):
+                refuse_overrides(made)
         if test is None:  # there is nothing for it to do
             told = [c for c in told if not (isinstance(c, Part) and c.name == "evaluate")]
         given_loss = _loss(loss)
@@ -117,8 +121,8 @@ class FromPython:
         )
         _open(home, mesh, bool(resume))
         kind: Any = cls
-        made: Self = Assembly(setup, mesh).trainer(kind, "newest" if resume is True else resume or None)
-        return made
+        trainer: Self = Assembly(setup, mesh).trainer(kind, "newest" if resume is True else resume or None)
+        return trainer
 
 
 @dataclass(frozen=True)

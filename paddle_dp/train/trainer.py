@@ -17,6 +17,7 @@ from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.meter import Meter
+from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.train.script import FromPython
@@ -43,6 +44,8 @@ class Trainer(FromPython):
     ):
         self.learner, self.loader, self.mesh = learner, loader, learner.mesh
         self.run = run or Run.plain(learner.mesh, loader)
+        for callback in callbacks:
+            refuse_overrides(callback)
         # An epoch and the end are told to those that work (evaluate, save) before those that write about it. A step,
         # the other way round: what a checkpoint holds must be written down when the process dies right behind it.
         self.callbacks, self.check_every = tuple(sorted(callbacks, key=lambda c: c.reads)), check_every
@@ -55,7 +58,7 @@ class Trainer(FromPython):
         self._telling = False  # callbacks are being told of a step, an epoch or the end
         self._refused: Evaluation | None = None  # its numbers were none: it ends the training
         self.meter = Meter(self.mesh)
-        self._steppers = [c for c in reversed(self.callbacks) if type(c).step is not Callback.step]
+        self._steppers = [c for c in reversed(self.callbacks) if _own_step(c)]
 
     def fit(self, until: Length | str | None = None) -> Progress:
         """Trains from where it is until `until`, counted from the very beginning, and returns the progress.
@@ -249,3 +252,8 @@ class Trainer(FromPython):
             except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
                 if hasattr(error, "add_note"):  # Python 3.11 on
                     error.add_note(f"({type(callback).__name__} failed too: {second})")
+
+
+def _own_step(callback: Callback) -> bool:
+    """Whether it does anything at a step: in its class, or by a function that was given to the object."""
+    return getattr(callback.step, "__func__", None) is not Callback.step

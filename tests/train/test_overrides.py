@@ -1,0 +1,128 @@
+"""A callback that would never be called is refused before training, with the moment that it probably means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from paddle_dp import Callback
+from paddle_dp.callbacks.console import Console
+from paddle_dp.errors import UsageError
+from paddle_dp.train import Moment, Trainer
+from paddle_dp.train.callback import Callback as Base
+from paddle_dp.train.overrides import MOMENTS, refuse_overrides
+from tests.train.test_trainer import Points, trainer
+
+
+def with_method(name: str, method: Callable[..., Any]) -> Callback:
+    return type("Mine", (Callback,), {name: method})()
+
+
+def test_the_moments_are_those_of_a_callback() -> None:
+    assert {name for name in vars(Base) if callable(vars(Base)[name])} == {
+        *MOMENTS,
+        "due_at_step",
+        "due_at_epoch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("on_train_begin", "start"),
+        ("on_fit_start", "start"),
+        ("on_train_end", "end"),
+        ("on_epoch_end", "epoch"),
+        ("on_train_epoch_end", "epoch"),
+        ("on_epoch_begin", "epoch"),
+        ("on_train_batch_end", "step"),
+        ("on_train_batch_begin", "step"),
+        ("on_before_optimizer_step", "step"),
+        ("on_eval_end", "evaluated"),
+        ("on_validation_epoch_end", "evaluated"),
+        ("on_save_checkpoint", "saved"),
+        ("on_exception", "failed"),
+        ("epoch_end", "epoch"),
+        ("train_batch_end", "step"),
+        ("after_train_iter", "step"),
+        ("before_run", "start"),
+        ("evaluate", "evaluated"),
+        ("save", "saved"),
+        ("epochs", "epoch"),
+    ],
+)
+def test_other_words_for_a_moment_are_refused(name: str, meant: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"test_overrides\.Mine: .*{name}\. Did you mean {meant}\(self, moment\)"
+    ):
+        refuse_overrides(with_method(name, lambda self, moment: None))
+
+
+def test_there_is_no_moment_before_an_update() -> None:
+    with pytest.raises(UsageError, match=r"comes after the update; none comes before"):
+        refuse_overrides(with_method("on_train_batch_begin", lambda self, batch, logs=None: None))
+
+
+def generator(self: Any, moment: Moment) -> Iterator[None]:
+    yield
+
+
+async def waits(self: Any, moment: Moment) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (lambda self, epoch, logs: None, r"epoch\(epoch, logs\) cannot be called with one argument"),
+        (lambda self: None, r"epoch\(\) cannot be called with one argument.*def epoch\(self, moment\)"),
+        (None, r"epoch = None cannot be called"),
+        (generator, "epoch is a generator: called, it would do nothing"),
+        (waits, "epoch is async"),
+    ],
+)
+def test_a_moment_that_cannot_be_called_is_refused(method: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        refuse_overrides(with_method("epoch", method))
+
+
+def test_what_is_no_callback_is_refused() -> None:
+    class Keras:
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+    with pytest.raises(UsageError, match=r"Keras is not a paddle_dp\.Callback\..* start, step, epoch"):
+        trainer(Keras())
+    with pytest.raises(UsageError, match=r"Keras is not a paddle_dp\.Callback"):
+        Trainer.of(model=None, loss=None, optimizer="sgd", train=Points(), batch=4, callbacks=[Keras()])
+
+
+def test_an_interval_in_words_is_refused_with_the_way_to_write_it() -> None:
+    mine = Callback()
+    mine.every = "10 steps"  # type: ignore[assignment]
+    with pytest.raises(UsageError, match=r"every is '10 steps': write Every\.parse\('10 steps'\)"):
+        refuse_overrides(mine)
+
+
+def test_methods_of_ones_own_and_optional_arguments_are_let_be() -> None:
+    class Mine(Callback):
+        window_end = 3
+
+        def step(self, moment: Moment, *, factor: int = 1, **more: Any) -> None: ...
+
+        def note(self, moment: Moment) -> None: ...
+
+        def save(self, path: str, weights: Any) -> None: ...
+
+        def _on_epoch_end(self) -> None: ...
+
+    refuse_overrides(Mine())
+    refuse_overrides(object.__new__(type("Quiet", (Console,), {"every": None})))
+
+
+def test_a_function_that_is_given_to_the_object_is_called() -> None:
+    seen, mine = [], Callback()
+    mine.step = seen.append  # type: ignore[method-assign]
+    trainer(mine).fit("2 steps")
+    assert [moment.progress.step for moment in seen] == [1, 2]
