@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import EndedError, PaddleDPError
 from paddle_dp.mesh.degrees import AXES, Degrees
-from paddle_dp.parallel.dry import anatomy
+from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.plan import Shape, legal_layouts, problems
 from paddle_dp.proof.report import number
 from paddle_dp.proof.sides import Comparison, Side

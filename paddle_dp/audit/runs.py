@@ -17,7 +17,7 @@ from paddle_dp.launch.command import Job, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.supervise import watched
+from paddle_dp.launch.start import watched
 
 RUNNER = Path(__file__).with_name("runner.py")
 LATE = 30.0  # seconds that a rank which cannot even run its own guard gets beyond its patience

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from paddle_dp.checkpoint.folder import check, clean, find, newest
 from paddle_dp.checkpoint.keep import best, best_numbers, newest_good, prune, set_best
+from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import Checks
 from paddle_dp.checkpoint.merge import merge
 from paddle_dp.checkpoint.naming import UnusableError, checkpoints, step_name, step_of
-from paddle_dp.checkpoint.opened import Checkpoint, load
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.pieces import Box, Piece
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.snapshot import Snapshot, save
+from paddle_dp.checkpoint.saving import Snapshot, save
 from paddle_dp.checkpoint.tensors import dtype_of, fill, piece, put
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.checkpoint.disk import flush_folder
 from paddle_dp.checkpoint.keep import best
+from paddle_dp.checkpoint.loading import load
 from paddle_dp.checkpoint.manifest import MANIFEST, read_manifest
 from paddle_dp.checkpoint.naming import LEFTOVER, UnusableError, checkpoints, step_name
-from paddle_dp.checkpoint.opened import load
 from paddle_dp.errors import CheckpointError
 
 if TYPE_CHECKING:

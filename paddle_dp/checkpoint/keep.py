@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.checkpoint import plain
+from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.checkpoint.naming import STEP, UnusableError, checkpoints, step_of
@@ -20,7 +20,7 @@ _BEST = "best.json"
 def set_best(folder: Path, checkpoint: Path, numbers: Mapping[str, Any]) -> None:
     """Points best.json at a checkpoint of this folder, with the numbers that made it the best."""
     step_of(checkpoint)
-    content = plain.encode({"checkpoint": checkpoint.name, "numbers": dict(numbers)}, _BEST)
+    content = json_codec.encode({"checkpoint": checkpoint.name, "numbers": dict(numbers)}, _BEST)
     try:
         replace(Path(folder) / _BEST, content)
     except OSError as error:
@@ -42,7 +42,7 @@ def best_numbers(folder: Path) -> dict[str, Any]:
 
 def _read_best(folder: Path) -> dict[str, Any] | None:
     try:
-        content = plain.decode((folder / _BEST).read_bytes())
+        content = json_codec.decode((folder / _BEST).read_bytes())
         # A name from a file is never followed out of the folder.
         named = STEP.fullmatch(content["checkpoint"]) and isinstance(content["numbers"], dict)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

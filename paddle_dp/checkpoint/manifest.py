@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.checkpoint import plain
+from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.disk import Seal, seal, write
 from paddle_dp.checkpoint.naming import UnusableError
 
@@ -70,7 +70,7 @@ class Manifest:
         }
         if self.checks is not None:
             content["checks"] = asdict(self.checks)
-        write(folder / MANIFEST, [plain.encode({**content, "crc32": _own(content)})])
+        write(folder / MANIFEST, [json_codec.encode({**content, "crc32": _own(content)})])
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
         """Reads every file (or those named); raises UnusableError for the first that is not as it was written."""
@@ -92,7 +92,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; UnusableError when there is none, or none that can be trusted."""
     try:
-        content = plain.decode((folder / MANIFEST).read_bytes())
+        content = json_codec.decode((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise UnusableError(folder, f"it has no {MANIFEST}") from None
     except OSError as error:
@@ -124,4 +124,4 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
 
 
 def _own(content: dict[str, Any]) -> int:
-    return zlib.crc32(plain.encode(content))
+    return zlib.crc32(json_codec.encode(content))

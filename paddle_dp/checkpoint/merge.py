@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paddle_dp.checkpoint.opened import load
+from paddle_dp.checkpoint.loading import load
 from paddle_dp.checkpoint.pieces import Piece
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError

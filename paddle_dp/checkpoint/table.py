@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.checkpoint import plain
+from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.manifest import pieces_name
 from paddle_dp.checkpoint.pieces import DTYPES, Box, Piece, assemble, whole
 from paddle_dp.errors import CheckpointError
@@ -50,7 +50,7 @@ def _json(piece: Piece) -> dict[str, Any]:
 
 def read_table(folder: Path, rank: int) -> list[Row]:
     """The pieces that a rank saved. Raises ValueError, KeyError or TypeError where the file says nonsense."""
-    content = plain.decode((folder / pieces_name(rank)).read_bytes())["pieces"]
+    content = json_codec.decode((folder / pieces_name(rank)).read_bytes())["pieces"]
     return [_row(rank, key, value) for key, value in content.items()]
 
 

@@ -13,7 +13,7 @@ from paddle_dp.errors import CheckpointError
 if TYPE_CHECKING:
     import paddle
 
-    from paddle_dp.checkpoint.opened import Checkpoint
+    from paddle_dp.checkpoint.loading import Checkpoint
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:

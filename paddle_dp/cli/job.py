@@ -10,6 +10,6 @@ import typer
 def start(**job: Any) -> None:
     """Carry a job out; what is not given stays as `Job` has it. Raises typer.Exit with the job's status."""
     from paddle_dp.launch.command import Job
-    from paddle_dp.launch.supervise import run
+    from paddle_dp.launch.start import run
 
     raise typer.Exit(run(Job(**job)))

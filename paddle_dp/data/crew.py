@@ -7,8 +7,8 @@ from collections import deque
 from paddle_dp.data.child import Child, ChildEndedError, ChildHungError, Reply
 from paddle_dp.data.ring import Layout, Like, Ring
 from paddle_dp.data.sample import Array, Dataset, name
+from paddle_dp.data.sampler import Indices, cut
 from paddle_dp.data.serve import command, filling, looking
-from paddle_dp.data.share import Indices, cut
 from paddle_dp.errors import DataError
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.data.sample import Dataset
-from paddle_dp.data.share import Share
+from paddle_dp.data.sampler import Share
 from paddle_dp.data.source import InProcess, Source
 from paddle_dp.data.workers import Workers
 

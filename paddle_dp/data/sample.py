@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paddle_dp.data.randomness import seed_sample
-from paddle_dp.data.share import Indices
+from paddle_dp.data.sampler import Indices
 from paddle_dp.errors import DataError
 
 Array = np.ndarray[Any, Any]

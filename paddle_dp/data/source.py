@@ -8,7 +8,7 @@ from typing import Protocol
 
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Array, Dataset, read_samples
-from paddle_dp.data.share import Share
+from paddle_dp.data.sampler import Share
 
 Filled = tuple[Array, Array, int]
 """One micro in arrays: inputs, targets, and how many of the samples count (see Micro)."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from paddle_dp.data.crew import Crew
 from paddle_dp.data.sample import Dataset
-from paddle_dp.data.share import Indices, Share
+from paddle_dp.data.sampler import Indices, Share
 from paddle_dp.data.source import Filled
 
 

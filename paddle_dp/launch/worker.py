@@ -34,7 +34,7 @@ TASKS = {
     "train": "paddle_dp.train.tasks:train",
     "evaluate": "paddle_dp.train.tasks:evaluate",
     "generate": "paddle_dp.train.generate:generate",
-    "export": "paddle_dp.train.export:export",
+    "export": "paddle_dp.export.export:export",
     "trace": "paddle_dp.proof.trace:trace",
 }
 LAST_WORDS = 5  # seconds in which a failed rank may put its things away

@@ -182,8 +182,8 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
 
 def _be_patient(asked: float | None, place: str) -> float:
     """Makes exchanges wait as long as was asked for, here or by the bridge's `install`; returns how long that is."""
-    from paddle_dp.mesh.bridge.gloo_timeout import wait_for
-    from paddle_dp.mesh.bridge.rendezvous import Patience
+    from paddle_dp.gloo.rendezvous import Patience
+    from paddle_dp.gloo.time_limit import wait_for
 
     Patience.seconds = Patience.seconds if asked is None else asked
     if place == "cpu" and not wait_for(0, Patience.seconds):

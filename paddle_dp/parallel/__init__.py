@@ -5,7 +5,7 @@ Nothing here reads data, writes files or knows what an epoch is. Which placement
 """
 
 from paddle_dp.parallel.learner import Dropout, Learner
-from paddle_dp.parallel.precision import MixedPrecision
+from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.strategy import Strategy, Task, place_whole
 from paddle_dp.recipe import Precision
 

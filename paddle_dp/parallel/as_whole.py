@@ -15,7 +15,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.precision import cast, default_dtype, read_by
+from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 
 # Of the largest output: rounding of another order is far below, a head in another's place far above.
 ALLOWED = {paddle.float64: 1e-9}

@@ -22,7 +22,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.precision import cast, default_dtype, read_by
+from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 from paddle_dp.part.annotation import matching
 
 CLOSE = 1e-5  # of the largest output: the same operations in the same order give the same bits on a CPU

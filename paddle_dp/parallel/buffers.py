@@ -19,7 +19,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.agreement import digests
+from paddle_dp.parallel.consistency import digests
 
 Named = list[tuple[str, paddle.Tensor]]
 

@@ -17,7 +17,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.sharding import Shards
+from paddle_dp.parallel.sharding.zero import Shards
 
 
 @dataclass(kw_only=True)

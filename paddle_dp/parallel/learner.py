@@ -15,15 +15,15 @@ from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.agreement import Digest, check_gradients, check_sound, copy_of, digests
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.buffers import Buffers
+from paddle_dp.parallel.consistency import Digest, check_gradients, check_sound, copy_of, digests
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, Loss, number
-from paddle_dp.parallel.precision import MixedPrecision
-from paddle_dp.parallel.rate import Rate
+from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
 
 Dropout = Literal["exact", "own"]

@@ -17,7 +17,7 @@ from paddle import nn
 from paddle_dp.errors import LossError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.loss import Loss, number
-from paddle_dp.parallel.precision import cast, default_dtype, read_by
+from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample that looks at another far above
 _SAME = 1e-5  # the same function of the same numbers

@@ -13,9 +13,9 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.finished import check_dense, check_kept, give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
+from paddle_dp.parallel.learning_rate import check_taken
 from paddle_dp.parallel.loss import as_loss
-from paddle_dp.parallel.precision import MixedPrecision, widen
-from paddle_dp.parallel.rate import check_taken
+from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
 from paddle_dp.units import Every
 

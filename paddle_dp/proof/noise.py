@@ -21,8 +21,8 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch
-from paddle_dp.data.share import cut
-from paddle_dp.parallel.rounding import ROUNDED
+from paddle_dp.data.sampler import cut
+from paddle_dp.parallel.precision.emulated_amp import ROUNDED
 
 # From which part of the first loss on a difference is no rounding, by precision: half of the digits, and a few more. In
 # low precision nothing is too far.

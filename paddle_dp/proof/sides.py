@@ -19,8 +19,8 @@ from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import ASKED_TO_END
-from paddle_dp.launch.supervise import run
-from paddle_dp.launch.supervision import MARK
+from paddle_dp.launch.start import run
+from paddle_dp.launch.supervisor import MARK
 from paddle_dp.proof.sheets import Key, Run
 
 NOT_RUN = 4  # a side that stopped before its end

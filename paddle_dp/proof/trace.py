@@ -25,7 +25,7 @@ from paddle_dp.data import Share
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
-from paddle_dp.parallel.holdings import Holdings
+from paddle_dp.parallel.memory import Holdings
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Recorder

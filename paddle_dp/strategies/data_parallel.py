@@ -48,9 +48,9 @@ class DataParallel:
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
         from paddle_dp.parallel import Learner, place_whole
-        from paddle_dp.parallel.agreement import check_equal
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
+        from paddle_dp.parallel.consistency import check_equal
         from paddle_dp.parallel.recompute import MeetingLater, recomputed
         from paddle_dp.parallel.samplewise import mixing
 

@@ -78,8 +78,8 @@ class Config:
 
     def shape(self, recipe: Recipe) -> Shape:
         """What a layout of the recipe must divide: its model is built for it, without memory for the weights."""
-        from paddle_dp.parallel.dry import anatomy
         from paddle_dp.parallel.loss import as_loss
+        from paddle_dp.parallel.meta_init import anatomy
         from paddle_dp.plan import Shape
 
         model, train = recipe.model, recipe.train
@@ -95,8 +95,8 @@ class Config:
         from paddle.distributed import fleet
         from paddle.distributed.fleet.base import topology
 
-        from paddle_dp.mesh.bridge import install
-        from paddle_dp.mesh.bridge.fleet_mends import PIPELINE_SETTINGS
+        from paddle_dp.gloo import install
+        from paddle_dp.gloo.fleet_mends import PIPELINE_SETTINGS
 
         degrees = self.degrees(mesh.ranks)
         if degrees.ranks != mesh.ranks:  # started without paddle-dp, which refuses it before
@@ -104,7 +104,7 @@ class Config:
         mesh = replace(mesh, degrees=degrees)
         if mesh.ranks == 1:
             return Hybrid(self, mesh, None)
-        install(mesh)
+        install(mesh.device)
         strategy = fleet.DistributedStrategy()
         strategy.hybrid_configs = {
             "dp_degree": degrees.data, "pp_degree": degrees.pipeline, "mp_degree": degrees.tensor,
@@ -141,7 +141,7 @@ class Hybrid:
         from paddle_dp.parallel.finished import check_ungrouped
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.readers import Readers
-        from paddle_dp.parallel.sharding import Shards
+        from paddle_dp.parallel.sharding.zero import Shards
 
         axes = self.mesh.axes
         if axes.pipeline > 1:
@@ -179,11 +179,11 @@ class Hybrid:
         """The model and the loss of this rank's seats on the tensor and the sequence axis, where a cut model gives
         what the whole one gave for `samples()`."""
         from paddle_dp.parallel.as_whole import AsWhole
-        from paddle_dp.parallel.cut_loss import over_cut_classes
         from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.sequence import along_sequence
-        from paddle_dp.parallel.stretches import SequenceCutter
-        from paddle_dp.parallel.tensor import Cutter
+        from paddle_dp.parallel.sequence.megatron_sp import SequenceCutter
+        from paddle_dp.parallel.sequence.ulysses import along_sequence
+        from paddle_dp.parallel.tensor.layers import Cutter
+        from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
 
         axes, slices = self.mesh.axes, []
         before = AsWhole(model, samples if axes.tensor > 1 or axes.sequence > 1 else None)
@@ -203,8 +203,8 @@ class Hybrid:
 
     def _stage(self, model: Any, loss: Any) -> tuple[Any, dict[str, Any]]:
         """This rank's stages of the model, and what a learner of them has to know."""
-        from paddle_dp.parallel.pipeline import PipelineLearner, Till
-        from paddle_dp.parallel.stages import stage
+        from paddle_dp.parallel.pipeline.learner import PipelineLearner, Till
+        from paddle_dp.parallel.pipeline.stages import stage
 
         till = Till(loss)
         stages, held = stage(model, till, self.seats, self.config.split, self.config.each)
@@ -213,7 +213,7 @@ class Hybrid:
     def _engine(self, stages: Any) -> Any:
         from paddle.distributed import fleet
 
-        from paddle_dp.parallel.engines import ENGINES
+        from paddle_dp.parallel.pipeline.schedules import ENGINES
 
         engine = ENGINES[self.config.schedule, self.config.each > 1]
         return engine(stages, self.seats, fleet.fleet._user_defined_strategy)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel.dry import built, outline
+from paddle_dp.parallel.meta_init import built, outline
 from paddle_dp.part import lazily
 from paddle_dp.plan.activations import Tokens, kept, waiting
 from paddle_dp.plan.memory import STATES, Widths

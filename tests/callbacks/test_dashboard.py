@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.callbacks._settings import settings
 from paddle_dp.callbacks.dashboard import Config
+from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 
 

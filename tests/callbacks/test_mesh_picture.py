@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from paddle_dp.callbacks._mesh_picture import BOX, Frame, draw, frame
+from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, draw, frame
 from paddle_dp.mesh.degrees import AXES, Degrees
 
 MESHES = [

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.callbacks import _records
-from paddle_dp.callbacks._records import cut, framed, makers
+from paddle_dp.callbacks.dashboard import records
+from paddle_dp.callbacks.dashboard.records import cut, framed, makers
 
 
 def log(*steps: int, tag: str = "train/loss") -> bytes:
@@ -20,7 +20,7 @@ def log(*steps: int, tag: str = "train/loss") -> bytes:
 
 
 def points(content: bytes) -> list[int]:
-    return [value.id for _, value in _records._read(content) if value.HasField("value")]
+    return [value.id for _, value in records._read(content) if value.HasField("value")]
 
 
 def test_what_came_later_is_gone_and_no_byte_has_moved() -> None:
@@ -56,13 +56,14 @@ def test_what_is_no_log_is_an_empty_log() -> None:
     "size", [7, 8, 9, 10, *range(134, 142), 16_391, 16_392, 16_393, 16_394, 16_395, 70_000]
 )
 def test_a_blank_has_any_size_and_shows_nothing(size: int) -> None:
-    blank = _records._blank(size)
+    blank = records._blank(size)
     assert len(blank) == size
     assert makers().Record.FromString(blank).values[0].WhichOneof("one_value") == "meta_data"
 
 
 def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
-    code = "from paddle_dp.callbacks._records import makers; import os; makers().Record; print(os.environ['HOME'])"
+    code = "from paddle_dp.callbacks.dashboard.records import makers; import os; makers().Record; "
+    code += "print(os.environ['HOME'])"
     nowhere = "/proc/no-home"
     environment = {**os.environ, "HOME": nowhere}
     done = subprocess.run(

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.callbacks import _utilisation
-from paddle_dp.callbacks._peaks import peak_of
-from paddle_dp.callbacks._ranks import FEW, memories
-from paddle_dp.callbacks._utilisation import Utilisation
-from paddle_dp.callbacks.dashboard import Config
+from paddle_dp.callbacks.dashboard import Config, utilisation
+from paddle_dp.callbacks.dashboard.peaks import peak_of
+from paddle_dp.callbacks.dashboard.ranks import FEW, memories
+from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.part import find
 from paddle_dp.train import Moment, Run
 
@@ -55,7 +54,7 @@ def test_a_cpu_is_measured_only_against_a_given_peak(
     from visualdl import LogReader
 
     run = of(run, find("models", "mlp")(inputs=16, hidden=(8,), classes=2))
-    assert not _utilisation.wanted(run, None) and _utilisation.wanted(run, 1e9)
+    assert not utilisation.wanted(run, None) and utilisation.wanted(run, 1e9)
     dashboard = Config(peak_flops=3 * 2 * (16 * 8 + 8 * 2) * 100.0).build(run)
     dashboard.start(at("start", 0))
     dashboard.step(at("step", 1, samples_per_second=50.0))
@@ -71,7 +70,7 @@ def test_a_model_that_resists_is_trained_all_the_same(run: Run, at: Callable[...
             raise RuntimeError("not here")
 
     run = of(run, Resisting())
-    assert _utilisation.count(run, 1e9) == "the model's FLOPs were not counted: RuntimeError: not here"
+    assert utilisation.count(run, 1e9) == "the model's FLOPs were not counted: RuntimeError: not here"
     dashboard = Config(peak_flops=1e9).build(run)
     dashboard.start(at("start", 0))
     dashboard.step(at("step", 1, samples_per_second=50.0))

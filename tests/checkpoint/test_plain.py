@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint.plain import decode, encode
+from paddle_dp.checkpoint.json_codec import decode, encode
 
 
 def test_numbers_that_are_not_finite_survive_in_standard_json():

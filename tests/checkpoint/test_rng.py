@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.checkpoint import load_rng_state, plain, rng_state
+from paddle_dp.checkpoint import json_codec, load_rng_state, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _draw() -> list:
 def test_every_generator_goes_on_from_where_it_was():
     paddle.seed(5)
     _draw()
-    state = plain.decode(plain.encode(rng_state()))
+    state = json_codec.decode(json_codec.encode(rng_state()))
     first = _draw()
     assert _draw() != first
     assert load_rng_state(state) is True
@@ -72,7 +72,7 @@ def test_what_is_drawn_for_cut_activations_goes_on_too():
 
     tracker.add("cut", 5)
     try:
-        state, common = plain.decode(plain.encode(rng_state())), paddle.rand([3]).tolist()
+        state, common = json_codec.decode(json_codec.encode(rng_state())), paddle.rand([3]).tolist()
         first = draw()
         assert draw() != first
         assert load_rng_state(state) is True

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Piece, Snapshot, check, load, newest, save, snapshot, step_of
+from paddle_dp.checkpoint import Piece, Snapshot, check, load, newest, save, saving, step_of
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -42,7 +42,7 @@ def test_a_full_disk_on_one_rank_is_the_same_error_on_all(
     tmp_path, snapshot_of, on_ranks, monkeypatch, culprit
 ):
     on_ranks(3, lambda mesh: save(snapshot_of(1, mesh.rank, 3), tmp_path, mesh))
-    real = snapshot.write_tensors
+    real = saving.write_tensors
 
     def full(path, pieces):
         if path.name == f"rank-{culprit:05d}.safetensors":
@@ -50,7 +50,7 @@ def test_a_full_disk_on_one_rank_is_the_same_error_on_all(
             raise OSError(28, os.strerror(28), str(path))
         return real(path, pieces)
 
-    monkeypatch.setattr(snapshot, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     message = _all_failed(on_ranks(3, lambda mesh: save(snapshot_of(2, mesh.rank, 3), tmp_path, mesh)))
     for words in (str(tmp_path / "step-00000002"), "No space left", f"rank {culprit} ", " free", "rank-0000"):
         assert words in message
@@ -62,7 +62,7 @@ def test_a_disk_that_fills_up_at_the_manifest_leaves_nothing(tmp_path, snapshot_
     def full(self, folder):
         raise OSError(28, os.strerror(28), str(folder / "manifest.json"))
 
-    monkeypatch.setattr(snapshot.Manifest, "write", full)
+    monkeypatch.setattr(saving.Manifest, "write", full)
     message = _all_failed(on_ranks(2, lambda mesh: save(snapshot_of(2, mesh.rank, 2), tmp_path, mesh)))
     assert "No space left" in message and "manifest.json" in message and not list(tmp_path.iterdir())
 
@@ -92,7 +92,7 @@ def test_a_part_that_nobody_saves_is_found_when_saving(tmp_path, snapshot_of, on
 
 
 def test_a_folder_that_the_machines_do_not_share_is_said(tmp_path, snapshot_of, on_ranks, monkeypatch):
-    real = snapshot.write_tensors
+    real = saving.write_tensors
 
     def elsewhere(path, pieces):
         if path.name != "rank-00001.safetensors":
@@ -100,7 +100,7 @@ def test_a_folder_that_the_machines_do_not_share_is_said(tmp_path, snapshot_of, 
         (tmp_path / "local").mkdir()
         return real(tmp_path / "local" / path.name, pieces)
 
-    monkeypatch.setattr(snapshot, "write_tensors", elsewhere)
+    monkeypatch.setattr(saving, "write_tensors", elsewhere)
     results = on_ranks(2, lambda mesh: save(snapshot_of(1, mesh.rank, 2), tmp_path / "c", mesh))
     assert "all machines need to share the folder" in _all_failed(results)
 
@@ -116,7 +116,7 @@ def test_a_second_save_of_a_step_takes_its_place(tmp_path, snapshot_of):
 
 def test_a_second_save_that_fails_leaves_the_first(tmp_path, snapshot_of, monkeypatch):
     path = save(snapshot_of(7), tmp_path, Mesh.alone())
-    monkeypatch.setattr(snapshot, "place", lambda *a: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(saving, "place", lambda *a: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(CheckpointError, match="Input/output error"):
         save(snapshot_of(7), tmp_path, Mesh.alone())
     assert newest(tmp_path) == path and [p.name for p in tmp_path.iterdir()] == [path.name]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import plain
+from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.pieces import Piece
 from paddle_dp.checkpoint.table import check_whole, read_table, table_of
 from paddle_dp.errors import CheckpointError
@@ -12,7 +12,7 @@ from paddle_dp.errors import CheckpointError
 def _tables(folder, *ranks):
     for rank, pieces in enumerate(ranks):
         (folder / f"rank-{rank:05d}.json").write_bytes(
-            plain.encode({"pieces": table_of(pieces)[1], "own": {}})
+            json_codec.encode({"pieces": table_of(pieces)[1], "own": {}})
         )
     return [read_table(folder, rank) for rank in range(len(ranks))]
 
@@ -56,6 +56,6 @@ def test_ranks_that_disagree_about_a_tensor_are_named(tmp_path, other):
 )
 def test_a_table_that_makes_no_sense_is_refused(tmp_path, change):
     row = {"name": "w", "dtype": "float32", "shape": [6, 2], "offset": [0, 0], "size": [6, 2], **change}
-    (tmp_path / "rank-00000.json").write_bytes(plain.encode({"pieces": {"w": row}, "own": {}}))
+    (tmp_path / "rank-00000.json").write_bytes(json_codec.encode({"pieces": {"w": row}, "own": {}}))
     with pytest.raises((ValueError, TypeError)):
         read_table(tmp_path, 0)

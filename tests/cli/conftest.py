@@ -13,7 +13,7 @@ from paddle_dp.launch.command import Job
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Job]]:
     """The jobs that would have been run; each ends with status 7."""
-    from paddle_dp.launch import supervise
+    from paddle_dp.launch import start as supervise
 
     asked: list[Job] = []
     monkeypatch.setattr(supervise, "run", lambda job: asked.append(job) or 7)

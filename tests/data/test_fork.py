@@ -115,7 +115,7 @@ PARENT = """
 import os, sys, time
 sys.path.insert(0, {root!r})
 import numpy as np
-from paddle_dp.data.share import Share
+from paddle_dp.data.sampler import Share
 from paddle_dp.data.workers import Workers
 class Slow(list):
     def __getitem__(self, index):

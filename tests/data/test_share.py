@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from paddle_dp.data.share import Share, cut
+from paddle_dp.data.sampler import Share, cut
 from paddle_dp.errors import DataError
 
 SHAPES = [(1, 1), (1, 5), (7, 3), (9, 4), (10, 10), (11, 10), (50, 7), (64, 16), (97, 50), (1437, 50)]

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path[0] = os.getcwd()
 
 from paddle_dp.launch.command import Job  # noqa: E402
-from paddle_dp.launch.supervise import run  # noqa: E402
+from paddle_dp.launch.start import run  # noqa: E402
 
 if __name__ == "__main__":
     # A shell's background job, and nohup, have these ignored from birth, which a supervisor respects.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.supervision import Supervision
+from paddle_dp.launch.supervisor import Supervision
 from paddle_dp.launch.watch import Departure
 
 LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"

@@ -4,7 +4,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.agreement import _on_device, digests
+from paddle_dp.parallel.consistency import _on_device, digests
 from paddle_dp.parallel.finite import not_finite
 from tests.ranks import run_ranks
 

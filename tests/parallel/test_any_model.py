@@ -8,7 +8,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.dry import anatomy
+from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.plan import Shape, legal_layouts
 from tests.part.test_annotation import TEXTS, Texts

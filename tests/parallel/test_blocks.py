@@ -8,7 +8,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import blocks_of, check_chain, outside, settle, tabled
-from paddle_dp.parallel.dry import anatomy
+from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.parallel.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.units import Recompute

@@ -36,8 +36,8 @@ def compared(strategy):
     from paddle.distributed.fleet.layers.mpu import mp_ops
 
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.cut_loss import over_cut_classes
     from paddle_dp.parallel.loss import as_loss
+    from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
     from paddle_dp.part import read_part
 
     mesh = join(seed=0)
@@ -64,8 +64,8 @@ def compared(strategy):
 
 
 def mean(group):
-    from paddle_dp.parallel.cut_loss import over_cut_classes
     from paddle_dp.parallel.loss import as_loss
+    from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
     from paddle_dp.part import read_part
 
     over_cut_classes(as_loss(read_part("losses", {"use": "mean_squared_error"}).build()), group)

@@ -4,7 +4,7 @@ import paddle
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel.dry import built, lazily, outline
+from paddle_dp.parallel.meta_init import built, lazily, outline
 from paddle_dp.part import read_part
 from paddle_dp.plan.portion import Layout, portion, whole
 from tests.ranks import run_ranks

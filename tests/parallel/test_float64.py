@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from paddle_dp.parallel import Precision, Task
-from paddle_dp.parallel.precision import default_dtype
+from paddle_dp.parallel.precision.amp import default_dtype
 from tests.ranks import run_ranks
 
 HERE = "tests/parallel/test_float64.py"

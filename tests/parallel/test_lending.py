@@ -14,11 +14,11 @@ def lent():
     from paddle import nn
     from paddle.distributed import fleet
 
+    from paddle_dp.gloo import install
     from paddle_dp.mesh import join
-    from paddle_dp.mesh.bridge import install
-    from paddle_dp.parallel.sharding import Shards
+    from paddle_dp.parallel.sharding.zero import Shards
 
-    install(join())
+    install(join().device)
     how = fleet.DistributedStrategy()
     how.hybrid_configs = {"dp_degree": 1, "sharding_degree": 2}
     fleet.init(is_collective=True, strategy=how)
@@ -54,8 +54,8 @@ def fleets_own(level):
     import paddle.distributed as dist
     from paddle.distributed.sharding import group_sharded_parallel
 
+    from paddle_dp.gloo import install
     from paddle_dp.mesh import join
-    from paddle_dp.mesh.bridge import install
 
     def build():
         paddle.seed(0)
@@ -69,7 +69,7 @@ def fleets_own(level):
         optimizer.step()
         optimizer.clear_grad()
 
-    install(join())
+    install(join().device)
     batches = np.random.RandomState(0).rand(5, 8, 64).astype("float32")
     (one, alone), (many, optimizer) = build(), build()
     placed, optimizer, _ = group_sharded_parallel(many, optimizer, level, segment_size=100)

@@ -12,8 +12,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
 from paddle_dp.parallel.loss import as_loss
-from paddle_dp.parallel.sequence import along_sequence, stretch
-from paddle_dp.parallel.stretches import SequenceCutter
+from paddle_dp.parallel.sequence.megatron_sp import SequenceCutter
+from paddle_dp.parallel.sequence.ulysses import along_sequence, stretch
 from tests.ranks import run_ranks
 
 HERE, TRAIN = "tests/parallel/test_sequence.py", "tests/parallel/test_hybrid.py:train"

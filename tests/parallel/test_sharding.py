@@ -30,7 +30,7 @@ def learn(folder, strategy, optimizer, until, resume):
 
     from paddle_dp import checkpoint
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.holdings import Holdings
+    from paddle_dp.parallel.memory import Holdings
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import Callback
     from paddle_dp.train.build import build

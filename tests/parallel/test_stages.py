@@ -5,7 +5,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.stages import stage
+from paddle_dp.parallel.pipeline.stages import stage
 from tests.ranks import run_ranks
 
 

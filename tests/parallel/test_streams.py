@@ -13,8 +13,8 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import part_ways
 from paddle_dp.parallel.dropout.unseen import Watch
-from paddle_dp.parallel.streams import draw_slice
-from paddle_dp.parallel.tensor import Cutter
+from paddle_dp.parallel.tensor.layers import Cutter
+from paddle_dp.parallel.tensor.rng import draw_slice
 from tests.ranks import run_ranks
 
 TRAIN = "tests/parallel/test_hybrid.py:train"

@@ -3,8 +3,8 @@
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.holdings import size, states
-from paddle_dp.parallel.waiting import Waiting
+from paddle_dp.parallel.memory import size, states
+from paddle_dp.parallel.sharding.offload import Waiting
 
 
 def learn(away: bool) -> list[np.ndarray]:

@@ -12,10 +12,10 @@ import paddle
 import pytest
 
 from paddle_dp.errors import ExportError, UsageError
+from paddle_dp.export import export as exporting
+from paddle_dp.export import onnx, program
 from paddle_dp.part import find
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import export as exporting
-from paddle_dp.train import onnx, program
 
 GREY, TOKENS = ("float32", (1, 8, 8)), ("int64", (16,))
 SMALL = {"width": 16, "depth": 2, "heads": 4}

@@ -8,8 +8,8 @@ from typing import Any
 import paddle
 import pytest
 
+from paddle_dp.callbacks.dashboard.flops import training_flops
 from paddle_dp.part import find
-from paddle_dp.train.flops import training_flops
 
 T, L, W = 32, 3, 64
 DECODERS: dict[str, dict[str, Any]] = {

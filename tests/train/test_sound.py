@@ -241,19 +241,20 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "step-00000002" / "manifest.json"
     content = json.loads(path.read_text())
     assert content.pop("checks") == {"agreed": True, "finite": True, "step": 2}
-    from paddle_dp.checkpoint import manifest, plain
+    from paddle_dp.checkpoint import json_codec, manifest
 
     del content["crc32"]
-    path.write_bytes(plain.encode({**content, "crc32": manifest._own(content)}))
+    path.write_bytes(json_codec.encode({**content, "crc32": manifest._own(content)}))
     assert read_manifest(path.parent).checks is None
     assert made(tmp_path / "run", resume=True).fit().step == 12
 
 
 def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) -> None:
+    from paddle_dp.export import export as exporting
+    from paddle_dp.export import program
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train import export as exporting
-    from paddle_dp.train import program, tasks
+    from paddle_dp.train import tasks
     from paddle_dp.train.build import build
 
     (tmp_path / "recipe.yaml").write_text(

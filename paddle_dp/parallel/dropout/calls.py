@@ -26,7 +26,7 @@ import paddle
 from paddle.base.framework import EagerParamBase as Parameter
 from paddle.nn import functional as F
 
-from paddle_dp.mesh.bridge.patch import Patch, look_up
+from paddle_dp.gloo.patch import Patch, look_up
 from paddle_dp.parallel.dropout import masks, scope, unseen
 from paddle_dp.parallel.dropout.places import own
 from paddle_dp.parallel.dropout.scope import Scope, current, scope_of

@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh.bridge.patch import Patch
+from paddle_dp.gloo.patch import Patch
 from paddle_dp.parallel.dropout.places import own
 from paddle_dp.parallel.dropout.scope import current, scope_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh.bridge.patch import apply, look_up
+from paddle_dp.gloo.patch import apply, look_up
 
 _own: dict[str, Any] = {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.supervise import run
+from paddle_dp.launch.start import run
 from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.rehearsal import Rehearsals
 from paddle_dp.proof.sides import run_alone

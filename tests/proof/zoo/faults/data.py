@@ -12,7 +12,7 @@ import numpy as np
 from tests.proof.zoo.case import Fault, Setting
 from tests.proof.zoo.patching import last, rank, ranks, replaced
 
-SHARE = "paddle_dp.data.share:Share"
+SHARE = "paddle_dp.data.sampler:Share"
 
 
 def everybody_reads_the_first_share() -> AbstractContextManager[None]:
@@ -55,14 +55,14 @@ def each_rank_shuffles_for_itself() -> AbstractContextManager[None]:
     def make(order: Callable[..., Any]) -> Callable[..., Any]:
         return lambda samples, seed, epoch: order(samples, seed + 1000 * rank(), epoch)
 
-    return replaced("paddle_dp.data.share:_order", make)
+    return replaced("paddle_dp.data.sampler:_order", make)
 
 
 def order_of_the_first_epoch() -> AbstractContextManager[None]:
     def make(order: Callable[..., Any]) -> Callable[..., Any]:
         return lambda samples, seed, epoch: order(samples, seed, 0 if ranks() > 1 else epoch)
 
-    return replaced("paddle_dp.data.share:_order", make)
+    return replaced("paddle_dp.data.sampler:_order", make)
 
 
 def targets_of_the_next_sample() -> AbstractContextManager[None]:

@@ -9,11 +9,11 @@ from typing import Any
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import replaced
 
-TILL = "paddle_dp.parallel.pipeline:Till.__call__"
+TILL = "paddle_dp.parallel.pipeline.learner:Till.__call__"
 
 
 def tied_apart() -> AbstractContextManager[None]:
-    return replaced("paddle_dp.parallel.stages:Tied.add_up", lambda add_up: lambda self: None)
+    return replaced("paddle_dp.parallel.pipeline.stages:Tied.add_up", lambda add_up: lambda self: None)
 
 
 def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
@@ -27,7 +27,7 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 
         return head_only
 
-    return replaced("paddle_dp.parallel.stages:Tied.add_up", make)
+    return replaced("paddle_dp.parallel.pipeline.stages:Tied.add_up", make)
 
 
 def tied_counted_per_stage() -> AbstractContextManager[None]:
@@ -74,7 +74,7 @@ def targets_of_the_next_micro() -> AbstractContextManager[None]:
 
         return ahead
 
-    return replaced("paddle_dp.parallel.engines:Engine.learn", make)
+    return replaced("paddle_dp.parallel.pipeline.schedules:Engine.learn", make)
 
 
 def blocks_change_places() -> AbstractContextManager[None]:
@@ -88,7 +88,7 @@ def blocks_change_places() -> AbstractContextManager[None]:
 
         return swapped
 
-    return replaced("paddle_dp.parallel.stages:Stages.__init__", make)
+    return replaced("paddle_dp.parallel.pipeline.stages:Stages.__init__", make)
 
 
 def block_runs_twice() -> AbstractContextManager[None]:
@@ -100,7 +100,7 @@ def block_runs_twice() -> AbstractContextManager[None]:
 
         return twice
 
-    return replaced("paddle_dp.parallel.stages:Stages.__init__", make)
+    return replaced("paddle_dp.parallel.pipeline.stages:Stages.__init__", make)
 
 
 def stages_keyed_by_their_own_numbers() -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ def stages_keyed_by_their_own_numbers() -> AbstractContextManager[None]:
 
         return local
 
-    return replaced("paddle_dp.parallel.stages:Held.state", make)
+    return replaced("paddle_dp.parallel.pipeline.stages:Held.state", make)
 
 
 PIPELINE2 = strategy("gpt", pipeline=2)

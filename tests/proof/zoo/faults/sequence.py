@@ -10,12 +10,13 @@ from unittest.mock import patch
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import replaced
 
-SEQUENCE = "paddle_dp.parallel.sequence"
+SEQUENCE = "paddle_dp.parallel.sequence.ulysses"
 
 
 def unmarked() -> AbstractContextManager[None]:
     return replaced(
-        "paddle_dp.parallel.stretches:mark_as_sequence_parallel_parameter", lambda mark: lambda p: None
+        "paddle_dp.parallel.sequence.megatron_sp:mark_as_sequence_parallel_parameter",
+        lambda mark: lambda p: None,
     )
 
 
@@ -76,7 +77,7 @@ def trade_keeps_its_order() -> AbstractContextManager[None]:
 @contextmanager
 def partial_sending() -> Iterator[None]:
     """Fleet's default: activations that sequence parallelism has cut already are cut once more on their way."""
-    from paddle_dp.mesh.bridge import fleet_mends
+    from paddle_dp.gloo import fleet_mends
 
     with patch.dict(fleet_mends.PIPELINE_SETTINGS, {"enable_partial_send_recv": True}):
         yield

@@ -9,7 +9,7 @@ from typing import Any
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import last, replaced
 
-SHARDS = "paddle_dp.parallel.sharding:Shards"
+SHARDS = "paddle_dp.parallel.sharding.zero:Shards"
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 
 
@@ -78,7 +78,7 @@ def stale_loan() -> AbstractContextManager[None]:
 
         return remembering
 
-    return replaced("paddle_dp.parallel.lending:Lending._lend", make)
+    return replaced("paddle_dp.parallel.sharding.stage3:Lending._lend", make)
 
 
 def norm_of_the_own_part() -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from tests.proof.zoo.patching import last, ranks, replaced
 
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 MPU = "paddle.distributed.fleet.layers.mpu.mp_layers"
-CUTTER = "paddle_dp.parallel.tensor:Cutter"
+CUTTER = "paddle_dp.parallel.tensor.layers:Cutter"
 
 
 def rows_not_added_up() -> AbstractContextManager[None]:
@@ -41,7 +41,7 @@ def bias_on_every_seat() -> AbstractContextManager[None]:
 
 def columns_keep_their_input_gradient() -> AbstractContextManager[None]:
     """Megatron's f is left out: what a layer cut by columns gives back to its input is this seat's part only."""
-    return replaced("paddle_dp.mesh.bridge.tensor_ops:reduced", _only_forward)
+    return replaced("paddle_dp.gloo.tensor_ops:reduced", _only_forward)
 
 
 def _only_forward(reduced: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def summed_twice() -> AbstractContextManager[None]:
 
         return twice
 
-    return replaced("paddle_dp.mesh.bridge.tensor_ops:reduced", make)
+    return replaced("paddle_dp.gloo.tensor_ops:reduced", make)
 
 
 def words_of_other_seats() -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ def softmax_over_some_classes() -> AbstractContextManager[None]:
 
         return local
 
-    return replaced("paddle_dp.parallel.cut_loss:CutClasses.total", make)
+    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:CutClasses.total", make)
 
 
 def classes_counted_twice() -> AbstractContextManager[None]:
@@ -111,7 +111,7 @@ def classes_counted_twice() -> AbstractContextManager[None]:
 
         return gathered
 
-    return replaced("paddle_dp.parallel.cut_loss:CutClasses.total", make)
+    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:CutClasses.total", make)
 
 
 def norm_without_slices() -> AbstractContextManager[None]:
@@ -149,7 +149,7 @@ def seats_read_other_samples() -> AbstractContextManager[None]:
     def make(order: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: np.roll(order(*given), -1) if last() else order(*given)
 
-    return replaced("paddle_dp.data.share:_order", make)
+    return replaced("paddle_dp.data.sampler:_order", make)
 
 
 def first_slice_everywhere() -> AbstractContextManager[None]:
@@ -163,7 +163,7 @@ def first_slice_everywhere() -> AbstractContextManager[None]:
 
         return first
 
-    return replaced("paddle_dp.parallel.tensor:Cut.of", make)
+    return replaced("paddle_dp.parallel.tensor.layers:Cut.of", make)
 
 
 def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:

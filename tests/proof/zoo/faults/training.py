@@ -63,7 +63,7 @@ def padded_evaluation() -> AbstractContextManager[None]:
 
         return padded
 
-    return replaced("paddle_dp.data.share:Share.cuts", make)
+    return replaced("paddle_dp.data.sampler:Share.cuts", make)
 
 
 def still_in_training_mode() -> AbstractContextManager[None]:
@@ -108,7 +108,8 @@ def loads_the_first_slice() -> AbstractContextManager[None]:
     def make(load: Callable[..., Any]) -> Callable[..., Any]:
         def first(checkpoint: Any, learner: Any) -> None:
             with replaced(
-                "paddle_dp.parallel.tensor:Cut.offset", lambda offset: lambda self, part: (0,) * len(part)
+                "paddle_dp.parallel.tensor.layers:Cut.offset",
+                lambda offset: lambda self, part: (0,) * len(part),
             ):
                 load(checkpoint, learner)
 
@@ -123,7 +124,8 @@ def saves_the_first_place() -> AbstractContextManager[None]:
     def make(owned: Callable[..., Any]) -> Callable[..., Any]:
         def first(*given: Any) -> Any:
             with replaced(
-                "paddle_dp.parallel.tensor:Cut.offset", lambda offset: lambda self, part: (0,) * len(part)
+                "paddle_dp.parallel.tensor.layers:Cut.offset",
+                lambda offset: lambda self, part: (0,) * len(part),
             ):
                 return owned(*given)
 
@@ -184,8 +186,8 @@ def resumes_with_the_first_rate() -> AbstractContextManager[None]:
 def resumes_with_the_first_scale() -> AbstractContextManager[None]:
     """Shown with a scale that grows after each update, and not after 2000."""
     return all_of(
-        replaced("paddle_dp.parallel.precision:LossScale.load", lambda load: lambda self, state: None),
-        replaced("paddle_dp.parallel.precision:GROW_EVERY", lambda every: 1),
+        replaced("paddle_dp.parallel.precision.amp:LossScale.load", lambda load: lambda self, state: None),
+        replaced("paddle_dp.parallel.precision.amp:GROW_EVERY", lambda every: 1),
     )
 
 

@@ -53,7 +53,7 @@ def schedule_moves_once_a_rank() -> AbstractContextManager[None]:
 
         return often
 
-    return replaced("paddle_dp.parallel.rate:Rate.step", make)
+    return replaced("paddle_dp.parallel.learning_rate:Rate.step", make)
 
 
 def one_rank_skips_a_step() -> AbstractContextManager[None]:

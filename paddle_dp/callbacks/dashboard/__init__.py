@@ -1,0 +1,171 @@
+"""Curves, mesh, recipe, settings and pictures for VisualDL, in <run>/visualdl: see them with `paddle-dp dashboard`.
+
+The callback is here; each thing that it draws or counts is a file beside it. Pictures that other callbacks draw too
+stand in `callbacks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_dp.callbacks import _lines
+from paddle_dp.callbacks._confusion import draw
+from paddle_dp.callbacks._silent import Silent
+from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
+from paddle_dp.callbacks.dashboard.pictures import picture, png
+from paddle_dp.callbacks.dashboard.ranks import Ranks
+from paddle_dp.callbacks.dashboard.settings import settings
+from paddle_dp.callbacks.dashboard.utilisation import Utilisation
+from paddle_dp.callbacks.dashboard.visualdl import Log
+from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.units import Count, Every, Rate
+
+# The curve of each number of a step; other numbers (a loss's own scores) are train/<name>.
+CURVES = {
+    "samples_per_second": "speed/samples_per_second",
+    "tokens_per_second": "speed/tokens_per_second",
+    "waiting": "speed/waiting_for_data",
+    "memory": "speed/memory_megabytes",
+}
+_QUIET = ("seconds_per_step",)  # one over samples_per_second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """`images`: how many samples to show; `histograms`: of all weights, each epoch; `confusion`: of the last
+    evaluation of a classifier. `exchange`: the share of the time that goes into exchanges, axis by axis, on CPUs.
+    `peak_flops`: what one rank's device can do at most, per second, where its name is not one that we know: with it
+    stands how much of that the model uses."""
+
+    every: Every = Every.parse("10 steps")
+    images: Count = 0
+    histograms: bool = False
+    confusion: bool = True
+    exchange: bool = False
+    peak_flops: Rate | None = None
+
+    def __post_init__(self) -> None:
+        if self.peak_flops == 0:
+            raise ValueError("peak_flops: a device of 0 operations a second computes nothing")
+
+    def build(self, run: Run) -> Callback:
+        return Dashboard(run, self) if run.mesh.is_first else Contributor(run, self)
+
+
+class Contributor(Silent):
+    """The other ranks' side: waits where the first one counts, and says how this rank is."""
+
+    def __init__(self, run: Run, config: Config):
+        super().__init__(config.every)
+        self.run, self.config = run, config
+        self.ranks = Ranks(run.mesh, config.exchange)
+
+    def start(self, moment: Moment) -> None:
+        if utilisation.wanted(self.run, self.config.peak_flops):
+            self.run.mesh.wait("FLOPs counted")
+        self.ranks.begin()
+
+    def step(self, moment: Moment) -> None:
+        self.ranks.read()
+
+    def epoch(self, moment: Moment) -> None:
+        self.ranks.begin()
+
+    evaluated = saved = epoch
+
+
+class Dashboard(Callback):
+    """Writes one VisualDL log that reads as if the run had never been interrupted."""
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.config, self.every = run, config, config.every
+        self.log: Log | None = None
+        self.ranks = Ranks(run.mesh, config.exchange)
+        self._utilisation: Utilisation | str | None = None
+        self._listed = False
+        self._latest: Moment | None = None
+
+    def start(self, moment: Moment) -> None:
+        self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
+        self._listed = False
+        recipe = self.run.folder / "recipe.yaml"
+        if self.run.recipe is not None and recipe.exists():
+            # The page shows text as one paragraph: a mark tells the sections apart.
+            lines = [line for line in recipe.read_text().splitlines() if not line.startswith("#")]
+            marked = [line if line.startswith((" ", "-")) else f"■ {line}" for line in lines]
+            self.log.text("recipe", "\n".join(marked), moment.progress.step)
+        for index in range(min(self.config.images, len(self.run.train_loader.dataset))):
+            self._show(index, moment.progress.step)
+        self._show_mesh(moment.progress.step)
+        if utilisation.wanted(self.run, self.config.peak_flops):
+            self._utilisation = utilisation.count(self.run, self.config.peak_flops)
+            self.log.text("model FLOPs", str(self._utilisation), moment.progress.step)
+            self.run.mesh.wait("FLOPs counted")
+        self.ranks.begin()
+
+    def step(self, moment: Moment) -> None:
+        curves = self.ranks.read()
+        if self.log:
+            numbers = {n: v for n, v in moment.numbers.items() if n not in _QUIET}
+            memory = numbers.pop("memory", None)
+            if memory is not None and self.run.mesh.ranks == 1:  # of several ranks, each has its curve
+                numbers["memory"] = memory / 2**20
+            curves |= {CURVES.get(n, f"train/{n}"): v for n, v in numbers.items()}
+            if isinstance(self._utilisation, Utilisation):
+                curves |= self._utilisation.of(numbers, self.run.mesh.ranks)
+            self.log.scalars(curves, moment.progress.step)
+
+    def saved(self, moment: Moment) -> None:
+        self.ranks.begin()
+
+    def epoch(self, moment: Moment) -> None:
+        self.ranks.begin()
+        if self.log and self.config.histograms:
+            for name, tensor in moment.trainer.learner.named_parameters():
+                counts, edges = np.histogram(tensor.astype("float32").numpy(), bins=50)
+                self.log.histogram(f"weights/{name}", counts.tolist(), edges.tolist(), moment.progress.step)
+
+    def evaluated(self, moment: Moment) -> None:
+        self.ranks.begin()
+        if self.log is None:
+            return
+        tags = {f"evaluation/{name}": value for name, value in moment.detail.numbers.items()}
+        self.log.scalars(tags, moment.progress.step)
+        self._latest = moment
+        self._list(list(tags))
+
+    def end(self, moment: Moment) -> None:
+        self._list(["train/loss"])
+        latest = self._latest
+        if self.log and self.config.confusion and latest is not None and latest.detail.confusion is not None:
+            step = latest.progress.step
+            self.log.picture("evaluation/confusion", draw(latest.detail, f"step {step}"), step)
+
+    def _list(self, tags: list[str]) -> None:
+        """Puts this run into the table of runs, once; VisualDL fails on results that have no curve yet."""
+        if self.log and self.run.recipe is not None and not self._listed:
+            self.log.settings(settings(self.run.recipe.model_dump(mode="json")), tags)
+            self._listed = True
+
+    def _show_mesh(self, step: int) -> None:
+        mesh = self.run.mesh
+        drawn = mesh_picture.draw(
+            mesh.axes, f"{self.run.name}: {_lines.ranks(mesh)} on {mesh.device}, {mesh.axes}"
+        )
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        (self.run.folder / "mesh.png").write_bytes(drawn)
+        if self.log:
+            self.log.picture("mesh", drawn, step)
+
+    def _show(self, index: int, step: int) -> None:
+        loader = self.run.train_loader
+        with globals_kept():
+            seed_sample(loader.share.seed, 0, index)
+            sample, target = loader.dataset[index]
+        shown, classes = picture(sample), getattr(loader.dataset, "classes", None)
+        if self.log and shown is not None:
+            name = f" {classes[int(target)]}" if classes and np.size(target) == 1 else ""
+            self.log.picture(f"samples/{index}{name}", png(shown), step)

@@ -1,0 +1,59 @@
+"""What every rank has to say of itself for the dashboard: its memory, and the time that it spent in exchanges."""
+
+from __future__ import annotations
+
+import time
+
+from paddle_dp.gloo import stopwatch
+from paddle_dp.mesh import Mesh
+from paddle_dp.train.meter import memory
+
+FEW = 16  # ranks with a curve of memory each; of more, the largest and the smallest are shown
+
+
+class Ranks:
+    """Gathers one row of numbers from each rank. Made, and read, on every rank alike.
+
+    With `exchange`, every exchange over the CPU bridge is measured from now on. Where there is no bridge none is shown:
+    on a GPU an exchange runs beside the products, and paddle.DataParallel exchanges within its backward.
+    """
+
+    def __init__(self, mesh: Mesh, exchange: bool):
+        self.mesh = mesh
+        self._watch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
+        self._axes = stopwatch.words(mesh.axes) if self._watch else []
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        """Leaves out of the shares what was done until now: evaluating, saving."""
+        self._began = time.perf_counter()
+        if self._watch:
+            self._watch.read()
+
+    def read(self) -> dict[str, float]:
+        """The curves of all ranks since the last reading, and begins anew. Collective."""
+        if self.mesh.ranks == 1:
+            return {}
+        seconds = time.perf_counter() - self._began
+        spent = self._watch.read() if self._watch else {}
+        mine = [memory(self.mesh.device) / 2**20, *(spent.get(axis, 0.0) / seconds for axis in self._axes)]
+        rows = _gathered(self.mesh, mine)
+        self.begin()
+        shares = {
+            f"exchange/{axis}": sum(row[1 + n] for row in rows) / len(rows)
+            for n, axis in enumerate(self._axes)
+        }
+        return memories([row[0] for row in rows]) | shares
+
+
+def memories(megabytes: list[float]) -> dict[str, float]:
+    """A curve for each of a few ranks, the two ends for many."""
+    if len(megabytes) > FEW:
+        return {"memory_megabytes/largest": max(megabytes), "memory_megabytes/smallest": min(megabytes)}
+    return {f"memory_megabytes/rank {rank}": size for rank, size in enumerate(megabytes)}
+
+
+def _gathered(mesh: Mesh, numbers: list[float]) -> list[list[float]]:
+    import paddle
+
+    return [row.tolist() for row in mesh.gather_tensor(paddle.to_tensor(numbers, dtype="float64"))]

@@ -1,0 +1,59 @@
+"""Model FLOPs utilisation: what share of what the devices could do at most is done for the model.
+
+MFU = samples per second × FLOPs of one sample ÷ (ranks × peak), as in PaLM (arXiv:2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paddle_dp.callbacks.dashboard.flops import training_flops
+from paddle_dp.callbacks.dashboard.peaks import peak_of
+from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.sample import read_sample
+from paddle_dp.train import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation:
+    """`flops` of a sample's forward and backward, and the `peak` of one rank's device, per second."""
+
+    flops: int
+    peak: float
+
+    def of(self, numbers: Mapping[str, float], ranks: int) -> dict[str, float]:
+        if "samples_per_second" not in numbers:
+            return {}
+        done = numbers["samples_per_second"] * self.flops
+        return {"speed/model_flops_utilisation": done / (ranks * self.peak)}
+
+    def __str__(self) -> str:
+        return f"{self.flops / 1e9:.4g} GFLOP a sample, forward and backward; peak {self.peak / 1e12:g} TFLOP/s a rank"
+
+
+def wanted(run: Run, given: float | None) -> bool:
+    """Whether there may be something to show: a peak is given, or the device is one that a table may know."""
+    return run.recipe is not None and (given is not None or run.mesh.device.startswith("gpu"))
+
+
+def count(run: Run, given: float | None) -> Utilisation | str:
+    """The utilisation of this run's model, or why there is none."""
+    peak = given or _peak_here()
+    if peak is None or run.recipe is None:
+        return "the peak of this device is not known here: give dashboard a peak_flops"
+    dataset = run.train_loader.dataset
+    with globals_kept():
+        seed_sample(run.train_loader.share.seed, 0, 0)
+        sample, _ = read_sample(dataset, 0)
+    try:
+        flops = training_flops(run.recipe.model.build, sample.shape, str(sample.dtype))
+    except Exception as error:  # noqa: BLE001 - a model may resist tracing in any way; it can be trained all the same
+        return f"the model's FLOPs were not counted: {type(error).__name__}: {error}"
+    return Utilisation(flops=flops, peak=peak)
+
+
+def _peak_here() -> float | None:
+    import paddle
+
+    return peak_of(paddle.device.cuda.get_device_name())

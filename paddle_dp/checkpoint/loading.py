@@ -1,0 +1,150 @@
+"""Loading: a checkpoint whose files were checked, and any box of any of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.manifest import STATE, Manifest, pieces_name, read_manifest, tensors_name
+from paddle_dp.checkpoint.naming import UnusableError
+from paddle_dp.checkpoint.pieces import DTYPES, Box, assemble
+from paddle_dp.checkpoint.table import Row, check_whole, read_table
+from paddle_dp.checkpoint.tensor_file import Entry, read_entries, read_rows
+from paddle_dp.errors import CheckpointError, near
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+
+
+def load(folder: Path, mesh: Mesh | None = None, *, verify: bool = True) -> Checkpoint:
+    """Opens a checkpoint after checking every byte; CheckpointError says what is wrong with it.
+
+    With a mesh the checking is shared among the ranks (collective), and an error is raised on all of them.
+    `verify=False` is for a checkpoint that was verified a moment ago.
+    """
+    folder = Path(folder)
+    if mesh is None or mesh.ranks == 1:
+        return _open(folder, None if verify else ())
+    try:
+        names = sorted(read_manifest(folder).files)[mesh.rank :: mesh.ranks]
+        opened, error = _open(folder, names if verify else ()), None
+    except CheckpointError as found:
+        opened, error = None, str(found)
+    mesh.wait("checkpoint verified")
+    failed = [e for e in mesh.gather(error) if e]
+    if opened is None or failed:
+        raise CheckpointError(failed[0])
+    return opened
+
+
+def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
+    manifest = read_manifest(folder)
+    if manifest.checks is not None and manifest.checks.fault:
+        raise UnusableError(folder, manifest.checks.fault)
+    manifest.verify(folder, names)
+    try:
+        return Checkpoint(folder, manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
+        raise UnusableError(folder, f"its content makes no sense ({error})") from error
+
+
+class Checkpoint:
+    """A checkpoint on disk: `state`, each rank's own state, and tensors by their whole-model names.
+
+    `checks` says what was looked at before it was written; None: nobody did (an older version saved it).
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        """Use `load`: it checks the files first."""
+        self.folder = folder
+        self.ranks, self.checks = manifest.ranks, manifest.checks
+        self.state: dict[str, Any] = json_codec.decode((folder / STATE).read_bytes())
+        self._rows = check_whole(read_table(folder, rank) for rank in range(self.ranks))
+        self._entries = [read_entries(folder / tensors_name(rank)) for rank in range(self.ranks)]
+        for row in (row for rows in self._rows.values() for row in rows):
+            entry = self._entry(row)
+            if (entry.dtype, entry.shape) != (row.dtype, row.box.shape):
+                raise CheckpointError(
+                    f"{tensors_name(row.rank)} holds {row.key} otherwise than its table says"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' whole-model names, sorted."""
+        return tuple(sorted(self._rows))
+
+    def own(self, rank: int) -> dict[str, Any] | None:
+        """What this rank saved for itself; None for a rank that did not take part."""
+        if not 0 <= rank < self.ranks:
+            return None
+        return json_codec.decode((self.folder / pieces_name(rank)).read_bytes())["own"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._of(name)[0].shape
+
+    def dtype(self, name: str) -> str:
+        """Paddle's word for the dtype. `read` gives bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
+        return self._of(name)[0].dtype
+
+    def read(
+        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """A box of a tensor (default: all of it) from whichever pieces hold it, in memory of its own."""
+        rows = self._of(name)
+        target = self._box(rows[0], offset, shape)
+        takes, _ = assemble(target, [row.box for row in rows])
+        if len(takes) == 1:  # one piece holds it all: no second copy
+            array = self._part(rows[takes[0][0]], target)
+            return array if array.flags.c_contiguous else array.copy()
+        result = np.empty(target.shape, np.dtype(DTYPES[rows[0].dtype][1]))
+        for number, part in takes:
+            result[part.inside(target)] = self._part(rows[number], part)
+        return result
+
+    def not_a_number(self) -> str | None:
+        """The first tensor of the model or of the optimizer that holds NaN; None where none does."""
+        for name in self.names:
+            array, dtype = self.read(name), self.dtype(name)
+            if dtype == "bfloat16":
+                bad = bool(((array & 0x7FFF) > 0x7F80).any())
+            else:
+                bad = array.dtype.kind == "f" and bool(np.isnan(array).any())
+            if bad:
+                return name
+        return None
+
+    def _part(self, row: Row, part: Box) -> np.ndarray:
+        cut = part.inside(row.box)
+        path = self.folder / tensors_name(row.rank)
+        rows = read_rows(path, self._entry(row), cut[0] if cut else None)
+        columns = (slice(None), *cut[1:])
+        return rows[columns] if cut else rows
+
+    def _box(self, row: Row, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
+        start = tuple(offset) if offset is not None else (0,) * len(row.shape)
+        size = (
+            tuple(shape)
+            if shape is not None
+            else tuple(n - o for n, o in zip(row.shape, start, strict=False))
+        )
+        box = Box(start, size)
+        legal = len(start) == len(size) == len(row.shape) and min((*start, *size), default=0) >= 0
+        if not legal or any(stop > n for stop, n in zip(box.stop, row.shape, strict=True)):
+            raise CheckpointError(
+                f"{row.name} is {row.shape} in {self.folder}: it has no part at {start} of {size}."
+            )
+        return box
+
+    def _entry(self, row: Row) -> Entry:
+        return self._entries[row.rank][row.key]
+
+    def _of(self, name: str) -> list[Row]:
+        if name not in self._rows:
+            meant = near(name, self._rows)
+            hint = f" Did you mean '{meant}'?" if meant else ""
+            raise CheckpointError(f"The checkpoint {self.folder} has no tensor '{name}'.{hint}")
+        return self._rows[name]

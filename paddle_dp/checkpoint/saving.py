@@ -1,0 +1,140 @@
+"""Saving: every rank writes what it owns, and the checkpoint appears whole or not at all, on all ranks alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.disk import Seal, flush_folder, write
+from paddle_dp.checkpoint.folder import place
+from paddle_dp.checkpoint.manifest import STATE, Checks, Manifest, pieces_name, tensors_name
+from paddle_dp.checkpoint.naming import step_name
+from paddle_dp.checkpoint.pieces import Piece
+from paddle_dp.checkpoint.table import check_whole, read_table, table_of
+from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What one rank hands over: the pieces it owns, the state all ranks share, and its own state.
+
+    `state["progress"]["step"]` names the checkpoint. `state` and `own` hold plain JSON values. The keys of `tensors`
+    are free (a piece knows its tensor's name): a rank may own several pieces of one tensor. `checks` says what was
+    looked at just before; None: nobody looked.
+    """
+
+    tensors: Mapping[str, Piece]
+    state: Mapping[str, Any]
+    own: Mapping[str, Any] = field(default_factory=dict)
+    checks: Checks | None = None
+
+    @property
+    def step(self) -> int:
+        return int(self.state["progress"]["step"])
+
+
+def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
+    """Saves as `folder`/step-…, whole or not at all; a failure on one rank is the same CheckpointError on every rank.
+
+    Collective. `folder` must be one folder for all ranks: on several machines a shared one. A checkpoint of the same
+    step is replaced.
+    """
+    final = Path(folder) / step_name(snapshot.step)
+    partial = final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_first else None)[0]
+    try:
+        reports = _together(mesh, final, lambda: _write_rank(snapshot, partial, mesh.rank))
+        _together(mesh, final, lambda: _finish(snapshot, partial, final, reports) if mesh.is_first else None)
+    except CheckpointError:
+        if mesh.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        mesh.wait("checkpoint undone")
+        raise
+    return final
+
+
+def _together(mesh: Mesh, final: Path, work: Callable[[], Any]) -> list[Any]:
+    """Every rank's result by rank, or the first failing rank's error on all of them."""
+    try:
+        report = {"result": work()}
+    except Exception as error:  # noqa: BLE001 - whatever it is: a rank that raised alone would leave the others waiting
+        report = {"error": _sentence(error, final, mesh)}
+    # A slow disk may take longer than a collective may wait.
+    mesh.wait("checkpoint")
+    reports = mesh.gather(report)
+    failed = [r["error"] for r in reports if "error" in r]
+    if failed:
+        raise CheckpointError(failed[0])
+    return [r["result"] for r in reports]
+
+
+def _begin(final: Path) -> str:
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
+    partial.mkdir()
+    return partial.name
+
+
+def _write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[int]]:
+    pieces, table = table_of(snapshot.tensors.values())
+    own = json_codec.encode({"pieces": table, "own": snapshot.own}, "own")
+    seals = {
+        pieces_name(rank): write(partial / pieces_name(rank), [own]),
+        tensors_name(rank): write_tensors(partial / tensors_name(rank), pieces),
+    }
+    return {name: [s.size, s.crc32] for name, s in seals.items()}
+
+
+def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
+    """Checks that all is there, writes the manifest, and gives the folder its name."""
+    files = {name: Seal(*numbers) for report in reports for name, numbers in report.items()}
+    for name, sealed in files.items():
+        path = partial / name
+        if not path.exists() or path.stat().st_size != sealed.size:
+            raise CheckpointError(f"{name} is not seen by rank 0 as its rank wrote it: all machines need to share "
+                                  f"the folder {final.parent}")  # fmt: skip
+    ranks = len(files) // 2
+    check_whole([read_table(partial, rank) for rank in range(ranks)])
+    files[STATE] = write(partial / STATE, [json_codec.encode(snapshot.state)])
+    Manifest(ranks, files, snapshot.checks).write(partial)
+    flush_folder(partial)
+    place(partial, final)
+
+
+def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
+    """What went wrong where, with the free space, and what to do next."""
+    if not isinstance(error, OSError):
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+        return f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
+            f"{final.parent.absolute()} as rank 0 has made it. All ranks save into one folder: on several machines it "
+            "must be on a disk that they share (train with --out there). Earlier checkpoints are untouched."
+        )
+    where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
+    return (
+        f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
+        f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched: "
+        f"make room or give another folder (out), then resume."
+    )
+
+
+def _free(folder: Path) -> str:
+    from paddle_dp.units import Bytes
+
+    for there in (folder, *folder.parents):
+        try:
+            return str(Bytes(shutil.disk_usage(there).free))
+        except OSError:
+            continue
+    return "an unknown amount"

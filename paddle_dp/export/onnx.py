@@ -1,0 +1,90 @@
+"""ONNX from an exported program, by paddle2onnx, and onnxruntime's outputs of it. Tried with 2.1.0 and 1.31.1."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from paddle_dp.errors import ExportError
+from paddle_dp.export import program
+
+OPSET = 17  # the first with LayerNormalization as one operator; onnxruntime reads it since 1.12
+FILE = "model.onnx"
+
+
+def write(model: nn.Layer, inputs: Sequence[np.ndarray[Any, Any]], folder: Path) -> None:
+    """Writes model.onnx into a folder. Raises ExportError with paddle2onnx's last words.
+
+    In a process of its own: paddle2onnx is C++ that aborts on an operator it does not know.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        with gelu_spelled_out():
+            program.write(model, inputs, Path(name))
+        words = [
+            "--model_dir",
+            name,
+            "--model_filename",
+            "model.json",
+            "--params_filename",
+            "model.pdiparams",
+        ]
+        words += ["--save_file", str(folder / FILE), "--opset_version", str(OPSET)]
+        command = [sys.executable, "-m", "paddle2onnx.command", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode or not (folder / FILE).exists():
+        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+        raise ExportError(f"paddle2onnx could not write this model (status {done.returncode}):\n{said}")
+
+
+@contextmanager
+def gelu_spelled_out() -> Iterator[None]:
+    """While a model is traced, the approximate GELU is written out, operation by operation.
+
+    paddle2onnx 2.1.0 writes the exact one for both, without a word: a trained GPT was off by 3e-4 of its outputs.
+    """
+    kept = F.gelu
+
+    def gelu(x: paddle.Tensor, approximate: bool = False, name: str | None = None) -> paddle.Tensor:
+        if not approximate:
+            return kept(x, False, name)
+        return 0.5 * x * (1 + paddle.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+    F.gelu = gelu
+    try:
+        yield
+    finally:
+        F.gelu = kept
+
+
+def load(folder: Path) -> Callable[[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """The outputs of model.onnx, computed by onnxruntime on the CPU."""
+    import onnxruntime
+
+    try:
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 4  # only what is fatal; what fails is raised
+        session = onnxruntime.InferenceSession(
+            str(folder / FILE), settings, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise ExportError(f"onnxruntime cannot read {FILE}: {error}") from error
+    name = session.get_inputs()[0].name
+
+    def run(inputs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        try:
+            return list(session.run(None, {name: inputs}))
+        except Exception as error:
+            raise ExportError(f"onnxruntime cannot run {FILE}: {error}") from error
+
+    return run

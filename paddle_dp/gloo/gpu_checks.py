@@ -1,0 +1,94 @@
+"""The places where fleet asks for a GPU and would do as well without: inputs, recompute, device numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.gloo.patch import Patch
+
+if TYPE_CHECKING:
+    import paddle
+
+
+def broadcast_input_data(seats: Any, *inputs: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Gives every tensor among the inputs, also inside lists and dicts, the first tensor-parallel seat's value.
+
+    `seats` is the HybridCommunicateGroup. In place, as in fleet: the shapes of the others' tensors may differ.
+    """
+    import paddle
+
+    with paddle.no_grad():
+        for tensor in _tensors((inputs, keywords)):
+            _broadcast(tensor, seats.get_model_parallel_group(), seats.get_model_parallel_group_src_rank())
+    return inputs, keywords
+
+
+def _tensors(value: Any) -> Iterator[paddle.Tensor]:
+    import paddle
+
+    if isinstance(value, paddle.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
+
+
+def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
+    import paddle
+    import paddle.distributed as dist
+
+    shape = paddle.to_tensor(tensor.shape, dtype="int64")
+    if tensor.ndim:
+        dist.broadcast(shape, source, group)
+    whole = tensor if group.rank == 0 else paddle.zeros(shape.tolist(), tensor.dtype)
+    dist.broadcast(whole, source, group)
+    if whole is not tensor:
+        tensor._clear_data()
+        whole._share_buffer_to(tensor)
+        tensor.get_tensor()._set_dims(whole.shape)  # fleet's own forgets it, and reads past a shorter buffer
+
+
+def recompute_hybrid(context: dict[str, Any], function: Any, *args: Any, **keywords: Any) -> Any:
+    """Recompute without the split and offload of its inputs, which a CPU has no use for."""
+    from paddle.distributed.fleet.recompute import recompute
+
+    return recompute(function, *args, **keywords)
+
+
+def stay(tensor: paddle.Tensor, *_: Any, **__: Any) -> paddle.Tensor:
+    """The tensor itself: there is no other place to move it to."""
+    return tensor
+
+
+def recent_nccl() -> int:
+    """A version of NCCL (2.10.0) that knows averages; ours come from `collectives`."""
+    return 21000
+
+
+def patches() -> Iterator[Patch]:
+    fleet = "paddle.distributed.fleet"
+    asserts = "AssertionError: «Only support xpu, gpu and custom_device now»"
+    for module in ("meta_parallel.tensor_parallel", "utils.hybrid_parallel_util"):
+        yield Patch(
+            owner=f"{fleet}.{module}",
+            name="broadcast_input_data",
+            value=broadcast_input_data,
+            symptom=asserts,
+        )
+    yield Patch(
+        owner=f"{fleet}.meta_parallel.parallel_layers.pp_layers", name="recompute_hybrid", value=recompute_hybrid,
+        symptom="AssertionError: «Recompute with mp … only support GPU»",
+    )  # fmt: skip
+    yield Patch(
+        owner="paddle.distributed.parallel.ParallelEnv", name="_device_id", value=0, missing="add",
+        symptom="AttributeError in PipelineLayer: never set in a CPU build",
+    )  # fmt: skip
+    yield Patch(
+        owner="paddle.base.core", name="nccl_version", value=recent_nccl, missing="add",
+        symptom="AttributeError in all_reduce(op=AVG), which asks for NCCL's version first",
+    )  # fmt: skip
+    yield Patch(
+        owner="paddle.Tensor", name="cuda", value=stay, missing="add",
+        symptom="load_state_dict and group_sharded's clip move tensors to a GPU",
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+"""Carries a job out and answers for its processes: whatever happens, the cause stands last and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import BinaryIO
+
+from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.launch import failures, logs
+from paddle_dp.launch.command import Job, Plan, argv, environment, headline
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.network import meet, reserved_ports
+from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.processes import tied_to
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.silence import ignore_ccache, import_paddle
+from paddle_dp.launch.supervisor import MARK, Supervision
+
+
+def run(job: Job) -> int:
+    """Does the job and returns its exit status; every mistake is shown as one message, every failure with its cause.
+
+    0: done. 2: something to type differently. 1 and others: the first failing rank's. 128 + n: ended by signal n.
+    """
+    try:
+        return _run(job)
+    except PaddleDPError as error:
+        _say(str(error))
+        return error.exit_status
+    except KeyboardInterrupt:  # while the recipe was read: nothing had been started yet
+        _say("interrupted.")
+        return 130
+
+
+def _run(job: Job) -> int:
+    """Everything that can be refused is refused here, before a process starts or a file is written."""
+    # Read now: importing paddle changes OMP_NUM_THREADS.
+    machine, inherited = Machine.here(), dict(os.environ)
+    plan = plan_of(job, machine)
+    ignore_ccache()
+    if plan.alone:
+        # This process will be the rank, and MKL and OpenMP read their variables as paddle is imported.
+        _become(environment(plan, inherited))
+        import_paddle()
+    from paddle_dp.recipe import read_recipe
+
+    recipe = read_recipe(job.recipe, job.all_overrides)
+    plan = plan_of(job, machine, recipe.train.device)
+    for part in (recipe.strategy, *recipe.callbacks):
+        part.refuse(recipe, plan.ranks * plan.nodes, "gpu" if plan.gpus else "cpu")
+    _check_resume(job)
+    folder, path = _claimed(job, recipe.folder)
+    attempt = logs.fresh(folder)
+    plan = replace(plan, job=replace(job, recipe=path, extra={**job.extra, "claimed": True}))
+    return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
+
+
+def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
+    """The run folder, ready for the job, and where the recipe is now: it may have stood in an earlier run's folder.
+
+    A node other than the first has its logs beside the folder: the disk may be shared.
+    """
+    from paddle_dp.recipe.folder import claim
+
+    if job.node_rank:
+        return folder.with_name(f"{folder.name}.node-{job.node_rank}"), job.recipe
+    moved = claim(folder, bool(job.resume)) if job.task == "train" else None
+    if moved is None:
+        return folder, job.recipe
+    if not job.quiet:
+        print(f"the earlier run is now {moved}", flush=True)
+    inside = job.recipe.resolve().is_relative_to(folder.resolve())
+    return folder, moved / job.recipe.resolve().relative_to(folder.resolve()) if inside else job.recipe
+
+
+def _check_resume(job: Job) -> None:
+    if job.resume not in (None, "newest", "best") and not Path(job.resume).exists():
+        raise UsageError(
+            f"--resume {job.resume}: there is no such checkpoint. Leave the path out for the newest one."
+        )
+
+
+def _become(variables: dict[str, str]) -> None:
+    """Gives this process the environment that a rank of its own would have."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def _announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
+    if not plan.job.quiet:
+        print(headline(plan, variables, attempt.parent.parent), flush=True)
+
+
+def _alone(plan: Plan, attempt: Path) -> int:
+    """One rank, in this process: no launcher, no process group, no start-up cost."""
+    from paddle_dp.launch.worker import guarded, work
+
+    job = plan.job
+    _announce(plan, dict(os.environ), attempt)
+    failure = guarded(lambda: work(job.task, job.recipe, job.all_overrides, job.options), attempt)
+    return _answer(failure, plan, None)
+
+
+def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
+    """Several ranks, or several nodes: Paddle's launcher, watched."""
+    job = plan.job
+    meeting = meet(job.master) if job.master is not None and plan.nodes > 1 else None
+    variables = environment(plan, inherited, meeting)
+    screen = _screen(plan, variables)
+    _announce(plan, variables, attempt)
+    outcome, supervision, told = watched(argv(plan, attempt, meeting), plan, attempt, variables, screen)
+    if isinstance(outcome, Failure):
+        return _answer(outcome, plan, supervision.log_of(outcome.rank))
+    if outcome > 128 and told.number:
+        _say(f"ended by {told.name}: no process is left. Go on with --resume.")
+    elif outcome:
+        _say(
+            f"{logs.tail(attempt / 'launcher.log', 12)}\nthe launcher ended with {outcome}: {attempt / 'launcher.log'}"
+        )
+    return outcome
+
+
+def watched(
+    command: Sequence[str],
+    plan: Plan,
+    attempt: Path,
+    variables: dict[str, str],
+    screen: BinaryIO | None = None,
+    stalled: Callable[[], bool] = lambda: False,
+) -> tuple[Failure | int, Supervision, Signals]:
+    """Runs the launcher's `command` under watch and returns how it ended: its status, or the failure that ended it.
+
+    Rank 0's words go to `screen`. The job is ended, too, when `stalled` says so, or when somebody sends a signal: the
+    third value says which. None of its processes is left.
+    """
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    with reserved_ports() as ports, Signals() as told, (attempt / "launcher.log").open("wb") as log:
+        process = Popen(
+            command,
+            env={**ports, **variables, MARK: mark},
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; kill -9 of us must reach them
+        )
+        supervision = Supervision(plan, process, attempt, mark, stalled)
+        outcome = supervision.wait(told, logs.Follower(logs.worker_log(attempt, 0), screen))
+    return outcome, supervision, told
+
+
+def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
+    """Where rank 0's words go. On a terminal rank 0 draws there itself, and this process keeps silent."""
+    variables.pop("PADDLE_DP_TTY", None)
+    if plan.job.quiet:
+        return None
+    if sys.stdout.isatty() and not plan.job.node_rank:
+        variables["PADDLE_DP_TTY"] = os.ttyname(sys.stdout.fileno())
+        return None
+    sys.stdout.flush()
+    return getattr(sys.stdout, "buffer", None)
+
+
+def _answer(failure: Failure | None, plan: Plan, log: Path | None) -> int:
+    """Shows the failure, last on the screen, and returns its exit status."""
+    if failure is None:
+        return 0
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h\n")  # a progress bar that was cut off had hidden the cursor
+        sys.stdout.flush()
+    _say(failures.describe(failure, plan.ranks * plan.nodes, log))
+    return failure.exit_status
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,147 @@
+"""A model in stages, one rank after another: how a batch learns on one of fleet's engines, and what is seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import Batch, Micro
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.hybrid import HybridLearner
+from paddle_dp.parallel.loss import Count, Loss
+from paddle_dp.parallel.pipeline.schedules import Engine
+from paddle_dp.parallel.pipeline.stages import Held
+from paddle_dp.parallel.pipeline.timeline import Recorder
+from paddle_dp.parallel.readers import Readers
+from paddle_dp.plan.schedule import Work
+
+Sums = dict[str, paddle.Tensor]
+
+
+class Till:
+    """The loss that fleet's last stage calls once a micro: weighs each total, keeps sums for the log, and counts."""
+
+    def __init__(self, loss: Loss):
+        self.loss = loss
+        self.coming: Iterator[tuple[Micro, Any]] = iter(())
+        self.observe = False
+        self.sums: list[Sums] = []
+        self.counted: Count = 0
+        self.first: tuple[Any, Any, paddle.Tensor] | None = (
+            None  # outputs, targets and total of a batch's first micro
+        )
+
+    def open(self, micros: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
+        """Before a batch: its micros, what each one's total is multiplied with, and whether scores are wanted."""
+        self.coming, self.observe, self.sums = iter(zip(micros, factors, strict=True)), observe, []
+        self.counted, self.first = 0, None
+
+    def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
+        micro, factor = next(self.coming)
+        total, count = self.loss(outputs, targets)
+        self.counted = self.counted + count if micro.samples else self.counted
+        if micro.samples and self.first is None:
+            self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
+        with paddle.no_grad():
+            sums = {"loss": total.detach(), **(self.loss.scores(outputs, targets) if self.observe else {})}
+            self.sums.append(sums if micro.samples else {name: paddle.zeros([]) for name in sums})
+        return total * factor
+
+
+@dataclass(kw_only=True)
+class PipelineLearner(HybridLearner):
+    """Keeps the learner's promise by fleet's own schedules: forwards and backwards of the micros interleave."""
+
+    till: Till
+    held: Held
+    names: list[str] = field(default_factory=list)  # of the numbers that the last stage knows
+    batch: Batch | None = None  # that is being learned
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recorder = Recorder(self.mesh)
+
+    def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
+        self.batch, micros = batch, batch.micros
+        # Fleet divides each micro's loss by their number; the factor has that, and the divisor, already in it.
+        self.till.open(micros, [self._factor(micro, divisor) * len(micros) for micro in micros], observe)
+        self.recorder.begin()
+        engine: Engine = self.placed
+        engine.around = self._around
+        with self.mixed.context():
+            engine.learn([m.inputs for m in micros], [m.targets for m in micros])
+        if self.till.first is not None:
+            with self.mixed.context():
+                self._samplewise.look(*self.till.first)
+            self.till.first = None
+        return self._seen() if observe else [], self.till.counted
+
+    @contextmanager
+    def _around(self, work: Work) -> Iterator[None]:
+        """Around each forward and backward: its time, its random numbers, no trace of a ghost in running statistics."""
+        assert self.batch is not None
+        micro = self.batch.micros[work.micro]
+        drawing = self._drawing(micro) if work.kind == "forward" else nullcontext()
+        with self.recorder.span(work), nullcontext() if micro.samples else self._ghost(), drawing:
+            yield
+
+    def _drawing(self, micro: Micro) -> AbstractContextManager[Any]:
+        assert self.batch is not None
+        return self._draws.around(self.batch, micro, self.named_layers)
+
+    def _seen(self) -> list[dict[str, float]]:
+        """Each micro's sums where they count, and nothing, under the same names, everywhere else. Collective once."""
+        sums = self.till.sums if self.mesh.speaks else []
+        if not self.names:
+            told = self.mesh.gather(list(sums[0]) if sums else [])
+            self.names = max(told, key=len)
+        return [{name: float(row[name]) for name in self.names} for row in sums] or [
+            dict.fromkeys(self.names, 0.0)
+        ]
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        for tied in self.held.tied:  # after the data axis: what meets there is then equal in all bits here
+            tied.add_up()
+
+    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Over the ranks that hold the same stage."""
+        return Readers.of(self.seats).sum_tensor(tensor)
+
+    def _same_buffers(self) -> Sequence[Any]:
+        groups = {
+            "data": self.seats.get_data_parallel_group,
+            "sharding": self.seats.get_sharding_parallel_group,
+            "sequence": self.seats.get_sep_parallel_group,
+            "tensor": self.seats.get_model_parallel_group,
+        }
+        return [group() for axis, group in groups.items() if self.mesh.axes[axis] > 1]
+
+    def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
+        return self.held.named_buffers()
+
+    def predict(self, inputs: Any) -> Any:
+        """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
+        engine: Engine = self.placed
+        with paddle.no_grad(), self.mixed.context():
+            return engine.predict(inputs)
+
+    def elements(self) -> list[tuple[int, nn.Layer]]:
+        return list(self.held.blocks.items())
+
+    def named_layers(self) -> list[tuple[str, nn.Layer]]:
+        return list(self.held.layers)
+
+    def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
+        """The parameters of this rank's stages under their whole-model names."""
+        running = {id(t) for t in statistics(self.model).values()}
+        named = [(name, p) for name, p in self.held.named_parameters() if id(p) not in running]
+        return [(name, p) for name, p in named if not (trainable and p.stop_gradient)]
+
+    def state(self) -> dict[str, paddle.Tensor]:
+        return {name: tensor for name, tensor in self.held.state().items() if self._holds(tensor)}

@@ -1,0 +1,179 @@
+"""Fleet's pipeline schedules, each as it is or with what it lacks: one word of the recipe, one class.
+
+| recipe                     | fleet's class                        | ours                                  |
+|----------------------------|--------------------------------------|---------------------------------------|
+| 1f1b                       | PipelineParallel                     |                                       |
+| f_then_b                   | PipelineParallel                     | every forward is one of its warm-up   |
+| f_then_b, stages_each: 2 … | PipelineParallelWithInterleaveFthenB | on two ranks, too                     |
+| interleaved                | PipelineParallelWithInterleave       | on two ranks, too; also with as many  |
+|                            |                                      | micros as ranks                       |
+
+Fleet's zero bubble (DualPipeVParallel) is not here: it needs CUDA streams and deep_ep, equal micros, and layers that
+split their backward in two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import paddle
+from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
+from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.pipeline.p2p import Lanes
+from paddle_dp.plan.schedule import Work
+
+Around = Callable[[Work], AbstractContextManager[Any]]
+REMEMBERED = 16  # shapes of batches; training has two, whole and last, and evaluation as many
+
+
+class Engine(PipelineParallel):
+    """What every schedule of fleet's gets from us: who is told of each piece of work, and shapes that may change."""
+
+    around: Around = staticmethod(lambda work: nullcontext())
+    accumulate_steps: int
+    num_stages: int
+    stage_id: int
+    _p2p_helper: Any
+
+    def learn(self, inputs: list[Any], targets: list[Any]) -> None:
+        """Forward and backward of all micros, in this schedule's order. Collective over the pipeline."""
+        self._begin(("learn", *(tuple(x.shape) for x in inputs)))
+        if self.accumulate_steps != len(inputs):
+            self.accumulate_steps = len(inputs)
+            self._init_user_hooks()  # counts on the number of micros that it was made with
+        self.loss_fn_idx = 0
+        self.forward_backward_pipeline([inputs, targets], scaler=None)
+
+    def predict(self, inputs: Any) -> Any:
+        """The outputs of one micro on the last stage, None elsewhere. Collective over the pipeline.
+
+        Not fleet's eval_batch, whose interleaved schedule needs as many micros as there are stages. The stages need not
+        wait for each other here: the first may be at the next micro while the last is at this one.
+        """
+        self._begin(("predict", tuple(inputs.shape)))
+        chunks, x = self._layers.get_num_virtual_stages(), inputs
+        for chunk in range(chunks):
+            self.set_virtual_pipeline_rank(chunk)
+            if not self.is_pipeline_first_stage():
+                x = self._p2p_helper.recv_forward(False, batch_p2p_comm=self._use_batch_p2p_comm)
+            x = self._layers.forward(x, chunk_id=chunk if chunks > 1 else None)
+            if not self.is_pipeline_last_stage():
+                self._p2p_helper.send_forward(x, False, batch_p2p_comm=self._use_batch_p2p_comm)
+                x = None
+        self.set_virtual_pipeline_rank(0)
+        return x
+
+    def _broadcast_final_loss(self, *_: Any) -> None:
+        """Nothing: `Till` knows the loss of each micro, and nobody asks the other stages for it.
+
+        Fleet's own sends it to them as float32, or else takes it for float16 (3.3.1): in float64 the stages send and
+        receive different numbers of bytes, and wait for ever.
+        """
+
+    def _begin(self, shapes: tuple[Any, ...]) -> None:
+        """Takes up what the stages have told each other of such a batch's shapes; a new one's they will tell again.
+
+        Fleet's list of shapes grows with every micro under 1f1b, and is never renewed under interleaved, where a short
+        batch then fails (3.3.1). Every stage reads the same samples, so all know which list is meant.
+        """
+        self._done: Counter[tuple[str, int]] = Counter()
+        if shapes not in self._lists and len(self._lists) >= REMEMBERED:
+            self._lists.clear()
+        self._p2p_helper._send_recv_meta_list = self._lists.setdefault(shapes, [])
+        self._p2p_helper._dynamic_cnt = 0
+        self.set_virtual_pipeline_rank(0)
+
+    def _next(self, kind: Any) -> Work:
+        """The work that begins now: each chunk takes the micros in order."""
+        chunk = self._virtual_pp_rank or 0
+        self._done[kind, chunk] += 1
+        return Work(kind, self._done[kind, chunk] - 1, chunk)
+
+    def _forward_step(self, *args: Any, **more: Any) -> Any:
+        with self.around(self._next("forward")):
+            output = super()._forward_step(*args, **more)
+        return output if self.is_pipeline_last_stage() else _with_gradient(output)
+
+    def _backward_step(self, *args: Any, **more: Any) -> Any:
+        with self.around(self._next("backward")):
+            return super()._backward_step(*args, **more)
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._lists: dict[tuple[Any, ...], list[Any]] = {}
+
+
+def _with_gradient(output: Any) -> Any:
+    """What a stage sends on, as tensors that get a gradient, also from a stage in which nothing learns.
+
+    Fleet sends gradients back for what has one, and waits for them in any case (3.3.1): behind a first stage that is
+    frozen, or has no weights, the stages wait for each other for ever. Raises UsageError for whole numbers.
+    """
+    if isinstance(output, tuple):  # several tensors, or under interleaved one and what fleet keeps beside it
+        return tuple(_with_gradient(each) if _floats(each) else each for each in output)
+    if not output.stop_gradient:
+        return output
+    if not _floats(output):
+        raise UsageError(
+            f"strategy.pipeline: a stage gives {output.dtype}, which has no gradient for the stage before it. Let it "
+            "end behind a later block: set strategy.split."
+        )
+    output = output.detach()
+    output.stop_gradient = False
+    return output
+
+
+def _floats(given: Any) -> bool:
+    return isinstance(given, paddle.Tensor) and given.is_floating_point()
+
+
+class ForwardThenBackward(Engine):
+    """All forwards, then all backwards: simple, and every micro's activations are kept until the last forward."""
+
+    def forward_backward_pipeline(self, *args: Any, **more: Any) -> Any:
+        seat = self.stage_id
+        # Fleet counts warm-up forwards by the distance to the last stage; from so far away, all belong to it.
+        self.stage_id = self.num_stages - 1 - self.accumulate_steps
+        try:
+            return super().forward_backward_pipeline(*args, **more)
+        finally:
+            self.stage_id = seat
+
+
+class _Several(Engine):
+    """Several stages on each rank. Fleet refuses two ranks, where the one before and the one after are the same."""
+
+    def _check_sanity(self) -> None:
+        """Nothing: plan.legal has asked for whole rounds of micros, and two ranks have `Lanes`."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        if self.num_stages == 2:
+            self._p2p_helper = Lanes(self._hcg, self._p2p_helper)
+
+
+class Interleaved(_Several, PipelineParallelWithInterleave):
+    """Stages take turns on each rank: less idle time, more sending."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        # Fleet's other way of sending, in four directions at once, knows no shapes that change; and this one does not
+        # keep a stage from a backward it could do while the next forward's input is on its way.
+        self._overlap_p2p_comm, self._use_batch_p2p_comm = True, False
+
+
+class InterleavedForwardThenBackward(_Several, PipelineParallelWithInterleaveFthenB):
+    """Stages take turns on each rank, all forwards first."""
+
+
+ENGINES: dict[tuple[str, bool], type[Engine]] = {  # schedule, and whether a rank holds several stages
+    ("1f1b", False): Engine,
+    ("f_then_b", False): ForwardThenBackward,
+    ("f_then_b", True): InterleavedForwardThenBackward,
+    ("interleaved", True): Interleaved,
+}

@@ -1,0 +1,127 @@
+"""Megatron's sequence parallelism (Korthikanti et al., arXiv:2205.05198, section 4), for plain models.
+
+Between the cut matrices of a tensor axis, activations are the same on all seats. Here each seat holds its stretch of
+the tokens instead: norms, dropout and what is added to them need 1/seats of the memory and of the time. Gathering the
+stretches before a layer cut by columns, and adding up and dealing them out behind one cut by rows, exchange as much as
+tensor parallelism alone does.
+
+Fleet's layers do it along the first dim, [t, n, width]; plain models have [n, t, width], so each of them is turned on
+its way in and out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+from paddle.distributed.fleet.utils.sequence_parallel_utils import (
+    AllGatherOp,
+    ColumnSequenceParallelLinear,
+    GatherOp,
+    RowSequenceParallelLinear,
+    ScatterOp,
+    mark_as_sequence_parallel_parameter,
+)
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.blocks import blocks_of, settle
+from paddle_dp.parallel.tensor.layers import Cutter, Entered, layers_in
+from paddle_dp.parallel.tensor.rng import draw_slice
+
+
+class _Turn(PyLayer):
+    """[n, t, …] ↔ [t, n, …], in memory of its own both ways: what is exchanged may not be a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: paddle.Tensor) -> paddle.Tensor:
+        return x.transpose([1, 0, *range(2, x.ndim)]).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return gradient.transpose([1, 0, *range(2, gradient.ndim)]).contiguous()
+
+
+class Columns(ColumnSequenceParallelLinear):
+    """Stretches [n, t / seats, width] → some of the outputs for all tokens [n, t, outputs / seats]."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return _Turn.apply(super().forward(_Turn.apply(x)))
+
+
+class Rows(RowSequenceParallelLinear):
+    """Some of the inputs for all tokens [n, t, inputs / seats] → stretches [n, t / seats, width]."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return _Turn.apply(super().forward(_Turn.apply(x)))
+
+
+class Gathered(Entered):
+    """A layer whose outputs are cut, from stretches of its input; the input's gradients add up."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self._layer[0](_Turn.apply(AllGatherOp.apply(_Turn.apply(x))))
+
+
+class StretchCutter(Cutter):
+    """Cuts the layers of blocks that work on stretches of the sequence."""
+
+    kinds = (Columns, Rows, Gathered)
+
+
+class SequenceCutter(Cutter):
+    """Cuts a model whose activations lie in stretches from the first block's outputs on.
+
+    A block with a `cuts` table works on stretches, one without it on whole sequences, as the first always does: between
+    the two kinds, activations are dealt out or gathered. Raises UsageError for a model that is not a list of blocks.
+    """
+
+    def cut(self, model: nn.Layer) -> nn.Layer:
+        blocks = blocks_of(model)
+        if len(blocks) < 2:
+            raise UsageError(
+                f"strategy.sequence_parallel: {type(model).__name__} has no ordered `blocks`, between which sequences "
+                "could be dealt out. Keep its layers in one (docs/add-a-part.md), or set sequence_parallel=false."
+            )
+        inner = StretchCutter(self.group)
+        inner._cut = self._cut
+        parts = [layers_in(block) for block in blocks]
+        found = self.replace(model, parts[0])
+        dealt = [False, *(inner.replace(model, part) for part in parts[1:])]
+        if not (found or any(dealt)):
+            return super().cut(model)  # says that there is no table
+        self.cuts_classes = self.cuts_classes or inner.cuts_classes
+        blocks = settle(model)
+        for number, block in enumerate(blocks):
+            if dealt[number]:
+                _mark(block, self.group)
+            if dealt[number] and not dealt[number - 1]:
+                blocks[number - 1].register_forward_post_hook(self._deal)
+            if number and dealt[number - 1] and not dealt[number]:
+                block.register_forward_pre_hook(self._gather)
+        return model
+
+    def _deal(self, block: nn.Layer, inputs: Any, output: paddle.Tensor) -> paddle.Tensor:
+        length = output.shape[1]
+        if length % self.group.nranks:
+            raise UsageError(
+                f"strategy.sequence_parallel: {length} tokens are not {self.group.nranks} equal stretches. Choose a "
+                "length that strategy.tensor divides, or set strategy.sequence_parallel=false."
+            )
+        return _Turn.apply(ScatterOp.apply(_Turn.apply(output)))
+
+    @staticmethod
+    def _gather(block: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (_Turn.apply(GatherOp.apply(_Turn.apply(inputs[0]))), *inputs[1:])
+
+
+def _mark(block: nn.Layer, group: Any) -> None:
+    """A block on stretches draws its tokens' masks; gradients of its whole parameters are of this seat's tokens only.
+
+    They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
+    """
+    draw_slice(block, "tokens", group, "forward")
+    for parameter in block.parameters():
+        if not hasattr(parameter, "cut"):
+            mark_as_sequence_parallel_parameter(parameter)

@@ -1,0 +1,207 @@
+"""Cuts a finished plain model over the tensor axis, by the tables its layers carry, into fleet's parallel layers.
+
+Every rank first builds the whole model from one seed, and then keeps its slices: the same initial weights as one
+process, under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.layers.mpu import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.precision.amp import default_dtype
+from paddle_dp.parallel.tensor.rng import draw_slice
+
+DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which slice of the whole parameter this rank holds: number `seat` of `seats` along `dim`."""
+
+    dim: int
+    seat: int
+    seats: int
+
+    def of(self, whole: paddle.Tensor) -> paddle.Tensor:
+        """This rank's slice of a whole tensor, in memory of its own."""
+        size = whole.shape[self.dim] // self.seats
+        return paddle.slice(whole, [self.dim], [size * self.seat], [size * (self.seat + 1)]).clone()
+
+    def whole(self, part: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole tensor's shape, from a part's."""
+        return tuple(size * self.seats if dim == self.dim else size for dim, size in enumerate(part))
+
+    def offset(self, part: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a part begins in the whole tensor."""
+        return tuple(size * self.seat if dim == self.dim else 0 for dim, size in enumerate(part))
+
+
+class Entered(nn.Layer):
+    """A layer whose outputs are cut: its input is the same on all ranks, so the input's gradients add up."""
+
+    def __init__(self, layer: nn.Layer, group: Any):
+        super().__init__()
+        self.group = group
+        for name, parameter in layer.named_parameters(include_sublayers=False):
+            self.add_parameter(name, parameter)
+        self._layer = [layer]  # in a list: its parameters are already here, under their own names
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        from paddle.distributed.fleet.layers.mpu import mp_ops
+
+        return self._layer[0](mp_ops._c_identity(x, group=self.group))
+
+
+class Cutter:
+    """Cuts layers for one seat of the tensor axis; a parameter that two layers share is cut once.
+
+    `cuts_classes` says, after the cut, whether the model's scores hold some of the classes only.
+    """
+
+    kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, Entered)
+
+    def __init__(self, group: Any):
+        self.group, self.cuts_classes = group, False
+        self._cut: dict[int, paddle.Tensor] = {}
+
+    def cut(self, model: nn.Layer) -> nn.Layer:
+        """Replaces, in place, every layer that a `cuts` table names. Raises UsageError where no table names any."""
+        if not self.replace(model):
+            raise UsageError(
+                f"strategy.tensor: {type(model).__name__} has no `cuts` table, so it cannot be split over the tensor "
+                "axis. Give its layers one (docs/add-a-part.md), or set strategy.tensor=1."
+            )
+        return model
+
+    def replace(self, model: nn.Layer, within: frozenset[int] | None = None) -> bool:
+        """Replaces what tables of a model's layers name; whether there was any. Attention draws the
+        masks of its heads. `within`: only what is among these layers (`layers_in`)."""
+        found = False
+        for parent in model.sublayers(include_self=True):
+            heads = False
+            for name, way in getattr(parent, "cuts", {}).items():
+                whole = getattr(parent, name)
+                placed = parent if isinstance(whole, int) else whole
+                if within is None or id(placed) in within:
+                    setattr(parent, name, WAYS[way](self, whole))
+                    found, heads = True, heads or way == "heads"
+            if heads:
+                draw_slice(parent, "heads", self.group, *_attends(parent))
+        return found
+
+    def columns(self, whole: Any) -> Any:
+        """Each rank holds some of the outputs; a dropout that follows on them draws its part of the masks.
+
+        Of a whole number, which counts what is cut (`num_heads`), the part that lives here. Raises UsageError where
+        the seats do not divide it.
+        """
+        if isinstance(whole, int):
+            self._divides(whole, "heads")
+            return whole // self.group.nranks
+        if isinstance(whole, DROPOUTS):
+            draw_slice(whole, "columns", self.group, "forward")
+            return whole
+        self._divides(whole.weight.shape[1], "outputs")
+        with default_dtype(whole.weight.dtype):
+            layer = self.kinds[0](
+                whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
+                mp_group=self.group,
+            )  # fmt: skip
+        self._take(layer, "weight", whole.weight, 1)
+        if whole.bias is not None:
+            self._take(layer, "bias", whole.bias, 0)
+        return layer
+
+    def rows(self, whole: nn.Linear) -> nn.Layer:
+        """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
+        self._divides(whole.weight.shape[0], "inputs")
+        with default_dtype(whole.weight.dtype):
+            layer = self.kinds[1](
+                whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None,
+                input_is_parallel=True, mp_group=self.group,
+            )  # fmt: skip
+        self._take(layer, "weight", whole.weight, 0)
+        if whole.bias is not None:
+            layer.bias = whole.bias
+        return layer
+
+    def vocabulary(self, whole: nn.Layer) -> nn.Layer:
+        """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
+        if isinstance(whole, nn.Embedding):
+            self._divides(whole.weight.shape[0], "words")
+            if whole._padding_idx is not None:
+                raise UsageError(
+                    "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary: fleet's would learn "
+                    "from padding. Leave it whole, or set strategy.tensor=1."
+                )
+            with default_dtype(whole.weight.dtype):
+                layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
+            self._take(layer, "weight", whole.weight, 0)
+            return layer
+        if isinstance(whole, nn.Linear):
+            return self.classes(whole)
+        whole.weight = self._cut.get(id(whole.weight), whole.weight)
+        self.cuts_classes = True
+        return self.kinds[2](whole, self.group)
+
+    def classes(self, whole: nn.Layer) -> nn.Layer:
+        """Each rank holds some classes: the last dim of every parameter of the layer that gives the scores."""
+        self.cuts_classes = True
+        if isinstance(whole, nn.Linear):
+            return self.columns(whole)
+        for name, parameter in list(whole.named_parameters(include_sublayers=False)):
+            self._divides(parameter.shape[-1], "classes")
+            shape = [*parameter.shape[:-1], parameter.shape[-1] // self.group.nranks]
+            setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))
+            self._take(whole, name, parameter, parameter.ndim - 1)
+        return self.kinds[2](whole, self.group)
+
+    def _divides(self, size: int, what: str) -> None:
+        """Raises UsageError unless every seat gets as much."""
+        if size % self.group.nranks:
+            raise UsageError(
+                f"strategy.tensor: {self.group.nranks} seats do not divide the {size} {what} of a layer that is cut. "
+                "Choose another strategy.tensor, or leave the layer whole."
+            )
+
+    def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
+        """Gives `layer` its slice of a whole parameter, under the whole one's name."""
+        part, cut = getattr(layer, name), Cut(dim, self.group.rank, self.group.nranks)
+        with paddle.no_grad():
+            part.set_value(cut.of(whole))
+        part.name, part.cut, part.is_distributed = whole.name, cut, True
+        part.stop_gradient = whole.stop_gradient
+        part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
+        self._cut[id(whole)] = part
+
+
+def layers_in(block: nn.Layer) -> frozenset[int]:
+    """A block and all layers inside it, for `Cutter.replace`."""
+    return frozenset(map(id, block.sublayers(include_self=True)))
+
+
+def _attends(layer: nn.Layer) -> tuple[str, ...]:
+    """The methods of a layer in which attention draws masks; all of Paddle's own attention is one."""
+    return tuple(getattr(layer, "attends", ())) or (
+        ("forward",) if isinstance(layer, nn.MultiHeadAttention) else ()
+    )
+
+
+WAYS: dict[str, Callable[[Cutter, Any], Any]] = {
+    "columns": Cutter.columns,
+    "heads": Cutter.columns,  # whole heads lie beside each other: their columns are a slice
+    "rows": Cutter.rows,
+    "classes": Cutter.classes,
+    "vocabulary": Cutter.vocabulary,
+}

@@ -1,0 +1,189 @@
+"""The tiny model in any layout, against one process; `run_ranks` runs `layout` and `group_sharded` on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
+
+from paddle_dp.gloo import fleet_mends, install
+from paddle_dp.mesh import join
+from tests.gloo import tiny
+
+AXES = {"data": "dp", "tensor": "mp", "pipeline": "pp", "sharding": "sharding", "sequence_axis": "sep"}
+MICROS = 2
+
+
+def layout(options: dict[str, Any]) -> dict[str, float]:
+    """The largest differences from one process: "sgd loss", "sgd weights", "adamw loss", "adamw weights".
+
+    `options`: degrees by axis, and tied, sequence, recompute, version (of sharding), optimizers; `mend: false` leaves
+    out what `fleet_mends` puts right.
+    """
+    seats = start(options)
+    found: dict[str, float] = {}
+    for optimizer in options.get("optimizers", ("sgd", "adamw")):
+        found |= compare(optimizer, train(seats, optimizer, options), options, seats)
+    return found
+
+
+def with_and_without(options: dict[str, Any], without: dict[str, Any]) -> list[float]:
+    """How far the weights are from one process's, with a mend and, in the same job, without it."""
+    seats, (optimizer,) = start(options), options["optimizers"]
+    found = []
+    for chosen in (options, {**options, **without}):
+        differences = compare(optimizer, train(seats, optimizer, chosen), chosen, seats)
+        found.append(differences[f"{optimizer} weights"])
+    return found
+
+
+def start(options: dict[str, Any]) -> Any:
+    """The bridge and fleet, in this layout; returns the HybridCommunicateGroup."""
+    install(join().device)
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {f"{short}_degree": options.get(axis, 1) for axis, short in AXES.items()}
+    strategy.hybrid_configs["sharding_configs"].split_param = options.get("version") == 2
+    micro = tiny.BATCH // options.get("data", 1) // options.get("sharding", 1) // MICROS
+    strategy.pipeline_configs = {
+        "accumulate_steps": MICROS, "micro_batch_size": micro, **fleet_mends.PIPELINE_SETTINGS
+    }  # fmt: skip
+    strategy.tensor_parallel_configs = {"tensor_init_seed": 7}
+    fleet.init(is_collective=True, strategy=strategy)
+    return fleet.get_hybrid_communicate_group()
+
+
+def compare(optimizer: str, ours: Any, options: dict[str, Any], seats: Any = None) -> dict[str, float]:
+    losses, weights = tiny.train_plain(optimizer, bool(options.get("tied")))
+    own_losses, own = ours
+    return {
+        f"{optimizer} loss": max(abs(a - b) for a, b in zip(losses, own_losses, strict=True)),
+        f"{optimizer} weights": max(
+            float(abs(p.numpy() - own_part(weights[name], p, seats)).max()) for name, p in own.items()
+        ),
+    }
+
+
+def own_part(whole: Any, parameter: Any, seats: Any) -> Any:
+    """This rank's part of a whole array, cut as its parameter is."""
+    if list(whole.shape) == list(parameter.shape):
+        return whole
+    parts = np.split(whole, seats.get_model_parallel_world_size(), parameter.split_axis)
+    return parts[seats.get_model_parallel_rank()]
+
+
+def by_plain_name(model: Any) -> dict[str, Any]:
+    return {name.replace("shared_layers.tied", "0"): p for name, p in model.named_parameters()}
+
+
+def build(seats: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The model in its layout with the plain one's initial weights, and its loss."""
+    cut, tied = options.get("tensor", 1) > 1, bool(options.get("tied"))
+    parallel = fleet.meta_parallel.ParallelCrossEntropy() if cut else None
+
+    def loss_of(scores: Any, targets: Any) -> Any:
+        if parallel is not None:
+            return parallel(scores, targets.unsqueeze(-1)).mean()
+        return paddle.nn.functional.cross_entropy(scores, targets)
+
+    descriptions = tiny.blocks(cut, tied, bool(options.get("sequence")))
+    if options.get("pipeline", 1) > 1:
+        context = {"mp_group": seats.get_model_parallel_group(), "offload": False, "partition": False}
+        recompute = {"recompute_interval": 1, "recompute_ctx": context} if options.get("recompute") else {}
+        model = fleet.meta_parallel.PipelineLayer(
+            layers=descriptions, loss_fn=loss_of, topology=seats.topology(), **recompute
+        )
+    else:
+        model = paddle.nn.Sequential(*(one.build_layer() for one in descriptions))
+    initial = {name: p.numpy() for name, p in tiny.plain(tied)[0].named_parameters()}
+    for name, parameter in by_plain_name(model).items():
+        parameter.set_value(own_part(initial[name], parameter, seats))
+    return model, loss_of
+
+
+def train(seats: Any, optimizer: str, options: dict[str, Any]) -> tuple[list[float], dict[str, Any]]:
+    """Global losses, and this rank's parameters afterwards by their plain names."""
+    mend = options.get("mend", True)
+    model, loss_of = build(seats, options)
+    parameters = by_plain_name(model)
+    if options.get("tied") and mend:
+        assert fleet_mends.count_tied_weights_once(model) == 1
+    if options.get("sequence") and options.get("mark", True):
+        names = ("norm.weight", "norm.bias", "down.bias")
+        marked = fleet_mends.mark_sequence_parallel(model, lambda name, _: name.endswith(names), MICROS)
+        assert marked
+    if not mend:
+        whole = fleet.fleet._user_defined_strategy  # read when the model is placed
+        whole.pipeline_configs = {**whole.pipeline_configs, "enable_partial_send_recv": True}
+    placed = fleet.distributed_model(model)
+    update = fleet.distributed_optimizer(tiny.make_optimizer(optimizer, model.parameters()))
+    losses = []
+    for batch in tiny.batches():
+        inputs, targets = (paddle.to_tensor(own_samples(one, seats)) for one in batch)
+        if options.get("pipeline", 1) > 1:
+            loss = placed.train_batch([inputs, targets], update)
+        else:
+            loss = step(placed, update, loss_of, (inputs, targets), seats, mend)
+        losses.append(mean(loss, seats, options.get("pipeline", 1) * options.get("tensor", 1)))
+    return losses, parameters
+
+
+def step(placed: Any, update: Any, loss_of: Any, batch: Any, seats: Any, mend: bool) -> Any:
+    """One update from two micros; the whole loss of this rank's samples."""
+    total = paddle.zeros([])
+    for inputs, targets in zip(*(paddle.split(one, MICROS) for one in batch), strict=True):
+        loss = loss_of(placed(inputs), targets) / MICROS
+        (fleet_mends.scale_for_sequence_axis(loss, seats) if mend else loss).backward()
+        total += loss.detach()
+    update.step()
+    if mend:
+        fleet_mends.clear_gradients(placed.parameters())
+    else:
+        update.clear_grad()
+    return total
+
+
+def own_samples(whole: Any, seats: Any) -> Any:
+    """This rank's rows of a global batch, and its stretch of the sequence."""
+    data, sharding = seats.get_data_parallel_rank(), seats.get_sharding_parallel_rank()
+    shards = seats.get_sharding_parallel_world_size()
+    rows = np.split(whole, seats.get_data_parallel_world_size() * shards)[data * shards + sharding]
+    return np.split(rows, seats.get_sep_parallel_world_size(), axis=1)[seats.get_sep_parallel_rank()]
+
+
+def mean(loss: Any, seats: Any, copies: int) -> float:
+    """The mean over the ranks, `copies` of which hold the same share."""
+    assert dist.get_world_size() % copies == 0
+    loss = loss.detach().reshape([1]).clone()
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def group_sharded(level: str) -> dict[str, float]:
+    """`layout` for group_sharded_parallel: stage 2 (os_g) and stage 3 (p_g_os)."""
+    from paddle.distributed.sharding import group_sharded_parallel
+
+    join()
+    install("cpu")
+    found: dict[str, float] = {}
+    for optimizer in ("sgd", "adamw"):
+        model, _ = tiny.plain()
+        names = [name for name, _ in model.named_parameters()]
+        update = tiny.make_optimizer(optimizer, model.parameters())
+        placed, update, _ = group_sharded_parallel(model, update, level, segment_size=100)
+        losses = []
+        for batch in tiny.batches():
+            inputs, targets = (
+                paddle.to_tensor(np.split(one, dist.get_world_size())[dist.get_rank()]) for one in batch
+            )
+            loss = paddle.nn.functional.cross_entropy(placed(inputs), targets)
+            loss.backward()
+            update.step()
+            update.clear_grad()
+            losses.append(mean(loss, None, 1))
+        if level == "p_g_os":
+            placed.get_all_parameters(convert2cpu=False)
+        found |= compare(optimizer, (losses, dict(zip(names, model.parameters(), strict=True))), {})
+    return found

@@ -1,0 +1,106 @@
+"""Bytes arrive whole, in order, from the right peer; strangers are ignored, and a lost peer has a name."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from paddle_dp.errors import RunError
+from paddle_dp.gloo.rendezvous import Patience
+from paddle_dp.gloo.transport import Carrier
+
+
+class Shelf(dict):  # type: ignore[type-arg]
+    """A job's store, in one process."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+
+@pytest.fixture
+def pair() -> tuple[Carrier, Carrier]:
+    store = Shelf()
+    return Carrier(store, 0), Carrier(store, 1)
+
+
+def say(carrier: Carrier, group: int, rank: int, word: bytes) -> None:
+    carrier.send(group, rank, memoryview(word))
+
+
+def test_order_is_kept_in_each_group(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    for turn in range(50):
+        say(zero, turn % 3, 1, b"%d" % turn)
+    for group in (2, 0, 1):
+        assert [int(one.take(group, 0)) for _ in range(16)] == list(range(group, 48, 3))
+
+
+def test_sends_do_not_wait_for_a_reader(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    large = bytes(range(256)) * 40_000  # more than any socket holds
+    for _ in range(3):
+        say(zero, 0, 1, large)
+        say(one, 0, 0, large)
+    assert all(bytes(one.take(0, 0)) == large and bytes(zero.take(0, 1)) == large for _ in range(3))
+
+
+def test_small_messages_travel_at_once(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    begin = time.monotonic()
+    for _ in range(50):
+        say(zero, 0, 1, b"x" * 20_000)
+        say(one, 0, 0, bytes(one.take(0, 0)))
+        zero.take(0, 1)
+    assert time.monotonic() - begin < 1.5, "each way seems to wait for a delayed acknowledgement"
+
+
+def test_an_empty_message_is_one(pair: tuple[Carrier, Carrier]) -> None:
+    say(pair[0], 0, 1, b"")
+    say(pair[0], 0, 1, b"next")
+    assert [bytes(pair[1].take(0, 0)) for _ in range(2)] == [b"", b"next"]
+
+
+def test_strangers_are_ignored(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    with socket.create_connection(one._listener.getsockname()[:2]) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
+        say(zero, 0, 1, b"ours")
+        assert bytes(one.take(0, 0)) == b"ours"
+    assert one._gone == set()
+
+
+def test_a_peer_that_left_is_named(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    line = zero._call(1)
+    line.close()
+    with pytest.raises(RunError, match=r"rank 1 waits for rank 0 in gloo group 5, which has left"):
+        one.take(5, 0)
+
+
+def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    from paddle_dp.gloo.line import HEADER
+
+    line = zero._call(1)
+    line.sendall(HEADER.pack(0, 4) + b"last")
+    line.close()
+    assert bytes(one.take(0, 0)) == b"last"
+
+
+def test_patience_ends_with_names(pair: tuple[Carrier, Carrier], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Patience, "seconds", 0.1)
+    with pytest.raises(
+        RunError, match=r"rank 1 waits for rank 0 in gloo group 3, which sent nothing for 0.1 s"
+    ):
+        pair[1].take(3, 0)
+
+
+def test_settle_empties_the_queues(pair: tuple[Carrier, Carrier]) -> None:
+    zero, one = pair
+    for _ in range(20):
+        say(zero, 0, 1, bytes(500_000))
+    zero.settle()
+    assert not any(line._waiting for line in zero._lines.values())
+    assert sum(len(one.take(0, 0)) for _ in range(20)) == 10_000_000

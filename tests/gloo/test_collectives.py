@@ -1,0 +1,203 @@
+"""Every collective gives what NumPy says, in every type that gloo carries, for views as well, and on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+
+HERE = "tests/gloo/test_collectives.py"
+TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8")
+
+
+def wrong(types: list[str]) -> list[str]:
+    """The names of the collectives whose result on this rank is not NumPy's, in all `types`."""
+    from paddle_dp.gloo import install
+    from paddle_dp.mesh import join
+
+    mesh = join()
+    install(mesh.device)
+    rooms = [Room(mesh.rank, mesh.ranks, kind) for kind in types]
+    told = (
+        (name, room.kind, right)
+        for room in rooms
+        for one in (reductions, movements)
+        for name, right in one(room)
+    )
+    return [f"{name} {kind}" for name, kind, right in told if not right]
+
+
+class Room:
+    """One rank's numbers in one type: small whole numbers, exact in each, other ones on odd ranks."""
+
+    def __init__(self, rank: int, ranks: int, kind: str):
+        import numpy as np
+
+        self.rank, self.ranks, self.kind = rank, ranks, kind
+        numbers = np.arange(4 * ranks * 3).reshape(4 * ranks, 3) % 3 + 1
+        self.every = [numbers + of % 2 for of in range(ranks)]
+
+    def mine(self) -> Any:
+        import paddle
+
+        return paddle.to_tensor(self.every[self.rank]).astype(self.kind)
+
+    def zeros(self, rows: int) -> Any:
+        import paddle
+
+        return paddle.zeros([rows, 3], self.kind)
+
+    def same(self, tensor: Any, expected: Any) -> bool:
+        import numpy as np
+
+        right_type = str(tensor.dtype).endswith(self.kind)
+        return right_type and bool(
+            np.array_equal(tensor.astype("float64").numpy(), np.asarray(expected, float))
+        )
+
+    def in_place(self, call: Any, expected: Any, tensor: Any = None) -> bool:
+        tensor = self.mine() if tensor is None else tensor
+        call(tensor)
+        return self.same(tensor, expected)
+
+
+def reductions(room: Room) -> Any:
+    """(name, whether it is right)"""
+    import numpy as np
+    import paddle
+    import paddle.distributed as dist
+
+    op, every, right = dist.ReduceOp, room.every, room.in_place
+    yield "sum", right(dist.all_reduce, sum(every))
+    yield "max", right(lambda t: dist.all_reduce(t, op.MAX), np.max(every, 0))
+    yield "min", right(lambda t: dist.all_reduce(t, op.MIN), np.min(every, 0))
+    yield "prod", right(lambda t: dist.all_reduce(t, op.PROD), np.prod(every, 0))
+    yield "sum of a transposed view", right(dist.all_reduce, sum(every).T, room.mine().transpose([1, 0]))
+    yield "sum of a scalar", right(dist.all_reduce, room.ranks, paddle.ones([], room.kind))
+    if "float" in room.kind:
+        yield "avg", right(lambda t: dist.all_reduce(t, op.AVG), sum(every) / room.ranks)
+    yield "reduce", right(lambda t: dist.reduce(t, 1), sum(every) if room.rank == 1 else every[room.rank])
+    own = np.split(sum(every), room.ranks)[room.rank]
+    pieces = list(paddle.split(room.mine(), room.ranks))
+    yield "reduce_scatter", right(lambda t: dist.reduce_scatter(t, pieces), own, room.zeros(4))
+    yield (
+        "reduce_scatter tensor",
+        right(lambda t: dist.stream.reduce_scatter(t, room.mine()), own, room.zeros(4)),
+    )
+
+
+def movements(room: Room) -> Any:
+    """(name, whether it is right)"""
+    import numpy as np
+    import paddle.distributed as dist
+
+    every, rank, ranks, right = room.every, room.rank, room.ranks, room.in_place
+    yield "broadcast", right(lambda t: dist.broadcast(t, 1), every[1])
+    out: list[Any] = []
+    dist.all_gather(out, room.mine())
+    yield "all_gather", all(room.same(a, b) for a, b in zip(out, every, strict=True))
+    for_each = [room.mine() + to for to in range(ranks)]
+    out = []
+    dist.alltoall(out, for_each)
+    yield "alltoall", all(room.same(a, b + rank) for a, b in zip(out, every, strict=True))
+    swapped = np.concatenate([np.split(one, ranks)[rank] for one in every])
+    yield (
+        "alltoall_single",
+        right(lambda t: dist.alltoall_single(t, room.mine()), swapped, room.zeros(4 * ranks)),
+    )
+    yield "scatter", right(lambda t: dist.scatter(t, for_each, 0), every[0] + rank, room.zeros(4 * ranks))
+    turned = room.mine().transpose([1, 0])
+    yield "broadcast of a view", right(lambda t: dist.broadcast(t, 1), every[1].T, turned)
+    dist.all_gather(out := [], room.mine().transpose([1, 0]))
+    yield "all_gather of views", all(room.same(a, b.T) for a, b in zip(out, every, strict=True))
+    views = [one.transpose([1, 0]) for one in for_each]
+    target = room.zeros(4 * ranks).transpose([1, 0])
+    yield "scatter of views", right(lambda t: dist.scatter(t, views, 0), (every[0] + rank).T, target)
+    stream = {"sync_op": True, "use_calc_stream": True}
+    whole = room.zeros(4 * ranks * ranks)
+    dist.stream.all_gather(whole, room.mine(), **stream)
+    yield "all_gather on stream", room.same(whole, np.concatenate(every))
+    yield "broadcast on stream", right(lambda t: dist.stream.broadcast(t, 1, **stream), every[1])
+    yield "sum on stream", right(lambda t: dist.stream.all_reduce(t, **stream), sum(every))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_collectives_are_right(ranks: int) -> None:
+    assert run_ranks(f"{HERE}:wrong", ranks, TYPES, timeout=150) == [[]] * ranks
+
+
+def more() -> dict[str, Any]:
+    """Uneven alltoall_single, objects, a refused type, a long sum in float16, asynchronous tasks."""
+    import paddle
+    import paddle.distributed as dist
+
+    from paddle_dp.errors import UsageError
+    from paddle_dp.gloo import install
+    from paddle_dp.mesh import join
+
+    mesh = join()
+    install(mesh.device)
+    found: dict[str, Any] = {}
+    send = [[1, 2], [3, 1]][mesh.rank]  # rows for seat 0, for seat 1
+    take = [[1, 3], [2, 1]][mesh.rank]
+    given = paddle.arange(sum(send), dtype="float32").reshape([-1, 1]) + 10 * mesh.rank
+    out = paddle.zeros([sum(take), 1])
+    dist.alltoall_single(out, given, send, take)
+    found["uneven"] = out.flatten().tolist()
+    objects: list[Any] = []
+    dist.all_gather_object(objects, {"rank": mesh.rank})
+    found["objects"] = objects
+    found["refused"] = []
+    for kind in ("int16", "complex64"):
+        odd = paddle.ones([2], "int16").astype(kind)
+        for call in (
+            lambda: dist.all_reduce(odd),  # noqa: B023 - called at once
+            lambda: dist.broadcast(odd, 0),  # noqa: B023
+            lambda: dist.all_gather([], odd),  # noqa: B023
+            lambda: dist.scatter(odd, [odd, odd], 0),  # noqa: B023
+            lambda: dist.gather(odd, [], 0),  # noqa: B023
+        ):
+            try:
+                call()
+            except UsageError as error:
+                found["refused"].append(f"gloo cannot carry {kind}" in str(error))
+    found["raw"] = raw(mesh)
+    half = paddle.full([3], 30000.0, "float16")
+    dist.all_reduce(half, dist.ReduceOp.AVG)  # the sum does not fit float16, the average does
+    found["half"] = half.astype("float32").tolist()
+    task = dist.all_reduce(found_tensor := paddle.ones([2]), sync_op=False)
+    task.wait()
+    found["task"] = found_tensor.tolist()
+    return found
+
+
+def raw(mesh: Any) -> list[float]:
+    """A process group that was made by hand, without a Group around it: a sum, a message, a barrier."""
+    import paddle
+    from paddle.base import core
+
+    store = core.create_or_get_global_tcp_store()
+    group = core.ProcessGroupGloo.create(store, 1 - mesh.rank, mesh.ranks)  # seats the other way round
+    tensor = paddle.full([1], 1.0 + mesh.rank)
+    if mesh.rank:
+        group.send(tensor, 1, True)  # to the seat of rank 0
+    else:
+        group.recv(tensor, 0, True)
+    told = tensor.tolist()
+    group.broadcast(tensor, 0, True).wait()
+    group.barrier()
+    summed = paddle.full([1], 10.0 * (mesh.rank + 1))
+    group.all_reduce(summed, core.ReduceOp.SUM, True).wait()
+    return [*told, *tensor.tolist(), *summed.tolist()]
+
+
+def test_the_rest() -> None:
+    zero, one = run_ranks(f"{HERE}:more", 2, timeout=60)
+    assert zero["uneven"] == [0, 10, 11, 12] and one["uneven"] == [1, 2, 13]
+    for found in (zero, one):
+        assert found["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert found["refused"] == [True] * 10
+        assert found["raw"] == [2.0, 2.0, 30.0]
+        assert found["half"] == [30000.0] * 3 and found["task"] == [2.0, 2.0]

@@ -1,0 +1,102 @@
+"""On an accelerator nothing of Paddle changes; on a CPU exactly the names that are said, and all are in the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import paddle_dp.gloo as bridge
+from paddle_dp.errors import UsageError
+from paddle_dp.gloo.patch import Patch, apply, look_up
+
+LOOK = """
+import json, sys, types
+import paddle, paddle.distributed.fleet
+from paddle_dp.gloo import install
+for name in ("sharding.group_sharded", "fleet.meta_parallel.sharding.group_sharded_stage3",
+             "fleet.utils.tensor_fusion_helper", "fleet.layers.mpu.mp_ops", "communication.batch_isend_irecv"):
+    __import__("paddle.distributed." + name)
+
+def look():
+    seen = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "paddle" and isinstance(module, types.ModuleType):
+            for key, value in list(vars(module).items()):
+                seen[id(module), key] = id(value)
+                if isinstance(value, type):
+                    seen.update({(id(value), k): id(v) for k, v in list(vars(value).items())})
+    return seen
+
+before = look()
+names = [name for device in sys.argv[1:] for name in install(device)]
+after = look()
+changed = [key for (owner, key) in after if before.get((owner, key)) != after[owner, key]]
+print(json.dumps({"names": names, "changed": changed, "again": install(sys.argv[1])}))
+"""
+
+
+def changes(*devices: str) -> dict[str, list[str]]:
+    ran = subprocess.run([sys.executable, "-c", LOOK, *devices], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found: dict[str, list[str]] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_nothing_is_touched_on_an_accelerator() -> None:
+    assert changes("gpu:0", "xpu:1", "npu:0") == {"names": [], "changed": [], "again": []}
+
+
+def test_on_a_cpu_it_changes_what_it_says_and_that_stands_in_the_table() -> None:
+    found = changes("cpu")
+    assert len(found["names"]) > 30 and found["again"] == []
+    last = {name.rpartition(".")[2] for name in found["names"]}
+    assert last == set(found["changed"])
+    missing = {name.removesuffix("_on_calc_stream") for name in last if name not in str(bridge.__doc__)}
+    assert {name for name in missing if name not in str(bridge.__doc__)} == set()
+
+
+def test_an_unknown_version_is_refused_unless_it_is_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in ("3.3.1", "3.0.0", "2.6.2"):
+        bridge.check_version(known)
+    for unknown in ("3.9.0", "2.5.2", "0.0.0"):
+        with pytest.raises(UsageError, match=rf"Paddle {unknown} is not a version .*PADDLE_DP_BRIDGE=try"):
+            bridge.check_version(unknown)
+    monkeypatch.setenv("PADDLE_DP_BRIDGE", "try")
+    bridge.check_version("3.9.0")
+
+
+def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    owner = SimpleNamespace(known=1)
+    monkeypatch.setitem(sys.modules, "stand_in", SimpleNamespace(owner=owner))  # type: ignore[misc]
+    return owner
+
+
+def test_patches_add_skip_or_refuse_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = room(monkeypatch)
+    patch = {"owner": "stand_in.owner", "value": 2, "symptom": "it hangs"}
+    done = apply(
+        [
+            Patch(**patch, name="known"),
+            Patch(**patch, name="new", missing="add"),
+            Patch(**patch, name="old", missing="skip"),
+        ]
+    )
+    assert done == ("stand_in.owner.known", "stand_in.owner.new")
+    assert vars(owner) == {"known": 2, "new": 2}
+
+
+def test_one_missing_name_leaves_all_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = room(monkeypatch)
+    patch = {"owner": "stand_in.owner", "value": 2, "symptom": "it hangs"}
+    with pytest.raises(UsageError, match=r"no stand_in.owner.gone, .*\(it hangs\).*paddlepaddle==3.3.1"):
+        apply([Patch(**patch, name="known"), Patch(**patch, name="gone")])
+    assert vars(owner) == {"known": 1}
+
+
+def test_look_up_finds_modules_and_what_is_in_them() -> None:
+    assert look_up("json.decoder.JSONDecoder") is json.JSONDecoder
+    assert look_up("json.nothing") is None and look_up("no_such_package.x") is None

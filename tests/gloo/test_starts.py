@@ -1,0 +1,97 @@
+"""Hybrid jobs start, time after time: every axis's group exchanges, and the pipeline's neighbours speak.
+
+`python tests/gloo/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. In CI
+each pair of axes starts once here; the tests of tests/parallel and the recipes' start some thirty more hybrid jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+from tests.ranks import run_ranks
+
+HERE = "tests/gloo/test_starts.py"
+AXES = {"data": "dp", "tensor": "mp", "pipeline": "pp", "sharding": "sharding"}
+FOUR = tuple(dict.fromkeys(pair, 2) for pair in itertools.combinations(AXES, 2))
+EIGHT = tuple(dict.fromkeys(three, 2) for three in itertools.combinations(AXES, 3))
+
+
+def start(degrees: dict[str, int]) -> dict[str, Any]:
+    """What this rank's groups say to each other: {axis: the sum of the global ranks in its group}."""
+    import paddle
+    import paddle.distributed as dist
+    from paddle.distributed import fleet
+
+    from paddle_dp.gloo import install
+    from paddle_dp.mesh import join
+
+    begin = time.monotonic()
+    mesh = join()
+    install(mesh.device)
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {f"{short}_degree": degrees.get(axis, 1) for axis, short in AXES.items()}
+    fleet.init(is_collective=True, strategy=strategy)
+    seats = fleet.get_hybrid_communicate_group()
+    groups = {
+        "data": seats.get_data_parallel_group(), "tensor": seats.get_model_parallel_group(),
+        "pipeline": seats.get_pipe_parallel_group(), "sharding": seats.get_sharding_parallel_group(),
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for axis in degrees:
+        value = paddle.full([3], float(mesh.rank))
+        dist.all_reduce(value, group=groups[axis])
+        other = next(rank for rank in groups[axis].ranks if rank != mesh.rank)
+        dist.send(value, other, group=groups[axis])
+        dist.recv(echo := paddle.zeros([3]), other, group=groups[axis])
+        assert echo.tolist() == value.tolist() == [float(sum(groups[axis].ranks))] * 3
+        found[axis] = list(groups[axis].ranks)
+    dist.barrier()
+    return {"groups": found, "seconds": time.monotonic() - begin}
+
+
+def count(ranks: int, times: int, stop: bool = True) -> int:
+    """Starts a job `times` times, in every layout in turn; the number of failures, or the first one raised."""
+    layouts, failures = {4: FOUR, 8: EIGHT}[ranks], 0
+    for turn in range(times):
+        begin, degrees = time.monotonic(), layouts[turn % len(layouts)]
+        try:
+            found = run_ranks(f"{HERE}:start", ranks, degrees, timeout=60 * ranks, fresh=True)
+            assert all(set(one["groups"]) == set(degrees) for one in found)
+        except (AssertionError, TimeoutError) as error:
+            if stop:
+                raise
+            failures += 1
+            print(f"start {turn} {degrees} failed: {error}", flush=True)
+        if not stop and turn % 10 == 9:
+            last = time.monotonic() - begin
+            print(
+                f"{turn + 1} starts of {ranks} ranks, {failures} failed, the last in {last:.1f} s", flush=True
+            )
+    return failures
+
+
+@pytest.mark.parametrize(
+    ("ranks", "times"),
+    [
+        (4, len(FOUR)),
+        pytest.param(4, 200, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+        pytest.param(8, 50, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_hybrid_jobs_start(ranks: int, times: int) -> None:
+    count(ranks, times)
+
+
+if __name__ == "__main__":
+    failed = count(int(sys.argv[1]), int(sys.argv[2]), stop=False)
+    print(f"{sys.argv[2]} starts on {sys.argv[1]} ranks: {failed} failed")
+    sys.exit(bool(failed))
