@@ -2,9 +2,13 @@
 
 Paddle (3.3.1) makes the gloo context of a group in C++, where no option of Python's arrives, and gloo takes its time
 limit from that context at every collective: those of DataParallel's reducer, too, which no patch in Python reaches. The
-context is found through the library's own symbols, each step is checked before the next, and nothing is written unless
-what stands there is what gloo's `getTimeout` says it is. Where any of it is otherwise (another Paddle, another system),
-the 30 s stay, and the caller is told.
+context is reached through the library's own symbols, pointer by pointer (`WAY`), and every step is checked before the
+next: nothing is written unless each object is of the class that it is taken for, all are of the same rank and number of
+ranks, and what stands where the limit is written is what gloo's `getTimeout` says. Where any of it is otherwise
+(another Paddle, another system), the 30 s stay, and the user is told why.
+
+Nothing is searched for. A group has *two* gloo contexts (`ProcessGroupGloo` makes one more that no collective uses),
+and a search among the words behind an object meets the second one whenever malloc puts them side by side.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 LIBRARY = "libs/libphi_core.so"
@@ -20,13 +25,28 @@ MANAGER = "_ZZN3phi11distributed18CommContextManager11GetInstanceEvE8instance"
 MADE = "_ZGVZN3phi11distributed18CommContextManager11GetInstanceEvE8instance"
 HAS = "_ZNK3phi11distributed18CommContextManager3HasERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 GET = HAS.replace("3Has", "3Get")
-OF_PADDLE = "_ZTVN3phi11distributed15GlooCommContextE"
-OF_GLOO = "_ZTVN4gloo10rendezvous7ContextE"
-OF_TRANSPORT = "_ZTVN4gloo9transport3tcp7ContextE"
 GET_LIMIT = "_ZNK4gloo7Context10getTimeoutEv"
 SET_LIMIT = "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
-WORDS = 32  # of an object, among which its members are looked for
 TOP = 1 << 47  # no address of a process lies above
+
+
+@dataclass(frozen=True)
+class _Class:
+    """A C++ class: its name, the symbol of its virtual methods' table, and where in an object the next step is."""
+
+    name: str
+    table: str
+    offset: int
+
+
+# Offsets of Paddle 3.3.1, as its own code has them: GlooCommContext's constructor stores gloo_context_ at 0x10,
+# gloo::Context::getPair reads transportContext_ at 0x28, connectFullMesh copies the limit to 0x50 of what it made.
+# The transport counts by its copy where a collective has no limit of its own.
+WAY = (
+    _Class("phi::distributed::GlooCommContext", "_ZTVN3phi11distributed15GlooCommContextE", 0x10),
+    _Class("gloo::rendezvous::Context", "_ZTVN4gloo10rendezvous7ContextE", 0x28),
+    _Class("gloo::transport::tcp::Context", "_ZTVN4gloo9transport3tcp7ContextE", 0x50),
+)
 
 
 class _String(ctypes.Structure):
@@ -35,12 +55,27 @@ class _String(ctypes.Structure):
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t), ("text", ctypes.c_char * 16))
 
 
-def wait_for(group: int, seconds: float) -> bool:
-    """Lets every collective of the gloo group with this id wait `seconds` for a peer; False where it cannot be done."""
+class _NotThereError(Exception):
+    """What stands in the way of the limit; nothing has been written."""
+
+
+def wait_for(group: int, seconds: float) -> None:
+    """Lets every collective of the gloo group with this id wait `seconds` for a peer.
+
+    Where that cannot be done the group keeps gloo's 30 s, and the screen says so and why: each reason once.
+    """
     try:
-        return _Gloo().wait_for(str(group), int(seconds * 1000))
-    except (OSError, AttributeError, ValueError):  # no such library, symbol or /proc
-        return False
+        _Gloo().wait_for(str(group), int(seconds * 1000))
+    except (OSError, AttributeError, ValueError, _NotThereError) as error:  # no such library, symbol or /proc
+        _tell(str(error))
+
+
+@cache
+def _tell(reason: str) -> None:
+    print(
+        f"a rank that is 30 s late ends the job: gloo's time limit cannot be set in this Paddle ({reason})",
+        flush=True,
+    )
 
 
 class _Gloo:
@@ -58,31 +93,33 @@ class _Gloo:
         self.get_limit = self._function(GET_LIMIT, ctypes.c_int64)
         self.set_limit = self._function(SET_LIMIT, None, ctypes.c_int64)
 
-    def wait_for(self, key: str, milliseconds: int) -> bool:
+    def wait_for(self, key: str, milliseconds: int) -> None:
+        address, objects, ranks = self._registered(key), [], set()
+        for step in WAY:
+            objects.append(address)
+            table, rank_and_ranks = self._words(address, 0, 2, step.name)
+            if table != self._table(step):
+                raise _NotThereError(f"no {step.name} where 3.3.1 has one")
+            ranks.add(rank_and_ranks)
+            (address,) = self._words(address, step.offset, 1, step.name)
+        context, transport, copy = objects[1], objects[2], address
+        if len(ranks) != 1:
+            raise _NotThereError("its objects are of different groups")
+        if (limit := self.get_limit(context)) != copy:
+            raise _NotThereError(f"gloo's limit is {limit} ms, its transport's {copy}")
+        self.set_limit(context, milliseconds)
+        ctypes.c_int64.from_address(transport + WAY[-1].offset).value = milliseconds
+
+    def _registered(self, key: str) -> int:
+        """The address of Paddle's own object for the group with this id."""
         # A manager that nobody has asked for yet has not been constructed: it is only the room for one.
         if not ctypes.c_uint8.in_dll(self.library, MADE).value:
-            return False
+            raise _NotThereError("Paddle has no groups yet")
         manager, name = ctypes.c_void_p(self._address(MANAGER)), _String(size=len(key), text=key.encode())
         name.at = ctypes.addressof(name) + _String.text.offset
         if len(key) > 15 or not self.has(manager, ctypes.byref(name)):
-            return False
-        of_paddle = self.get(manager, ctypes.byref(name))
-        if self._table(of_paddle) != self._table_of(OF_PADDLE):
-            return False
-        limits = []
-        for context in self._members(of_paddle, OF_GLOO):
-            before = self.get_limit(context)
-            for transport in self._members(context, OF_TRANSPORT):
-                # The transport has a copy of the limit, and counts by it where a collective has none of its own.
-                limits += [
-                    (context, transport + 8 * i) for i, word in self._words(transport) if word == before
-                ]
-        if len(limits) != 1:
-            return False
-        context, copy = limits[0]
-        self.set_limit(context, milliseconds)
-        ctypes.c_int64.from_address(copy).value = milliseconds
-        return bool(self.get_limit(context) == milliseconds)
+            raise _NotThereError(f"Paddle has no group {key}")
+        return int(self.get(manager, ctypes.byref(name)))
 
     def _function(self, symbol: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
         function = getattr(self.library, symbol)
@@ -92,24 +129,16 @@ class _Gloo:
     def _address(self, symbol: str) -> int:
         return ctypes.addressof(ctypes.c_char.in_dll(self.library, symbol))
 
-    def _table_of(self, symbol: str) -> int:
-        return (
-            self._address(symbol) + 16
-        )  # behind the offset and the type that a table of virtual methods begins with
+    def _table(self, of: _Class) -> int:
+        """What an object of this class begins with: its methods, behind the table's own offset and type."""
+        return self._address(of.table) + 16
 
-    def _table(self, address: int) -> int | None:
-        """What an object at `address` begins with, or None where nothing can be read."""
-        read = self._read(address, 8)
-        return None if read is None else int(struct.unpack("<Q", read)[0])
-
-    def _members(self, address: int, symbol: str) -> list[int]:
-        """The objects of one class that an object points at."""
-        table = self._table_of(symbol)
-        return list(dict.fromkeys(word for _, word in self._words(address) if self._table(word) == table))
-
-    def _words(self, address: int) -> Iterator[tuple[int, int]]:
-        read = self._read(address, 8 * WORDS) or b""
-        yield from enumerate(struct.unpack(f"<{len(read) // 8}Q", read))
+    def _words(self, address: int, offset: int, count: int, name: str) -> tuple[int, ...]:
+        """`count` words of an object. Raises _NotThereError where no memory can be read there."""
+        read = self._read(address + offset, 8 * count)
+        if read is None or len(read) < 8 * count:
+            raise _NotThereError(f"{name}: nothing can be read at {address + offset:#x}")
+        return struct.unpack(f"<{count}Q", read)
 
     @staticmethod
     def _read(address: int, size: int) -> bytes | None:

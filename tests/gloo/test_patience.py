@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import time
 from typing import Any
 
 import pytest
 
+from paddle_dp.gloo import time_limit
+from paddle_dp.gloo.time_limit import WAY
 from tests.ranks import run_ranks
 
 HERE = "tests/gloo/test_patience.py"
@@ -69,11 +73,112 @@ def test_a_rank_35_s_late_to_its_backward_is_waited_for() -> None:
     assert run_ranks(f"{HERE}:backward_with_one_late", 2, 35.0, timeout=120) == [[1.5, 1.5]] * 2
 
 
-def test_where_gloo_is_not_found_nothing_is_touched() -> None:
-    """This process has no group: the library's own table says so, and no address is followed."""
-    from paddle_dp.gloo.time_limit import _Gloo, wait_for
+def neighbours_and_limit(seconds: float) -> list[int]:
+    """Joins where malloc puts the two gloo contexts of a group side by side; how many transports the 32 words from the
+    first one on point at, and that context's limit and its transport's, in milliseconds."""
+    from paddle.base import core
 
-    assert not wait_for(0, 5.0)
-    assert _Gloo._read(8, 8) is None
-    assert _Gloo._read((1 << 47) - 8, 8) is None
-    assert _Gloo._read(12345678901, 8) is None
+    from paddle_dp.mesh import join
+
+    libc, create = ctypes.CDLL(None), core.ProcessGroupGloo.create
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def create_side_by_side(*arguments: Any) -> Any:
+        for chunk in reversed(
+            [libc.malloc(0x58) for _ in range(2000)]
+        ):  # as large as a context; the lowest is next
+            libc.free(chunk)
+        return create(*arguments)
+
+    core.ProcessGroupGloo.create = staticmethod(create_side_by_side)
+    join(patience=seconds)
+    gloo = time_limit._Gloo()
+    (context,) = gloo._words(gloo._registered("0") + WAY[0].offset, 0, 1, "")
+    words = [gloo._words(context, 8 * i, 1, "")[0] for i in range(32)]
+    begins = [gloo._read(word, 8) for word in words]
+    found = [
+        word
+        for word, begin in zip(words, begins, strict=True)
+        if begin == gloo._table(WAY[2]).to_bytes(8, "little")
+    ]
+    return [len(set(found)), gloo.get_limit(context), *gloo._words(found[0], WAY[2].offset, 1, "")]
+
+
+def test_the_limit_is_set_wherever_malloc_puts_the_second_context_of_a_group() -> None:
+    """Seen by chance as «gloo's time limit could not be found»: a search took the neighbour's transport for its own."""
+    assert run_ranks(f"{HERE}:neighbours_and_limit", 2, 7.0) == [[2, 7000, 7000]] * 2
+
+
+class Objects(time_limit._Gloo):
+    """Three objects as gloo's in this process's memory, with what is random there behind them."""
+
+    def __init__(self, **changed: int) -> None:
+        self.memory = [(ctypes.c_uint64 * 16)(*[7] * 16) for _ in WAY]
+        starts = [ctypes.addressof(words) for words in self.memory]
+        for place, (step, words, after) in enumerate(
+            zip(WAY, self.memory, [*starts[1:], 30000], strict=True)
+        ):
+            words[0], words[1], words[step.offset // 8] = self._table(step), 1 + (4 << 32), after
+            for at in range(step.offset // 8 + 1, 16):
+                words[at] = after  # pointers at the same thing, and other words of 30 000
+            for name, value in changed.items():
+                if name.endswith(str(place)):
+                    words[{"table": 0, "ranks": 1, "next": step.offset // 8}[name[:-1]]] = value
+        self.limit = 30000
+
+    def get_limit(self, context: int) -> int:  # type: ignore[override]
+        return self.limit
+
+    def set_limit(self, context: int, milliseconds: int) -> None:  # type: ignore[override]
+        assert context == ctypes.addressof(self.memory[1])
+        self.limit = milliseconds
+
+    def _registered(self, key: str) -> int:
+        return ctypes.addressof(self.memory[0])
+
+    def _table(self, of: time_limit._Class) -> int:
+        return 1000 + WAY.index(of)
+
+
+def test_only_the_limit_and_its_copy_are_written() -> None:
+    gloo = Objects()
+    before = [list(words) for words in gloo.memory]
+    gloo.wait_for("0", 5000)
+    before[2][WAY[2].offset // 8] = 5000
+    assert gloo.limit == 5000 and [list(words) for words in gloo.memory] == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"table0": 9}, "no phi::distributed::GlooCommContext"),
+        ({"table1": 9}, "no gloo::rendezvous::Context"),
+        ({"table2": 9}, "no gloo::transport::tcp::Context"),
+        ({"next0": 8192 * 3 + 1}, "gloo::rendezvous::Context: nothing can be read at 0x6001"),
+        ({"next1": 8}, "gloo::transport::tcp::Context: nothing can be read at 0x8"),
+        ({"ranks1": 2 + (4 << 32)}, "of different groups"),
+        ({"ranks2": 1 + (5 << 32)}, "of different groups"),
+        ({"next2": 20000}, "gloo's limit is 30000 ms, its transport's 20000"),
+    ],
+)
+def test_where_anything_is_otherwise_nothing_is_written_and_the_reason_is_told(
+    changed: dict[str, int], reason: str
+) -> None:
+    gloo = Objects(**changed)
+    before = [list(words) for words in gloo.memory]
+    with pytest.raises(time_limit._NotThereError, match=re.escape(reason)):
+        gloo.wait_for("0", 5000)
+    assert gloo.limit == 30000 and [list(words) for words in gloo.memory] == before
+
+
+def test_where_gloo_is_not_found_the_screen_says_why_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """This process has no group: the library's own table says so, and no address is followed."""
+    time_limit._tell.cache_clear()
+    for _ in range(2):
+        time_limit.wait_for(0, 5.0)
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "(Paddle has no groups yet)" in said
+    assert time_limit._Gloo._read(8, 8) is None
+    assert time_limit._Gloo._read((1 << 47) - 8, 8) is None
+    assert time_limit._Gloo._read(12345678901, 8) is None
