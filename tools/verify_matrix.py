@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -50,17 +50,35 @@ def _each(variants: list[Variant], setting: str, values: list[str]) -> list[Vari
     return [(n + named[v], [*words, f"strategy.{setting}={v}"]) for n, words in variants for v in values]
 
 
-def row(named: tuple[str, list[str]], ranks: int, comparison: Comparison, one: Side) -> tuple[str, bool]:
-    """A variant's line of the table, and whether it is the same as one process."""
+@dataclass(frozen=True)
+class Tried:
+    """A variant on its ranks: its side, or what it was refused or stopped by."""
+
+    layout: str
+    ranks: int
+    seconds: float
+    side: Side | None
+    why: str = ""
+
+
+def tried(named: Variant, ranks: int, comparison: Comparison) -> Tried:
+    """Runs a variant. Raises EndedError."""
     layout, words = named
     start = time.perf_counter()
     try:
-        many = comparison.many(ranks, words, layout.replace(" ", ""))
+        side, why = comparison.many(ranks, words, layout.replace(" ", "")), ""
     except EndedError:
         raise  # nobody wants the other layouts either
     except PaddleDPError as error:
-        return f"| {layout} | {ranks} | | | | | | {error} |", False
-    verdict = compare_sides(one, many)
+        side, why = None, str(error)
+    return Tried(layout, ranks, time.perf_counter() - start, side, why)
+
+
+def row(tried: Tried, one: Side) -> tuple[str, bool]:
+    """A variant's line of the table, and whether it is the same as one process."""
+    if tried.side is None:
+        return f"| {tried.layout} | {tried.ranks} | | | | | | {tried.why} |", False
+    verdict = compare_sides(one, tried.side)
     largest = [
         number(max(row.worst.r for row in part.rows)) if part is not None else ""
         for part in (verdict.wide, verdict.own)
@@ -71,10 +89,9 @@ def row(named: tuple[str, list[str]], ranks: int, comparison: Comparison, one: S
         if verdict.same
         else f"**different**: {verdict.where.sentence if verdict.where else verdict.sentences[-1]}"
     )
-    held = f"{max(sum(rank[what] for what in HELD) for rank in many.held) / 2**10:.0f} kB"
-    seconds = time.perf_counter() - start
-    numbers = " | ".join([*largest, f"{apart:.1e}", f"{seconds:.1f}"])
-    return f"| {layout} | {ranks} | {numbers} | {held} | {said} |", verdict.same
+    held = f"{max(sum(rank[what] for what in HELD) for rank in tried.side.held) / 2**10:.0f} kB"
+    numbers = " | ".join([*largest, f"{apart:.1e}", f"{tried.seconds:.1f}"])
+    return f"| {tried.layout} | {tried.ranks} | {numbers} | {held} | {said} |", verdict.same
 
 
 def main() -> int:
@@ -100,15 +117,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paddle-dp-matrix-") as scratch:
         words = tuple(given.overrides)
         comparison = Comparison(given.recipe, words, given.steps, given.ranks, Path(scratch), holdings=True)
-        one = comparison.one()
-        print("\n".join(table), flush=True)
-        every = [
-            (found, layout.ranks) for layout in layouts for found in variants(layout, shape, given.recompute)
-        ]
-        for named, ranks in every:
-            line, same = row(named, ranks, comparison, one)
-            print(line, flush=True)
+        every = []
+        for layout in layouts:
+            for named in variants(layout, shape, given.recompute):
+                every.append(tried(named, layout.ranks, comparison))
+                print(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}", file=sys.stderr, flush=True)
+        one = comparison.one([found.side for found in every if found.side is not None])
+        for found in every:
+            line, same = row(found, one)
             table, all_same = [*table, line], all_same and same
+    print("\n".join(table), flush=True)
     if given.markdown:
         given.markdown.write_text("\n".join(table) + "\n")
     return 0 if all_same else 1

@@ -2,13 +2,15 @@
 
 For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms over its elements:
 
-    F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|; an
-          update's at least eps · |weight|
+    F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|
     r_p = |many - one| / F_p
 
+An update, and a state of the optimizer, stands beside what one process makes of the ranks' own gradients
+(proof.replay), and F_p has no noise in it but the last places in which both compute: eps · |p|, and eps · |weight|
+for an update, the difference of two weights.
+
 Honest layouts give r of about 1, for their difference is made of the same rounding; K = 8 leaves room for chance.
-Elements whose noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged apart from the others,
-so that an optimizer which divides by their size does not hide what happens to the rest.
+Elements whose noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged apart from the others.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paddle_dp.proof.sheets import Key, Run, key
+from paddle_dp.proof.sheets import REPLAYED, Key, Run, key
 
 K = 8.0
 NO_GRADIENT = (
@@ -34,7 +36,7 @@ TURNED = 0.2
 JUDGED = ("initial", "loss", "gradient norm", "gradient", "update", "frozen", "state", "statistic", "buffer")
 EXACT = ("initial", "frozen")  # equal bits, or different
 _NUMBERS = ("loss", "gradient norm")  # of every step; those behind the watched ones are proof.steps'
-_MASKED = ("gradient", "update", "probe")
+_MASKED = ("gradient", "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +71,14 @@ class Row:
 class Part:
     """A run of one process, and the same on many ranks, in one precision.
 
-    `truth` is one process's run in float64, if there is one: it knows which gradients are truly zero.
+    `truth` is one process's run in float64, if there is one: it knows which gradients are truly zero. `replayed` is
+    what one process makes of `many`'s gradients; without it, they are taken to be its own.
     """
 
     one: Run
     many: Run
     truth: Run | None = None
+    replayed: Run | None = None
     findings: list[Finding] = field(init=False)
     turned: dict[str, float] = field(
         init=False, default_factory=dict
@@ -122,6 +126,12 @@ class Part:
         """Gradients of which a tenth or more is noise."""
         return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
 
+    def of_one(self, number: str) -> np.ndarray:
+        """One process's value of a quantity, whole: of updates and states, what it makes of the ranks' gradients."""
+        again = self.replayed is not None and Key.read(number).kind in REPLAYED
+        run = self.replayed if again and self.replayed is not None else self.one
+        return run.array(number)
+
     def _findings(self) -> Iterator[Finding]:
         kinds = set(JUDGED)
         watched = set(self.one.facts["recorded"]) | set(self.many.facts["recorded"])
@@ -133,13 +143,13 @@ class Part:
                 side = "one" if number not in self.one.keys else "many"
                 yield Finding(key=what, r=float("inf"), missing=side)
             else:
-                yield self._finding(what, self.one.array(number), self.many.array(number))
+                yield self._finding(what, self.of_one(number), self.many.array(number))
 
     def _cleared(self, findings: list[Finding]) -> list[Finding]:
         """The findings, gradients by the least r of several batches from the initial weights.
 
         A fault is in every batch. A ReLU or a pooling that turns over for the last place of its input is not; it is of
-        one sample at one place, and no larger than that. Updates from such gradients say nothing.
+        one sample at one place, and no larger than that.
         """
         cleared = []
         for found in findings:
@@ -151,7 +161,7 @@ class Part:
             cleared.append(found)
         if not self.turned:
             return cleared
-        return [found for found in cleared if found.key.kind not in ("update", "gradient norm")]
+        return [found for found in cleared if found.key.kind != "gradient norm"]
 
     def _probes(self, name: str) -> Iterator[float]:
         """r of a parameter's gradient in each further batch."""
@@ -166,52 +176,37 @@ class Part:
         apart, broken = _apart(one, many)
         if broken or what.kind in EXACT:
             return Finding(key=what, r=float("inf") if broken or np.any(apart) else 0.0)
-        size, noise = _norm(one), self.one.noise(key(*what))
+        size, nothing = _norm(one), NOTHING.get(self.dtype, SLIGHT) * self._size(what)
+        if what.kind in REPLAYED:
+            last_places = max(_arithmetic(self.dtype) * size, self._last_place(what), nothing)
+            return Finding(key=what, r=ratio(_norm(apart), last_places))
+        noise = self.one.noise(key(*what))
         most, floor = noise if noise is not None else (np.zeros(one.shape), 0.0)
         mask = self._undetermined(what, one.shape)
-        nothing = NOTHING.get(self.dtype, SLIGHT) * self._size(what)
-
-        place = self._last_place(what)
 
         def r(chosen: np.ndarray, at_least: float) -> float:
             noisy = floor if chosen.all() else _norm(most[chosen])
-            return ratio(_norm(apart[chosen]), max(noisy, EPS[self.dtype] * at_least, nothing, place))
+            return ratio(_norm(apart[chosen]), max(noisy, EPS[self.dtype] * at_least, nothing))
 
-        turning = self._turning(what, one.shape)
-        true = r(~mask, size) if not turning.any() else min(r(~mask, size), r(~mask & ~turning, size))
-        if what.kind == "update" and self.dtype != "float64":
-            true /= K  # Adam divides small gradients by their size: a few elements' noise is many times the others'
         part = float(mask.mean()) if mask.size else 0.0
-        return Finding(key=what, r=max(true, r(mask, 0.0)), noise=ratio(floor, size), undetermined=part)
+        found = max(r(~mask, size), r(mask, 0.0))
+        return Finding(key=what, r=found, noise=ratio(floor, size), undetermined=part)
 
     def _last_place(self, what: Key) -> float:
         """An update is the difference of two weights, and known to their last place only."""
         number = key("initial", 0, what.name)
         if what.kind != "update" or number not in self.one.keys:
             return 0.0
-        return min(EPS[self.dtype], EPS["float32"]) * _norm(self.one.array(number))
+        return _arithmetic(self.dtype) * _norm(self.one.array(number))
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
-        """Which elements have no true gradient; nowhere where it is not a gradient's or an update's."""
+        """Which elements have no true gradient; nowhere where it is not a gradient's."""
         run, step = (self.one, what.step) if self.truth is None else (self.truth, 1)
         number = key("probe" if what.kind == "probe" and self.truth is None else "gradient", step, what.name)
         noise = run.noise(number) if what.kind in _MASKED else None
         if noise is None:
             return np.zeros(shape, bool)
         return undetermined(run.array(number), noise[0])
-
-    def _turning(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
-        """Which elements of an update nobody can foretell outside of float64: those whose gradient's sign may turn.
-
-        Adam's first step is the rate times that sign, whatever the gradient's size, so a turned one is off by as much
-        as can be; K noises on each side of 0, with K for chance. A fault shows with them and without them.
-        """
-        number = key("gradient", what.step, what.name)
-        noise = self.one.noise(number) if what.kind == "update" and self.dtype != "float64" else None
-        if noise is None:
-            return np.zeros(shape, bool)
-        found: np.ndarray = noise[0] * K * K >= np.abs(self.one.array(number))
-        return found
 
     def _size(self, what: Key) -> float:
         """The 2-norm over everything of one kind and step: of an optimizer's states, those of one accumulator."""
@@ -220,6 +215,11 @@ class Part:
             some = [n for n in self.one.keys if _alike(Key.read(n)) == alike]
             self._sizes[alike] = _norm(np.array([_norm(self.one.array(n)) for n in some]))
         return self._sizes[alike]
+
+
+def _arithmetic(dtype: str) -> float:
+    """The last place of what optimizers compute in: float32 at least."""
+    return min(EPS[dtype], EPS["float32"])
 
 
 def _alike(what: Key) -> tuple[str, int, str]:

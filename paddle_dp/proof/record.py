@@ -100,10 +100,8 @@ class Recorder:
             amiss = str(error)
         except NotFiniteError:
             pass  # the numbers are compared themselves, and may be so on both sides
-        self._step = step
+        self.states(step)
         self.learner.meet()
-        for name, piece in optimizer_pieces(self.learner).items():
-            self._put("state", name.removeprefix("optimizer/"), piece, piece.array)
         weights = {name for name, _ in self._named}
         running = running_statistics(self.learner)
         others = {n: (t, t) for n, t in self.learner.state().items() if n not in weights}
@@ -114,6 +112,12 @@ class Recorder:
         self._take("statistic", {n: pair for n, pair in others.items() if n in running})
         self._take("buffer", {n: pair for n, pair in others.items() if n not in running})
         return amiss
+
+    def states(self, step: int) -> None:
+        """Writes the optimizer's states down as they are after `step`."""
+        self._step = step
+        for name, piece in optimizer_pieces(self.learner).items():
+            self._put("state", name.removeprefix("optimizer/"), piece, piece.array)
 
     def weights(self, step: int) -> None:
         """Writes the trained weights down as they are after `step`."""

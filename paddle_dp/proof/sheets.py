@@ -17,6 +17,7 @@ import numpy as np
 from paddle_dp.checkpoint.pieces import Box, Piece, assemble, whole
 
 Arrays = Mapping[str, np.ndarray]
+REPLAYED = ("update", "state")  # kinds that one process makes again from the ranks' gradients (proof.replay)
 
 
 class Key(NamedTuple):

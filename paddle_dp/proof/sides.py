@@ -27,7 +27,7 @@ NOT_RUN = 4  # a side that stopped before its end
 REFUSED = 2  # the exit status of a job that somebody can mend by typing something else
 
 
-@dataclass
+@dataclass(eq=False)
 class Side:
     """What one layout left in its folder: runs by name ("wide" in float64, "own"), and what there is to know of it."""
 
@@ -41,6 +41,7 @@ class Side:
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
         self.seconds: float = 0.0  # of the whole side, its processes' start included
+        self.beside: tuple[Side, ...] = ()  # those whose updates it has done again
 
     @property
     def held(self) -> list[dict[str, int]]:
@@ -51,6 +52,15 @@ class Side:
     def run(self, name: str) -> Run | None:
         """None where the side has no such run."""
         return Run.read(self.folder, name, self.ranks)
+
+    def replayed(self, many: Side, name: str) -> Run | None:
+        """What this one process makes of the gradients of a run of `many`: updates, and the optimizer's states.
+
+        None where `many` has no such run. Raises ValueError for a side that `Comparison.one` was not given.
+        """
+        if many not in self.beside:
+            raise ValueError(f"{many.folder} is not among the sides that Comparison.one was given")
+        return Run.read(self.folder / f"replay{self.beside.index(many)}", name, 1)
 
     @property
     def sizes(self) -> list[int]:
@@ -73,12 +83,18 @@ class Comparison:
     holdings: bool = False  # count what each rank holds, too (slow for many parameters)
     rehearse: bool = False  # the training itself, too: proof.rehearsal
 
-    def one(self) -> Side:
-        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError, EndedError."""
+    def one(self, beside: Sequence[Side]) -> Side:
+        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError, EndedError.
+
+        `beside` are the sides that it will be compared with: it does their updates again, from their gradients.
+        """
         words = [word for word in self.overrides if not word.startswith("strategy")]
-        job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one")
+        again = {"beside": [[str(side.folder), side.ranks] for side in beside]}
+        job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one", **again)
         begun = time.perf_counter()
-        return self._side(run_alone(job), job, begun)
+        one = self._side(run_alone(job), job, begun)
+        one.beside = tuple(beside)
+        return one
 
     def many(
         self, ranks: int, words: Sequence[str] = (), name: str = "many", patch: str | None = None
@@ -88,7 +104,8 @@ class Comparison:
         `patch` is "module:function" of a function without arguments that every rank calls before anything is built:
         so an examination puts a fault into a run. The module is found from the current folder.
         """
-        job = self._job([*self.overrides, *words], ranks, self.scratch / name, patch)
+        fault = {} if patch is None else {"patch": patch}
+        job = self._job([*self.overrides, *words], ranks, self.scratch / name, **fault)
         begun = time.perf_counter()
         return self._side(run(job), job, begun)
 
@@ -109,11 +126,9 @@ class Comparison:
         side.seconds = time.perf_counter() - begun
         return side
 
-    def _job(self, words: Sequence[str], ranks: int, folder: Path, patch: str | None = None) -> Job:
+    def _job(self, words: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
-        what |= {"wide": self.wide, "holdings": self.holdings, "rehearse": self.rehearse}
-        if patch is not None:
-            what["patch"] = patch
+        what |= {"wide": self.wide, "holdings": self.holdings, "rehearse": self.rehearse, **more}
         return Job(
             task="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, out=folder, extra=what, quiet=True
         )  # fmt: skip

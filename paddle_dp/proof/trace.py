@@ -30,8 +30,9 @@ from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.rehearsal import rehearse
+from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
-from paddle_dp.proof.sheets import key, write_sheet
+from paddle_dp.proof.sheets import REPLAYED, Key, Run, key, write_sheet
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
@@ -73,8 +74,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
 
     options["ranks"] is the larger side's number of ranks, so that both sides read the same batches; "steps" how many
     of the recipe's own are done; "wide" whether two are done in float64; "holdings" whether what a rank holds is
-    counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["patch"], if
-    any, is "module:function", called first.
+    counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["beside"], for
+    one process, are the sides whose updates it does again: folder and number of ranks (proof.replay). options["patch"],
+    if any, is "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
@@ -90,6 +92,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
             told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     learner = side.run("own", recipe.train.precision)
     told["differences"] = learner.differences()
+    del learner
+    for number, (folder, ranks) in enumerate(options.get("beside", ())):
+        side.replay(number, Path(folder), ranks)
     told |= {"axes": side.mesh.axes.as_dict(), **side.told}
     if side.mesh.is_first:
         (side.folder / "side.json").write_text(json.dumps(told))
@@ -170,6 +175,17 @@ class Side:
         self._judged = wide
         write_sheet(self.folder, name, self.mesh.rank, seen.pieces, facts, **groups)
         return seen.learner
+
+    def replay(self, number: int, folder: Path, ranks: int) -> None:
+        """Does the updates of a side of `ranks` ranks again, and leaves them in the folder replay<number>."""
+        for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
+            many = Run.read(folder, name, ranks)
+            if many is not None:
+                self.given = Given(precision)
+                gc.collect()
+                write_sheet(
+                    self.folder / f"replay{number}", name, 0, replay(self.assembly.learner(), many), {}
+                )
 
 
 @dataclass(frozen=True)
@@ -292,7 +308,7 @@ class Floors:
 
     def add(self, run: Watched) -> None:
         for number, piece in run.pieces.items():
-            if number in self._base:
+            if number in self._base and Key.read(number).kind not in REPLAYED:
                 self._add(number, piece.array.astype("float64") - self._base[number].array)
         for number, seen in run.outputs.items():
             if number in self._outputs and seen.shape == self._outputs[number].shape:

@@ -139,7 +139,8 @@ class Verdict:
             )
 
     def _left_out(self) -> Iterator[str]:
-        yield from (f"Differs by nature: {said}." for said in self.many.differences)
+        word = "Can differ, and did not in these steps" if self._alike else "Differs by nature"
+        yield from (f"{word}: {said}." for said in self.many.differences)
         noisy = {f.key.name: f.undetermined for f in (self.wide or self.own).without_gradient}
         if noisy:
             some = [n if part > 0.999 else f"{part:.0%} of {n}" for n, part in list(noisy.items())[:3]]
@@ -177,13 +178,13 @@ class Verdict:
 
 
 def compare_sides(one: Side, many: Side) -> Verdict:
-    """Lays two sides (proof.sides.Comparison) beside each other."""
+    """Lays two sides (proof.sides.Comparison) beside each other; `one` was given `many`."""
     return Verdict(one, many)
 
 
 def _part(one: Side, many: Side, name: str, truth: Run | None = None) -> Part | None:
     a, b = one.run(name), many.run(name)
-    return Part(a, b, truth) if a is not None and b is not None else None
+    return Part(a, b, truth, one.replayed(many, name)) if a is not None and b is not None else None
 
 
 def _percent(part: float) -> str:

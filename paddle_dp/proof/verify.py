@@ -43,7 +43,7 @@ def verify(
         _announce(steps, ranks)
         many = comparison.many(ranks)
         _announce(steps, 1)
-        verdict = compare_sides(comparison.one(), many)
+        verdict = compare_sides(comparison.one([many]), many)
         found = None
         if rehearse:
             from paddle_dp.proof.rehearsal import Rehearsals, told  # which import paddle

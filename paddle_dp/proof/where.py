@@ -233,7 +233,7 @@ class Search:
             said = "has moved"
         else:
             number = key(*finding.key)
-            c, rest = diagnose.factor(self.part.one.array(number), self.part.many.array(number))
+            c, rest = diagnose.factor(self.part.of_one(number), self.part.many.array(number))
             said = diagnose.update(c, rest, self.degrees) if kind == "update" else _off_by(c, rest)
         return Where(step=step, kind=kind, name=name, sentence=f"step {step}: {words[kind]} {name} {said}")
 

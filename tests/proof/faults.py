@@ -31,6 +31,73 @@ def one_gradient():
     _after_placing(change)
 
 
+def _one(learner):
+    """Of the matrices that lie on this rank the middle one: its name, and itself."""
+    matrices = [(name, p) for name, p in learner.named_parameters(trainable=True) if p.ndim > 1]
+    return matrices[len(matrices) // 2]
+
+
+def any_gradient():
+    """A thousandth too much in one matrix's gradient, on one rank, whatever the model."""
+
+    def change(learner):
+        if LAST:
+            _one(learner)[1].register_hook(lambda gradient: gradient * 1.001)
+
+    _after_placing(change)
+
+
+def faster():
+    """One matrix learns 1 % faster, on every rank."""
+
+    def change(learner):
+        parameter = _one(learner)[1]
+        parameter.optimize_attr = {**parameter.optimize_attr, "learning_rate": 1.01}
+
+    _after_placing(change)
+
+
+def no_decay():
+    """One matrix does not decay, on every rank."""
+
+    def change(learner):
+        spared, optimizer = _one(learner)[1], learner.optimizer
+        spared.regularizer = None
+        for word in ("_apply_decay_param_fun", "_exclude_from_weight_decay_fn"):
+            asked = getattr(optimizer, word, None)
+            if asked is not None:
+                out = word.startswith("_exclude")
+                setattr(optimizer, word, _but(asked, spared, out))
+
+    _after_placing(change)
+
+
+def _but(asked, spared, answer):
+    """`asked`, with this answer for one parameter: optimizers ask for its name or give itself."""
+    return lambda given: answer if getattr(given, "name", given) == spared.name else asked(given)
+
+
+def stale_moment():
+    """From the second update on, one matrix's first moment (or velocity) is the one before the last update's."""
+
+    def change(learner):
+        step, spared = learner._step, _one(learner)[1]
+        kept = []  # before each update; nothing before the first, which makes them
+
+        def stepping():
+            tables = {n: t for n, t in learner.optimizer._accumulators.items() if "pow" not in n}
+            mine = {n: t[spared.name] for n, t in tables.items() if spared.name in t and "moment2" not in n}
+            kept.append({n: tensor.clone() for n, tensor in mine.items()})
+            if len(kept) > 1:
+                for name, tensor in mine.items():
+                    tensor.set_value(kept[-2].get(name, paddle.zeros_like(tensor)))
+            step()
+
+        learner._step = stepping
+
+    _after_placing(change)
+
+
 def no_exchange():
     """Gradients never meet."""
     learn = Learner._learn

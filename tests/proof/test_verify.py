@@ -76,26 +76,31 @@ def test_one_rank_has_nothing_to_compare(tmp_path):
     assert "2 ranks or more" in done.stderr
 
 
+FOUND = {
+    "one_gradient": ("gradient", "gradient of body.4.weight is off by 0."),
+    "no_exchange": ("gradient", "on the data axis is"),
+    "mean_of_means": ("gradient", "equal shares agree, unequal ones"),
+    "local_norm": ("output", "the forward output of body.1 is the first that differs"),
+    "moved_buffer": ("buffer", "buffer clock"),
+    "faster": ("update", "update of body.4.weight is off by 1 % of one process's, with equal gradients"),
+    "no_decay": ("update", "update of body.4.weight is 0.9"),
+    "stale_moment": ("update", "step 2: update of body.4.weight is"),
+}
+
+
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    comparison = Comparison(recipe(folder), ("train.micros=1",), 2, 2, folder)
-    return comparison, comparison.one()
+    comparison = Comparison(recipe(folder), ("train.micros=1", "optimizer.weight_decay=0.01"), 2, 2, folder)
+    many = {fault: comparison.many(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
+    return comparison.one(list(many.values())), many
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "says"),
-    [
-        ("one_gradient", "gradient", "gradient of body.4.weight is off by 0."),
-        ("no_exchange", "gradient", "on the data axis is"),
-        ("mean_of_means", "gradient", "equal shares agree, unequal ones"),
-        ("local_norm", "output", "the forward output of body.1 is the first that differs"),
-        ("moved_buffer", "buffer", "buffer clock"),
-    ],
-)
-def test_a_fault_is_found_and_its_place_is_named(convnet, fault, kind, says):
-    comparison, one = convnet
-    verdict = compare_sides(one, comparison.many(2, name=fault, patch=FAULTS + fault))
+@pytest.mark.parametrize("fault", FOUND)
+def test_a_fault_is_found_and_its_place_is_named(convnet, fault):
+    one, many = convnet
+    kind, says = FOUND[fault]
+    verdict = compare_sides(one, many[fault])
     assert verdict.status == 1
     assert verdict.where is not None and verdict.where.kind == kind, verdict.where
     assert says in verdict.where.sentence
@@ -118,7 +123,8 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
     path = recipe(tmp_path, optimizer="sgd")
     mine = ("model={use: tests.proof.test_verify.Referred}", "dataset.as_image=false", "train.micros=1")
     comparison = Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path)
-    verdict = compare_sides(comparison.one(), comparison.many(2))
+    many = comparison.many(2)
+    verdict = compare_sides(comparison.one([many]), many)
     assert verdict.status == 1
     assert "with the samples of each micro in another order" in verdict.sentences[0]
     assert verdict.where is not None and verdict.where.kind == "output"

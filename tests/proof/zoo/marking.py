@@ -44,10 +44,13 @@ class Mark:
 
 
 def examine(names: Sequence[str], scratch: Path) -> list[Mark]:
-    """Runs every named case on one process and on its ranks, and marks it. Few jobs: one for each number of ranks."""
+    """Runs every named case on its ranks and on one process, and marks it. Few jobs: one for each number of ranks.
+
+    One process goes last: it does the ranks' updates again.
+    """
     cases = [CASES[name] for name in names]
     answers: dict[int, dict[str, Any]] = {}
-    for ranks in sorted({1, *(case.setting.ranks for case in cases)}):
+    for ranks in sorted({1, *(case.setting.ranks for case in cases)}, reverse=True):
         mine = [case.name for case in cases if ranks in (1, case.setting.ranks)]
         answers[ranks] = _sit(mine, ranks, scratch / str(ranks))
     return [_mark(case, answers, scratch) for case in cases]
@@ -125,6 +128,7 @@ def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | Non
             else (kinds.get(found.kind, found.kind), found.step, found.sentence)
         )
     one, other = (Side(scratch / str(n) / slug(case.name) / "trace", n) for n in (1, ranks))
+    one.beside = (other,)
     verdict = compare_sides(one, other)
     if verdict.status == SAME:
         return None, None, " ".join(verdict.sentences)

@@ -1,0 +1,66 @@
+"""What is said of two sides, from what they left in their folders."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paddle_dp.checkpoint.pieces import Piece
+from paddle_dp.proof import Side, compare_sides
+from paddle_dp.proof.sheets import key, write_sheet
+
+DRAWS = (
+    "2 (Noise) draws Paddle's random numbers, others on another number of ranks: only dropout's are the same"
+)
+
+
+def side(folder, gradient, differences=()):
+    """A side of one rank and one step, in the recipe's own precision only."""
+    quantities = {
+        ("initial", 0): 1.0,
+        ("gradient", 1): gradient,
+        ("update", 1): -gradient,
+        ("weight", 1): 1 - gradient,
+    }
+    pieces = {
+        key(kind, step, "w"): Piece.whole("w", np.full(3, value))
+        for (kind, step), value in quantities.items()
+    }
+    row = {"loss": 1.0, "gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
+    facts = {
+        "dtype": "float32", "rows": [row], "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
+        "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "reader": 0, "seats": {}, "beyond": {},
+    }  # fmt: skip
+    write_sheet(folder, "own", 0, pieces, facts)
+    told = {"wide": None, "differences": list(differences), "axes": {"data": 1}}
+    (folder / "side.json").write_text(json.dumps(told))
+    return Side(folder, 1)
+
+
+def compared(tmp_path, gradient):
+    one, many = side(tmp_path / "one", 0.5), side(tmp_path / "many", gradient, [DRAWS])
+    one.beside = (many,)
+    write_sheet(
+        one.folder / "replay0", "own", 0, {key("update", 1, "w"): Piece.whole("w", np.full(3, -gradient))}, {}
+    )
+    return compare_sides(one, many)
+
+
+def test_what_made_no_difference_is_not_said_to_differ(tmp_path):
+    """A layer that draws random numbers, on one stage of a pipeline: «Differs by nature», and then SAME, it was."""
+    said = compared(tmp_path, 0.5).sentences
+    assert f"Can differ, and did not in these steps: {DRAWS}." in said
+    assert said[-1].startswith("SAME:")
+    assert not any("Differs" in sentence for sentence in said)
+
+
+def test_what_may_have_made_a_difference_is_said_before_it(tmp_path):
+    said = compared(tmp_path, 0.6).sentences
+    assert f"Differs by nature: {DRAWS}." in said
+    assert said[-1].startswith("DIFFERENT:")
+
+
+def test_a_side_that_one_process_knows_nothing_of_is_not_compared(tmp_path):
+    one, many = (side(tmp_path / name, 0.5) for name in ("one", "many"))
+    with pytest.raises(ValueError, match="not among the sides"):
+        compare_sides(one, many)

@@ -1,0 +1,169 @@
+"""How far the proof's limit, r ≤ 8, lies from honest layouts and from small faults; tables in markdown.
+
+python tools/proof_margins.py                       # of several recipes, precisions and optimizers: minutes
+python tools/proof_margins.py --only llama_tiny     # rows whose names begin so
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paddle_dp.errors import EndedError
+from paddle_dp.proof import Comparison, Verdict, compare_sides
+from paddle_dp.proof.compare import Part
+from paddle_dp.proof.report import number
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+DATA = ((2, "data"), (3, "data"))
+HYBRID = (
+    *DATA, (2, "tensor=2"), (2, "pipeline=2"), (2, "sharding=2"), (4, "tensor=2 pipeline=2"), (4, "sharding=4 stage=3"),
+)  # fmt: skip
+KINDS = ("gradient", "update", "state")
+FAULTS = {
+    "any_gradient": "0.1 % in a gradient, one rank",
+    "faster": "1 % in a rate",
+    "no_decay": "no decay",
+    "stale_moment": "stale moment",
+}
+DECAY = "optimizer.weight_decay=0.05"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe of configs/ with overrides, its honest layouts, and the faults that are put into two of its ranks."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    layouts: tuple[tuple[int, str], ...] = DATA
+
+    @property
+    def faults(self) -> list[str]:
+        """Those that there can be: plain gradient descent has no moments."""
+        return [fault for fault in FAULTS if fault != "stale_moment" or "sgd" not in self.name]
+
+    @property
+    def name(self) -> str:
+        """The recipe and what stands instead of its own settings."""
+        said = [word.removeprefix("train.precision=").removeprefix("optimizer=") for word in self.overrides]
+        return ", ".join(
+            [f"`{self.recipe}`", *(f"`{word}`" for word in said if not word.startswith("optimizer."))]
+        )
+
+
+CASES = (
+    Case("gpt_tiny", (), HYBRID),
+    Case("llama_tiny", (), HYBRID),
+    Case("gpt_tiny", ("optimizer={use: sgd, clip: 0.5}", DECAY)),
+    Case("gpt_tiny", ("optimizer={use: momentum, clip: 0.5}", DECAY)),
+    Case("gpt_tiny", ("optimizer={use: lamb, clip: 0.5}", DECAY)),
+    Case("gpt_tiny", ("train.precision=bfloat16",)),
+    Case("gpt_tiny", ("train.precision=float16",)),
+    Case("llama_tiny", ("train.precision=bfloat16",)),
+    Case("llama_tiny", ("train.precision=float16",)),
+    Case("digits_mlp"),
+    Case("digits_convnet", (DECAY,)),
+    Case("digits_convnet", ("train.precision=bfloat16", DECAY)),
+    Case("digits_convnet", ("train.precision=float16", DECAY)),
+    Case("vit_digits"),
+    Case("vit_digits", ("train.precision=bfloat16",)),
+)
+
+
+def worst(parts: Sequence[Part | None], kind: str) -> float | None:
+    """The largest r of a kind; None where nothing of it was compared."""
+    found = [row.worst.r for part in parts if part is not None for row in part.rows if row.kind == kind]
+    return max(found, default=None)
+
+
+def words(layout: str) -> list[str]:
+    """Overrides of the strategy: "tensor=2 pipeline=2"."""
+    if layout == "data":
+        return ["strategy={use: data_parallel, sync_batch_norm: true}"]
+    return ["strategy={use: hybrid, data: auto}", *(f"strategy.{word}" for word in layout.split())]
+
+
+def measured(case: Case, steps: int) -> tuple[list[Verdict], dict[str, Verdict]]:
+    """The verdicts of honest layouts, and of two ranks with each fault. One process goes last."""
+    recipe = CONFIGS / f"{case.recipe}.yaml"
+    with tempfile.TemporaryDirectory(prefix="paddle-dp-margins-") as scratch:
+        most = max(ranks for ranks, _ in case.layouts)
+        comparison = Comparison(recipe, case.overrides, steps, most, Path(scratch))
+        honest = [
+            comparison.many(ranks, words(layout), f"{place}")
+            for place, (ranks, layout) in enumerate(case.layouts)
+        ]
+        faulty = {
+            fault: comparison.many(2, words("data"), fault, f"tests.proof.faults:{fault}")
+            for fault in case.faults
+        }
+        one = comparison.one([*honest, *faulty.values()])
+        found = [compare_sides(one, side) for side in honest]
+        return found, {fault: compare_sides(one, side) for fault, side in faulty.items()}
+
+
+def rows(case: Case, honest: Sequence[Verdict], faulty: dict[str, Verdict]) -> tuple[str, str, bool]:
+    """The case's lines of both tables, and whether every honest layout is the same and every fault is not."""
+    cells = [
+        _cell([worst([getattr(verdict, run)], kind) for verdict in honest])
+        for run in ("wide", "own")
+        for kind in KINDS
+        if (run, kind) != ("own", "state")
+    ]
+    same = sum(verdict.same for verdict in honest)
+    first = f"| {case.name} | {len(honest)} | {' | '.join(cells)} | {same} of {len(honest)} |"
+    cells = []
+    for fault in FAULTS:
+        kind = "gradient" if fault == "any_gradient" else "update"
+        for run in ("wide", "own"):
+            seen = run == "wide" or fault != "stale_moment"  # which is one of the second update
+            cells.append(
+                _cell([worst([getattr(faulty[fault], run)], kind)] if fault in faulty and seen else [])
+            )
+    caught = sum(verdict.status == 1 for verdict in faulty.values())
+    second = f"| {case.name} | {' | '.join(cells)} | {caught} of {len(faulty)} |"
+    return first, second, same == len(honest) and caught == len(faulty)
+
+
+def _cell(found: Sequence[float | None]) -> str:
+    known = [r for r in found if r is not None]
+    return number(max(known)) if known else ""
+
+
+def main() -> int:
+    """0 when every honest layout is the same, and every fault is caught."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="NAME", help="recipes whose names begin so"
+    )
+    parser.add_argument("--steps", type=int, default=8)
+    given = parser.parse_args()
+    first = [
+        "| recipe | layouts | gradient, float64 | update | state | gradient, own | update | same |",
+        "|---" * 8 + "|",
+    ]
+    told = [f"{name}, {part}" for name in FAULTS.values() for part in ("float64", "own")]
+    second = [f"| recipe | {' | '.join(told)} | caught |", "|---" * (2 + len(told)) + "|"]
+    good = True
+    for case in CASES:
+        if case.recipe.startswith(tuple(given.only)):
+            honest, faulty, right = rows(case, *measured(case, given.steps))
+            print(honest, faulty, sep="\n", file=sys.stderr, flush=True)
+            first, second, good = [*first, honest], [*second, faulty], good and right
+    print(*first, "", *second, sep="\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except EndedError as error:
+        sys.exit(error.exit_status)
