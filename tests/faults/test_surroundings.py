@@ -13,12 +13,18 @@ import sys
 import pytest
 
 
-def test_two_jobs_at_once_do_not_meet(start):
-    jobs = [start("say") for _ in range(2)]
-    for job in jobs:
-        status, said, complained = job.finish()
-        assert status == 0, complained
-        assert said.splitlines()[1:] == ["rank 0 of 2 says 3"]
+@pytest.mark.parametrize(
+    "times", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_two_jobs_at_once_do_not_meet(start, times):
+    """The long one counts starts, each beside another: no port is taken by somebody else, nothing else is said."""
+    failed = []
+    for _ in range(times):
+        for job in [start("say") for _ in range(2)]:
+            status, said, complained = job.finish()
+            if (status, said.splitlines()[1:]) != (0, ["rank 0 of 2 says 3"]):
+                failed.append(f"{status}\n{said}{complained}")
+    assert not failed, f"{len(failed)} of {2 * times} starts:\n" + "\n".join(failed)
 
 
 def test_leftovers_in_the_environment_are_ignored(start):
