@@ -29,7 +29,8 @@ FLOORS: dict[str, float] = {
 }  # fmt: skip
 REACH: dict[str, float] = {  # the highest floor that may be imported, where it is not «every floor below mine»
     "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "callbacks": 4, "models": -1,
-    "launch": 1.5, "launch.worker": 4,  # a worker is inside a rank; the rest of launch plans and watches from outside
+    # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
+    "launch": 1.5, "launch.worker": 4, "launch.resume": 3,
     "": -1,  # paddle_dp/__init__.py loads its words when they are used
 }  # fmt: skip
 SHELVES = ("callbacks", "datasets", "losses", "models", "optimizers", "schedules", "strategies")

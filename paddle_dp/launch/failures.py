@@ -54,7 +54,7 @@ class Failure:
             status = error.code if isinstance(error.code, int) else 1
             message = f"sys.exit({error.code!r})"
         if isinstance(error, KeyboardInterrupt):
-            message, status = "interrupted. Go on with --resume.", 130
+            message, status = "interrupted.", 130
         return cls(
             rank=rank, kind=type(error).__name__, message=message, exit_status=status, traceback=words,
             expected=isinstance(error, PaddleDPError | KeyboardInterrupt),

@@ -106,7 +106,7 @@ def _alone(plan: Plan, attempt: Path) -> int:
     job = plan.job
     _announce(plan, dict(os.environ), attempt)
     failure = guarded(lambda: work(job.task, job.recipe, job.all_overrides, job.options), attempt)
-    return _answer(failure, plan, None)
+    return _answer(failure, plan, attempt, None)
 
 
 def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
@@ -118,13 +118,12 @@ def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
     _announce(plan, variables, attempt)
     outcome, supervision, told = watched(argv(plan, attempt, meeting), plan, attempt, variables, screen)
     if isinstance(outcome, Failure):
-        return _answer(outcome, plan, supervision.log_of(outcome.rank))
+        return _answer(outcome, plan, attempt, supervision.log_of(outcome.rank))
     if outcome > 128 and told.number:
-        _say(f"ended by {told.name}: no process is left. Go on with --resume.")
+        _end(f"ended by {told.name}: no process is left.", plan, attempt)
     elif outcome:
-        _say(
-            f"{logs.tail(attempt / 'launcher.log', 12)}\nthe launcher ended with {outcome}: {attempt / 'launcher.log'}"
-        )
+        log = attempt / "launcher.log"
+        _end(f"{logs.tail(log, 12)}\nthe launcher ended with {outcome}: {log}", plan, attempt)
     return outcome
 
 
@@ -169,15 +168,26 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     return getattr(sys.stdout, "buffer", None)
 
 
-def _answer(failure: Failure | None, plan: Plan, log: Path | None) -> int:
-    """Shows the failure, last on the screen, and returns its exit status."""
+def _answer(failure: Failure | None, plan: Plan, attempt: Path, log: Path | None) -> int:
+    """Shows the failure, last on the screen but for how to go on, and returns its exit status."""
     if failure is None:
         return 0
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")  # a progress bar that was cut off had hidden the cursor
         sys.stdout.flush()
-    _say(failures.describe(failure, plan.ranks * plan.nodes, log))
+    said = failures.describe(failure, plan.ranks * plan.nodes, log)
+    if failure.exit_status == UsageError.exit_status:  # to be typed differently, so not to be gone on with
+        _say(said)
+    else:
+        _end(said, plan, attempt)
     return failure.exit_status
+
+
+def _end(said: str, plan: Plan, attempt: Path) -> None:
+    """Shows why the job ended, and how to go on."""
+    from paddle_dp.launch.resume import how_to_resume  # NumPy comes with it, and few jobs fail
+
+    _say("\n".join(filter(None, [said, how_to_resume(plan.job, attempt.parent.parent)])))
 
 
 def _say(text: str) -> None:

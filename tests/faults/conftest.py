@@ -57,7 +57,7 @@ class Started:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on tests/faults/tasks.py:task."""
+    """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.tasks:task."""
     jobs: list[Started] = []
 
     def begin(task: str, ranks: int | None = 2, env: dict[str, str] | None = None, **job: Any) -> Started:
@@ -66,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         extra = {"pids": str(folder / "pids"), **job.pop("extra", {})}
         named = {
             "recipe": "tests/faults/tiny.yaml",
-            "task": f"tests.faults.tasks:{task}",
+            "task": task if task == "train" else f"tests.faults.tasks:{task}",
             "out": str(folder / "run"),
         }
         words = {**named, "ranks": ranks, **job, "extra": extra}

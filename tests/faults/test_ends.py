@@ -28,7 +28,7 @@ def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start, num
     found, _, complained = job.finish(timeout=10)
     assert found == status and not job.left()
     assert {path.name for path in job.pids.glob("*.away")} == {"0.away", "1.away"}
-    assert complained == f"ended by {number.name}: no process is left. Go on with --resume.\n"
+    assert complained == f"ended by {number.name}: no process is left.\n"
 
 
 def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
@@ -79,4 +79,4 @@ def test_one_rank_is_interrupted_in_this_process(start):
     job.rank_pids(1)
     job.process.send_signal(signal.SIGINT)
     status, _, complained = job.finish(timeout=10)
-    assert (status, complained) == (130, "interrupted. Go on with --resume.\n")
+    assert (status, complained) == (130, "interrupted.\n")

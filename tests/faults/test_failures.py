@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
 CULPRIT = "the culprit's own words"
+RECIPE = """
+model: {use: mlp}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: sgd}
+train: {length: 400 steps, batch: 64}
+callbacks: [{use: metrics, every: 20 steps}, {use: checkpoint, every: 20 steps}]
+"""
 
 
 def test_a_raise_in_rank_1_is_the_last_traceback_on_the_screen(start):
@@ -68,3 +82,37 @@ def test_one_rank_fails_in_its_own_words(start):
     assert complained.count("Traceback") == 1 and "launch/worker.py" not in complained
     (written,) = job.out.glob("logs/attempt-001/failure.rank-0.json")
     assert json.loads(written.read_text())["kind"] == "ValueError"
+
+
+@pytest.mark.timeout(180)
+def test_what_the_screen_ends_with_goes_on_where_a_killed_rank_had_saved(start, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    job = start("train", recipe=str(recipe), overrides=["train.batch=48"])
+    end = time.monotonic() + 60
+    while not list(job.out.glob("checkpoints/step-*40")):
+        assert job.process.poll() is None and time.monotonic() < end, job.process.communicate()
+        time.sleep(0.01)
+    family = psutil.Process(job.process.pid).children(recursive=True)
+    os.kill(next(one.pid for one in family if one.cmdline()[2].endswith("worker.py")), signal.SIGKILL)
+    status, _, complained = job.finish()
+    *_, cause, log, hint = complained.splitlines()
+    assert status == 137 and "failed first: was ended by SIGKILL" in cause and log.startswith("log: ")
+    wanted = rf"go on from step (\d+): paddle-dp (train {recipe} train.batch=48 --ranks 2 --out {job.out} --resume)"
+    found = re.fullmatch(wanted, hint)
+    assert found and int(found[1]) >= 40, hint
+    words = [sys.executable, "-m", "paddle_dp", *shlex.split(found[2])]
+    again = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    assert again.returncode == 0, again.stderr
+    rows = map(json.loads, (job.out / "metrics.jsonl").read_text().splitlines())
+    assert [row["step"] for row in rows if row["event"] == "step"] == list(range(20, 401, 20))
+
+
+def test_where_nothing_was_saved_the_screen_says_so(start, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("cross_entropy", "tests.faults.tasks.broken_loss"))
+    job = start("train", recipe=str(recipe), ranks=1)
+    status, _, complained = job.finish()
+    assert status == 1
+    nothing = f"nothing to go on from: there is no usable checkpoint in {job.out}/checkpoints yet\n"
+    assert complained.endswith(f"ValueError: {CULPRIT}\n{nothing}")
