@@ -13,27 +13,31 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
+from paddle_dp.parallel.tensor import misfit
 
 # Of the largest output: rounding of another order is far below, a head in another's place far above.
 ALLOWED = {paddle.float64: 1e-9}
 ROUNDING = 2e-4
+DOCS = "docs/add-a-part.md"
 
 
 class AsWhole:
     """What a whole model gives in evaluation for `samples()`; asked before the model is cut.
 
-    Without samples, and for a model that draws random numbers in evaluation, nothing is compared.
+    Without samples nothing is compared, and only shapes are for a model that draws random numbers in evaluation, or
+    without `values`: for who compares them anyway, and says where they part.
     """
 
-    def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None):
+    def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True):
         self._inputs = None if samples is None else cast(samples(), read_by(model))
-        before = _drawn()
-        self._outputs = [] if samples is None else self._run(model)
-        if before != _drawn():
-            self._outputs = []
+        self._cut, self._flow, before = misfit.ways(model), misfit.Flow(), _drawn()
+        self._outputs: list[paddle.Tensor] = []
+        if samples is not None:
+            self._outputs, self._flow = self._run(model)
+        self._values = values and before == _drawn()
 
     def check(self, model: nn.Layer, setting: str, slices: list[tuple[int, Any]]) -> None:
         """Raises UsageError unless the model, cut by now, gives the same. Collective over the groups that cut it.
@@ -42,22 +46,40 @@ class AsWhole:
         """
         if not self._outputs:
             return
-        for whole, part in zip(self._outputs, self._run(model), strict=True):
+        outputs, flow = self._run(model, setting)
+        for whole, part in zip(self._outputs, outputs, strict=True):
             for dim, group in slices:
                 if part.ndim > 1 and part.shape[dim] != whole.shape[dim]:
                     whole = paddle.split(whole, group.nranks, axis=dim)[group.rank]
             if part.shape != whole.shape:
-                raise _refused(model, setting, f"its outputs are {part.shape} and not {whole.shape}")
-            if not whole.is_floating_point() or not whole.size:
+                why = misfit.ended(self._cut, self._flow, flow, list(part.shape))
+                said = f"its outputs are {list(part.shape)} and not {list(whole.shape)}"
+                raise UsageError(f"{setting}: {why} ({DOCS}).") if why else _refused(model, setting, said)
+            if not self._values or not whole.is_floating_point() or not whole.size:
                 continue
             apart, largest = (float(x.abs().max()) for x in (part - whole, whole))
             if apart > ALLOWED.get(whole.dtype, ROUNDING) * largest:
                 said = f"its outputs are up to {apart:.2g} apart, and the largest is {largest:.2g}"
                 raise _refused(model, setting, said)
 
-    def _run(self, model: nn.Layer) -> list[paddle.Tensor]:
-        with _in_evaluation(model), paddle.no_grad(), default_dtype(read_by(model)):
-            return [x for x in paddle.utils.flatten(model(self._inputs)) if isinstance(x, paddle.Tensor)]
+    def _run(self, model: nn.Layer, setting: str = "") -> tuple[list[paddle.Tensor], misfit.Flow]:
+        """The outputs, and what went through the layers. Raises UsageError where what `setting` has cut stops it."""
+        with (
+            _in_evaluation(model),
+            paddle.no_grad(),
+            default_dtype(read_by(model)),
+            misfit.watched(model) as flow,
+        ):
+            try:
+                outputs = model(self._inputs)
+            except PaddleDPError:
+                raise
+            except Exception as error:
+                why = misfit.stopped(model, self._cut, self._flow, flow) if setting else None
+                if why is None:
+                    raise
+                raise UsageError(f"{setting}: {why} ({DOCS}).") from error
+        return [x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor)], flow
 
 
 @contextmanager
@@ -84,5 +106,5 @@ def _refused(model: nn.Layer, setting: str, said: str) -> UsageError:
     return UsageError(
         f"{setting}: cut as `cuts` and `attends` say, {type(model).__name__} is another model: {said}. `heads` wants "
         "whole heads beside each other (q, k and v of one head together, or in layers of their own), `columns` go "
-        "into `rows`, and tokens meet in `attends` alone (docs/add-a-part.md)."
+        "into `rows`, and tokens meet in `attends` alone ({DOCS})."
     )

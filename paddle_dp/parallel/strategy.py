@@ -31,7 +31,8 @@ class Task:
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
     `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
-    `compared`: a proof compares outputs itself and names where they differ, so a wrong cut is not refused before.
+    `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
+    right shape is not refused before.
     """
 
     model: nn.Layer

@@ -150,7 +150,7 @@ class Hybrid:
             check_table(task.model, task.samples, "strategy")
         if self.config.sync_batch_norm and axes.readers > 1:
             synchronize(task.model, Readers.of(self.seats))
-        model, loss = self._cut(task.model, task.loss, None if task.compared else task.samples)
+        model, loss = self._cut(task)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
@@ -175,9 +175,9 @@ class Hybrid:
             self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
         )
 
-    def _cut(self, model: Any, loss: Any, samples: Any) -> tuple[Any, Any]:
-        """The model and the loss of this rank's seats on the tensor and the sequence axis, where a cut model gives
-        what the whole one gave for `samples()`."""
+    def _cut(self, task: Task) -> tuple[Any, Any]:
+        """The task's model and loss as this rank's seats on the tensor and the sequence axis have them, where a cut
+        model gives what the whole one gave for its first samples."""
         from paddle_dp.parallel.as_whole import AsWhole
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence.megatron_sp import SequenceCutter
@@ -185,8 +185,10 @@ class Hybrid:
         from paddle_dp.parallel.tensor.layers import Cutter
         from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
 
-        axes, slices = self.mesh.axes, []
-        before = AsWhole(model, samples if axes.tensor > 1 or axes.sequence > 1 else None)
+        axes, model, loss = self.mesh.axes, task.model, task.loss
+        slices: list[tuple[int, Any]] = []
+        cut = axes.tensor > 1 or axes.sequence > 1
+        before = AsWhole(model, task.samples if cut else None, values=not task.compared)
         if axes.tensor > 1:
             group = self.seats.get_model_parallel_group()
             cutter = SequenceCutter(group) if self.config.sequence_parallel else Cutter(group)

@@ -34,20 +34,47 @@ class Fused(nn.Layer):
         return self.out(self._attend(self.qkv(x)))
 
 
-def place(cases):
+class Middle(nn.Layer):
+    """A chain whose `cuts` somebody else gives; `norm` in its middle wants all features, `view` reads a number."""
+
+    def __init__(self, cuts, norm=False, view=False):
+        super().__init__()
+        self.cuts, self.view = cuts, view
+        self.first, self.second, self.head = nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 10)
+        self.norm = nn.LayerNorm(32) if norm else nn.ReLU()
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x))
+        return self.head(self.second(hidden.reshape([-1, 6, 32]) if self.view else hidden))
+
+
+MODELS = {
+    "heads beside each other": lambda: Fused(True),
+    "parts beside each other": lambda: Fused(False),
+    "right": lambda: Middle({"first": "columns", "second": "rows"}),
+    "no rows": lambda: Middle({"first": "columns"}),
+    "no columns": lambda: Middle({"second": "rows"}),
+    "norm": lambda: Middle({"first": "columns", "second": "rows"}, norm=True),
+    "view": lambda: Middle({"first": "columns", "second": "rows"}, view=True),
+    "head": lambda: Middle({"head": "columns"}),
+}
+
+
+def place(cases, compared=False):
     """What is said of each model, placed on a tensor axis; "" where it is."""
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
     from paddle_dp.part import read_part
 
     mesh, said = join(seed=3), []
-    for beside in cases:
+    for case in cases:
         inputs = paddle.to_tensor(np.random.RandomState(0).randn(2, 6, 16).astype("float32"))
         task = Task(
-            model=Fused(beside),
+            model=MODELS[case](),
             loss=lambda outputs, targets: (outputs - targets).square(),
             optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
             samples=lambda inputs=inputs: inputs,
+            compared=compared,
         )
         try:
             read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task)
@@ -59,6 +86,29 @@ def place(cases):
 
 def test_parts_of_a_fused_projection_are_no_heads():
     """Such a run trained another model, and said that it was one process's."""
-    for good, bad in run_ranks(f"{HERE}:place", 2, [True, False]):
+    for good, bad in run_ranks(f"{HERE}:place", 2, ["heads beside each other", "parts beside each other"]):
         assert good == ""
         assert bad.startswith("strategy.tensor: cut as `cuts` and `attends` say, Fused is another model")
+
+
+SLICES = "first is cut by columns, so each rank holds [2, 6, 16] of its outputs [2, 6, 32], and"
+SAID = {
+    "right": "",
+    "no rows": f"{SLICES} second (Linear) got [2, 6, 16] where it wants [2, 6, 32]. Cut second by rows, which adds up",
+    "no columns": "second (Linear) is cut by rows, and got all of its inputs, [2, 6, 32]: rows take what columns give.",
+    "norm": f"{SLICES} norm (LayerNorm) got [2, 6, 16] where it wants [2, 6, 32]. A LayerNorm needs all of them: leave",
+    "view": f"{SLICES} the forward of the model (Middle) cannot go on with them. Between columns and rows, a forward",
+    "head": "head is cut by columns, and what each rank holds, [2, 6, 5] of its outputs [2, 6, 10], is what the model "
+    "gives. If these are scores of classes, cut head by classes",
+}
+
+
+def test_a_slice_that_fits_nowhere_is_named_with_who_made_it_who_got_it_and_what_to_write():
+    """It was a matrix product whose shapes do not fit; and of cut scores verify said that a side did not run."""
+    for compared in (False, True):
+        for said in run_ranks(f"{HERE}:place", 2, list(SAID), compared):
+            for case, sentence in zip(SAID, said, strict=True):
+                if not SAID[case]:
+                    assert sentence == ""
+                else:
+                    assert sentence.startswith(f"strategy.tensor: {SAID[case]}"), (case, sentence)
