@@ -7,11 +7,14 @@ from collections.abc import Iterable
 import paddle
 
 
-def global_norm(parameters: Iterable[paddle.Tensor]) -> paddle.Tensor:
-    """The 2-norm over all gradients together, 0-d and in float32 at least, on the device (0 when there are none)."""
+def global_norm(parameters: Iterable[paddle.Tensor], empty: str = "float32") -> paddle.Tensor:
+    """The 2-norm over all gradients together, 0-d and in float32 at least, on the device.
+
+    Where there are none it is 0, in the type `empty`: ranks that add their norms up must have them in one type.
+    """
     with paddle.no_grad():
         squares = [_squares(_wide(p.grad)) for p in parameters if p.grad is not None]
-        return paddle.add_n(squares).reshape([]).sqrt() if squares else paddle.zeros([])
+        return paddle.add_n(squares).reshape([]).sqrt() if squares else paddle.zeros([], empty)
 
 
 def _squares(gradient: paddle.Tensor) -> paddle.Tensor:

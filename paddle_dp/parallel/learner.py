@@ -170,7 +170,7 @@ class Learner:
 
     def gradient_norm(self) -> paddle.Tensor:
         """The 2-norm over all gradients of the whole model, 0-d, once they have met."""
-        return gradients.global_norm(self.trainable)
+        return gradients.global_norm(self.trainable, "float64" if self.mixed.double else "float32")
 
     def count_ahead(self, batch: Batch) -> float | None:
         """What the losses of this global batch are over, on all ranks and micros, where that is known before the

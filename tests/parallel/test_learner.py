@@ -148,3 +148,18 @@ def test_an_optimizer_with_another_schedule_is_refused():
     finished = paddle.optimizer.SGD(one, parameters=model.parameters())
     with pytest.raises(UsageError, match="a schedule of its own"):
         place_whole(Task(model=model, loss=Summed(), optimizer=finished, schedule=other), Mesh.alone())
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_gradient_norm_has_the_type_of_the_precision_though_nothing_learns(precision, learns):
+    """Ranks that add their norms up abort where one of them has another type."""
+    model = nn.Linear(3, 2)
+    for parameter in model.parameters():
+        parameter.stop_gradient = not learns
+    ours = learner(Summed(), precision, model)
+    if learns:
+        ours.train_batch(batch(4), observe=True)
+        assert ours.observed["gradient_norm"] > 0
+    assert str(ours.gradient_norm().dtype) == f"paddle.{precision}"
+    assert ours.gradient_norm().shape == []
