@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
+from paddle_dp.proof.rehearsed import Rehearsals, told
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
 from paddle_dp.proof.verdict import DIFFERENT, compare_sides
@@ -46,8 +47,6 @@ def verify(
         verdict = compare_sides(comparison.one([many]), many)
         found = None
         if rehearse:
-            from paddle_dp.proof.rehearsal import Rehearsals, told  # which import paddle
-
             found = Rehearsals.read(verdict.one.folder, many.folder, ranks).first_difference()
         if as_text:
             show(recipe, verdict, time.perf_counter() - begun)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from paddle_dp.proof.rehearsal import Rehearsals, told
+from paddle_dp.proof.rehearsed import Rehearsals, told
 
 
 def side(**changes):

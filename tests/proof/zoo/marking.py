@@ -14,7 +14,7 @@ from typing import Any
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.start import run
 from paddle_dp.proof import Side, compare_sides
-from paddle_dp.proof.rehearsal import Rehearsals
+from paddle_dp.proof.rehearsed import Rehearsals
 from paddle_dp.proof.sides import run_alone
 from paddle_dp.proof.verdict import SAME
 from tests.proof.zoo.case import RECIPES, Fault, Honest

@@ -1,0 +1,135 @@
+"""Two rehearsals laid beside each other: what one process did without interruption, and what the ranks did. No paddle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.proof.compare import EPS, K
+
+EVALUATED, SAVED, STEPS = 1, 2, 5  # after which step
+EPOCH = 3  # global batches
+TOLD = {  # numbers of a step, as sentences call them
+    "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which two rehearsals differ: after which step, what kind of thing, and a sentence."""
+
+    step: int
+    kind: str  # samples, loss, evaluation, resume
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Rehearsals:
+    """One process's rehearsal beside that of `ranks` ranks; numbers may be K times as far apart as its own noise."""
+
+    one: dict[str, Any]
+    many: dict[str, Any]
+    ranks: int
+
+    @classmethod
+    def read(cls, one: Path, many: Path, ranks: int) -> Rehearsals:
+        """From the folders that two sides left."""
+        told = [json.loads((folder / "rehearsal.json").read_text()) for folder in (one, many)]
+        return cls(told[0], told[1], ranks)
+
+    def first_difference(self) -> Difference | None:
+        """None where the ranks, interrupted and resumed, did what one process did without interruption."""
+        return next(self._differences(), None)
+
+    def _differences(self) -> Iterator[Difference]:
+        """In the order of the rehearsal."""
+        yield from self._samples()
+        for n, (one, many) in enumerate(zip(self.one["plain"]["rows"], self.many["rows"], strict=True)):
+            noisy = [run["rows"][n] for run in self.one["noise"]]
+            for name in [name for name in TOLD if name in one]:
+                if not self._near(one[name], many[name], [row[name] for row in noisy]):
+                    yield Difference(one["step"], "loss", self._number(one, many, name))
+        yield from self._held_out()
+        yield from self._resumed()
+
+    def _samples(self) -> Iterator[Difference]:
+        for one, many in zip(self.one["plain"]["rows"], self.many["rows"], strict=True):
+            step, more = one["step"], sorted({*many["read"]} - {*one["read"]})
+            less = sorted({*one["read"]} - {*many["read"]})
+            if more or less:
+                yield Difference(
+                    step, "samples",
+                    f"step {step}, in epoch {1 + (step - 1) // EPOCH}: the {self.ranks} ranks read {_some(more)} that "
+                    f"one process does not read then, and not {_some(less)}",
+                )  # fmt: skip
+
+    def _number(self, one: dict[str, Any], many: dict[str, Any], name: str) -> str:
+        step, what = one["step"], TOLD[name]
+        after = {
+            EVALUATED + 1: " (the first after the evaluation)",
+            SAVED + 1: " (the first after the checkpoint)",
+        }
+        return (
+            f"step {step}{after.get(step, '')}: {what} {one[name]:.9g} on one process that nothing interrupts, "
+            f"{many[name]:.9g} on {self.ranks} ranks"
+        )
+
+    def _held_out(self) -> Iterator[Difference]:
+        noisy = [run["evaluation"] for run in self.one["noise"]]
+        for name, number in self.one["plain"]["evaluation"].items():
+            other = self.many["evaluation"][name]
+            if not self._near(number, other, [held[name] for held in noisy]):
+                yield Difference(
+                    STEPS, "evaluation",
+                    f"held out: {name} {number:.9g} on one process, {other:.9g} on {self.ranks} ranks, after losses "
+                    "that were the same",
+                )  # fmt: skip
+
+    def _resumed(self) -> Iterator[Difference]:
+        resumed, words = self.many["resumed"], {"read": "samples", **TOLD}
+        for before, after in zip(self.many["rows"][SAVED:], resumed["rows"], strict=True):
+            changed = [what for name, what in words.items() if not _equal(before.get(name), after.get(name))]
+            if changed:
+                yield Difference(
+                    before["step"], "resume",
+                    f"step {before['step']}: resumed from the checkpoint of step {SAVED}, it has another "
+                    f"{', another '.join(changed)} than without the interruption",
+                )  # fmt: skip
+        if resumed["changed"]:
+            more = f" and {len(resumed['changed']) - 1} more" if len(resumed["changed"]) > 1 else ""
+            yield Difference(
+                STEPS, "resume",
+                f"resumed from the checkpoint of step {SAVED}, the run ends with other bits in "
+                f"'{resumed['changed'][0]}'{more}",
+            )  # fmt: skip
+
+    def _near(self, one: float, many: float, noisy: list[float]) -> bool:
+        if not (np.isfinite(one) or np.isfinite(many)):  # a sum over ranks makes no number of two infinities
+            return True
+        allowed = max([abs(other - one) for other in noisy] + [EPS[self.one["dtype"]] * abs(one)])
+        return bool(abs(one - many) <= K * allowed)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))
+
+
+def _some(numbers: list[int]) -> str:
+    """ "samples 3, 5, 8 and 2 more"."""
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"
+
+
+def told(found: Difference | None, ranks: int) -> str:
+    """A sentence on two rehearsals."""
+    if found is None:
+        return (
+            f"Rehearsed, SAME: {ranks} ranks that were evaluated, saved and resumed on their way read and learned what "
+            "one process does that nothing interrupts."
+        )
+    return f"Rehearsed, DIFFERENT: {found.sentence}."
