@@ -76,7 +76,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     stage = Stage(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
     if joined.ranks == 1:
         dtype = recipe.train.precision.dtype
-        noise = [stage.plain(lambda task, seed=seed: nudge(task.model, dtype, seed)) for seed in (1, 2)]
+        noise = [stage.plain(_nudged(dtype, seed)) for seed in (1, 2)]
         told = {"plain": stage.plain(), "noise": noise, "dtype": dtype}
     else:
         told = stage.interrupted()
@@ -163,3 +163,7 @@ def digests(trainer: Trainer) -> dict[str, str]:
         name: hashlib.blake2b(piece.array.tobytes(), digest_size=8).hexdigest()
         for name, piece in tensors.items()
     }
+
+
+def _nudged(dtype: str, seed: int) -> Callable[[Task], None]:
+    return lambda task: nudge(task.model, dtype, seed)

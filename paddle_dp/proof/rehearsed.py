@@ -1,4 +1,4 @@
-"""Two rehearsals laid beside each other: what one process did without interruption, and what the ranks did. No paddle."""
+"""Two rehearsals laid beside each other: one process's without interruption, and that of the ranks. No paddle."""
 
 from __future__ import annotations
 
