@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import EndedError, PaddleDPError
+from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.plan import Shape, legal_layouts, problems
@@ -114,9 +114,9 @@ def main() -> int:
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]
     table, all_same = [HEAD, "|---" * 8 + "|"], True
-    with tempfile.TemporaryDirectory(prefix="paddle-dp-matrix-") as scratch:
+    with scratch_folder("paddle-dp-matrix-") as scratch:
         words = tuple(given.overrides)
-        comparison = Comparison(given.recipe, words, given.steps, given.ranks, Path(scratch), holdings=True)
+        comparison = Comparison(given.recipe, words, given.steps, given.ranks, scratch, holdings=True)
         every = []
         for layout in layouts:
             for named in variants(layout, shape, given.recompute):

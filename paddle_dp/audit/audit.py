@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from paddle_dp.audit.report import Outcome
 from paddle_dp.audit.runs import Script
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.scratch import scratch_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,9 @@ def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
             f"not --ranks {options.ranks} --steps {options.steps} --patience {options.patience:g}."
         )
     _say(f"{path} is really run, and writes what it writes: on {options.ranks} ranks, then on one process")
-    with tempfile.TemporaryDirectory(prefix="paddle-dp-audit-") as scratch:
+    with scratch_folder("paddle-dp-audit-") as scratch:
         script = Script(path, tuple(arguments), options.steps, options.patience)
-        outcome = examined(script, options.ranks, Path(scratch))
+        outcome = examined(script, options.ranks, scratch)
     print(outcome.as_json() if options.json else "\n".join(outcome.lines()))
     return outcome.exit_status
 

@@ -25,8 +25,10 @@ def piece(
     name: str, tensor: paddle.Tensor, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None
 ) -> Piece:
     """A host copy of a tensor, as the box at `offset` of a tensor of `shape` (default: it is the whole tensor)."""
-    # Paddle's numpy() may share memory with the live tensor on a CPU; training goes on while a piece is kept.
-    array = np.array(tensor.detach().numpy(), copy=True)
+    array = tensor.detach().numpy()
+    if array.ctypes.data == tensor.data_ptr():
+        # Paddle's numpy() may share memory with the live tensor on a CPU; training goes on while a piece is kept.
+        array = array.copy()
     return Piece(
         name,
         tuple(array.shape if shape is None else shape),

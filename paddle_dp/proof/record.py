@@ -1,13 +1,14 @@
 """What a run shows while it learns, written down inside a rank: gradients, updates, states, and what layers gave.
 
 Everything goes by whole-model names. A rank writes what it is the one to save (train.state): slices with their place in
-the whole, copies once. Copies that differ between ranks are written by every rank that holds one.
+the whole, copies once. Copies that differ between ranks are written by every rank that holds one. One quantity is at
+hand at a time: what was seen is handed on at once, and not kept.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,18 +20,21 @@ from paddle_dp.checkpoint import Piece
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
 from paddle_dp.proof.sheets import key
-from paddle_dp.train.state import optimizer_pieces, owned
+from paddle_dp.train.state import optimizer_states, owned
 
-Named = list[tuple[str, paddle.Tensor]]
+Put = Callable[[str, Piece], None]
 
 
 class Recorder:
-    """Watches one learner's updates. `pieces` has what this rank saw of each quantity, `copies` what it holds of those
-    that differ between ranks."""
+    """Watches one learner's updates. Hands to `put`, by key, what this rank sees of each quantity; `copies` is what it
+    holds of those that differ between ranks. Calls `ahead` before an update that it watches. Without `updates`, neither
+    they nor the optimizer's states are looked at."""
 
-    def __init__(self, learner: Learner):
+    def __init__(
+        self, learner: Learner, put: Put, ahead: Callable[[], None] = lambda: None, updates: bool = True
+    ):
         self.learner, self.mesh = learner, learner.mesh
-        self.pieces: dict[str, Piece] = {}
+        self._hand_on, self._ahead, self._updates = put, ahead, updates
         self.copies: dict[str, np.ndarray] = {}
         self.apart: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
         self.recorded: list[int] = []  # the steps whose update was watched
@@ -68,25 +72,25 @@ class Recorder:
         if not self._step:
             self._do()
             return
+        self._ahead()
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
         gradients = {name: (p.grad, p) for name, p in trainable if p.grad is not None}
         self._take("gradient", gradients)
         self._compare_copies("gradient", [(name, p, p.grad) for name, p in trainable if p.grad is not None])
-        before = self._weights("weight")
+        before = {piece.name: _numbers(piece) for piece in self._weights()} if self._updates else {}
         self._do()
-        after = self._weights("weight")
         holds = self.learner._holds
         self._compare_copies("weight", [(name, p, p) for name, p in self._named if holds(p)])
         frozen = {name for name, p in self._named if p.stop_gradient}
-        for name, old in before.items():
-            kind = "frozen" if name in frozen else "update"
-            self._put(kind, name, old, after[name].array.astype("float64") - old.array.astype("float64"))
+        for after in self._weights() if self._updates else ():
+            kind = "frozen" if after.name in frozen else "update"
+            self._put(kind, after, _apart(before.pop(after.name), _numbers(after)))
         self.recorded.append(self._step)
 
     def initial(self) -> None:
         """Writes the weights down, before the first update."""
-        for name, piece in self._weights("initial").items():
-            self._put("initial", name, piece, piece.array)
+        for piece in self._weights():
+            self._put("initial", piece)
 
     def final(self, step: int) -> str | None:
         """After the last watched step: optimizer states, running statistics, buffers. Collective.
@@ -100,7 +104,9 @@ class Recorder:
             amiss = str(error)
         except NotFiniteError:
             pass  # the numbers are compared themselves, and may be so on both sides
-        self.states(step)
+        if self._updates:
+            self.states(step)
+        self._step = step
         self.learner.meet()
         weights = {name for name, _ in self._named}
         running = running_statistics(self.learner)
@@ -116,40 +122,37 @@ class Recorder:
     def states(self, step: int) -> None:
         """Writes the optimizer's states down as they are after `step`."""
         self._step = step
-        for name, piece in optimizer_pieces(self.learner).items():
-            self._put("state", name.removeprefix("optimizer/"), piece, piece.array)
+        with self.learner.states_at_hand():
+            states = optimizer_states(self.learner)
+            self._take("state", {n.removeprefix("optimizer/"): (tensor, p) for n, tensor, p in states})
 
     def weights(self, step: int) -> None:
         """Writes the trained weights down as they are after `step`."""
         self._step = step
-        for name, piece in self._weights("weight").items():
-            self._put("weight", name, piece, piece.array)
+        for piece in self._weights():
+            self._put("weight", piece)
 
-    def _weights(self, kind: str) -> dict[str, Piece]:
-        return {
-            piece.name: piece for piece in owned(self.learner, {n: (p, p) for n, p in self._named}).values()
-        }
+    def _weights(self) -> Iterator[Piece]:
+        for name, parameter in self._named:
+            yield from owned(self.learner, {name: (parameter, parameter)}).values()
 
     def _take(self, kind: str, tensors: dict[str, tuple[Any, Any]]) -> None:
-        for piece in owned(self.learner, tensors).values():
-            self._put(kind, piece.name, piece, piece.array)
+        for name, pair in tensors.items():
+            for piece in owned(self.learner, {name: pair}).values():
+                self._put(kind, piece)
 
-    def _put(self, kind: str, name: str, like: Piece, array: np.ndarray) -> None:
-        if like.dtype == "bfloat16":
-            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        number = key(kind, self._step, name)
-        self.pieces[number] = Piece(number, like.shape, like.offset, np.asarray(array))
+    def _put(self, kind: str, piece: Piece, array: np.ndarray | None = None) -> None:
+        """Hands a piece on; with `array`, that in its place."""
+        array = _numbers(piece) if array is None else array
+        number = key(kind, self._step, piece.name)
+        self._hand_on(number, Piece(number, piece.shape, piece.offset, array))
 
-    def _compare_copies(self, kind: str, held: Iterable[tuple[str, Any, Any]]) -> None:
+    def _compare_copies(self, kind: str, held: Sequence[tuple[str, Any, Any]]) -> None:
         """Finds the copies of one tensor that differ between ranks, and keeps those. Collective."""
         if self.mesh.ranks == 1:
             return
-        seat, arrays = self.mesh.seats["tensor"], {}
-        rows = []
-        for name, parameter, tensor in held:
-            arrays[name] = tensor.numpy()
-            digest = hashlib.blake2b(np.ascontiguousarray(arrays[name]).tobytes(), digest_size=8).hexdigest()
-            rows.append([name, seat if hasattr(parameter, "cut") else -1, digest])
+        seat, tensors = self.mesh.seats["tensor"], {name: tensor for name, _, tensor in held}
+        rows = [[name, seat if hasattr(p, "cut") else -1, _digest(tensor)] for name, p, tensor in held]
         found: dict[tuple[str, int], dict[str, list[int]]] = {}
         for rank, told in enumerate(self.mesh.gather(rows)):
             for name, part, digest in told:
@@ -158,8 +161,25 @@ class Recorder:
             if len(groups) > 1:
                 number = key(kind, self._step, name)
                 self.apart[number] = list(groups.values())
-                if name in arrays and part in (-1, seat):
-                    self.copies[number] = arrays[name].astype("float64")
+                if name in tensors and part in (-1, seat):
+                    self.copies[number] = tensors[name].numpy().astype("float64")
+
+
+def _digest(tensor: paddle.Tensor) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(tensor.numpy()).reshape(-1).data, digest_size=8).hexdigest()
+
+
+def _numbers(piece: Piece) -> np.ndarray:
+    """A piece's numbers: bfloat16, which comes as its bits, in float32."""
+    if piece.dtype == "bfloat16":
+        return np.asarray((piece.array.astype(np.uint32) << np.uint32(16)).view(np.float32))
+    return piece.array
+
+
+def _apart(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """after - before in float64; in the place of `before`, where that is float64, too."""
+    place = before if before.dtype == np.float64 else None
+    return np.asarray(np.subtract(after, before, out=place, dtype="float64"))
 
 
 def running_statistics(learner: Learner) -> set[str]:

@@ -13,18 +13,23 @@ import paddle
 
 from paddle_dp.checkpoint import Piece
 from paddle_dp.parallel import Learner
-from paddle_dp.proof.record import Recorder
+from paddle_dp.proof.record import Put, Recorder
 from paddle_dp.proof.sheets import REPLAYED, Key, Run, key
 
 
-def replay(learner: Learner, many: Run) -> dict[str, Piece]:
-    """What `learner`, one process at its beginning, makes of the gradients of the run `many`: its updates, and the
-    optimizer's states after the last of them, by key.
+def replay(learner: Learner, many: Run, put: Put) -> None:
+    """Hands to `put` what `learner`, one process at its beginning, makes of the gradients of the run `many`: its
+    updates, and the optimizer's states after the last of them, by key.
 
     Neither a forward nor a backward is computed. A step whose update the ranks left out, or nobody watched, moves the
     schedule only.
     """
-    recorder = Recorder(learner)
+
+    def taken(number: str, piece: Piece) -> None:
+        if Key.read(number).kind in REPLAYED:
+            put(number, piece)
+
+    recorder = Recorder(learner, taken)
     updates, steps = set(many.facts["recorded"]), len(many.facts["rows"])
     for step in range(1, max(updates, default=0) + 1):
         if step in updates:
@@ -35,7 +40,6 @@ def replay(learner: Learner, many: Run) -> dict[str, Piece]:
         learner.rate.step()
     if len(updates) == steps:
         recorder.states(steps)
-    return {number: piece for number, piece in recorder.pieces.items() if Key.read(number).kind in REPLAYED}
 
 
 def _give(learner: Learner, step: int, many: Run) -> None:

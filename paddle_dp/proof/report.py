@@ -63,7 +63,11 @@ def _cost(verdict: Verdict, seconds: float) -> str:
     numbers = sum(part.one.facts.get("numbers", 0) for part in parts)
     inner = sum(part.one.facts["all seconds"] + part.many.facts["all seconds"] for part in parts)
     compared = f"{sum(len(part.findings) for part in parts)} quantities of {numbers:,} numbers"
-    return f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), compared {compared}."
+    memory = f"{max(verdict.one.memory, verdict.many.memory) / 2**30:.1f} GB"
+    return (
+        f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), {memory} in the largest process, "
+        f"compared {compared}."
+    )
 
 
 def number(r: float) -> str:
@@ -105,6 +109,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "without_gradient": [f.key.name for f in (verdict.wide or verdict.own).without_gradient],
         "sentences": verdict.sentences,
         "seconds": round(seconds, 2),
+        "memory": {"one": verdict.one.memory, "many": verdict.many.memory},
     }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""The files of a side: for each of its runs and ranks one sheet, arrays by key and what else there is to know.
+"""The files of a side: for each of its runs and ranks one sheet, arrays by key (.bin) and what else there is to know
+(.json).
 
 A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Written inside the ranks, read outside without paddle.
 """
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paddle_dp.checkpoint.pieces import Box, Piece, assemble, whole
+from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
 REPLAYED = ("update", "state")  # kinds that one process makes again from the ranks' gradients (proof.replay)
@@ -37,20 +39,54 @@ def key(kind: str, step: int, name: str) -> str:
     return f"{kind}|{step}|{name}"
 
 
+class Writer:
+    """A rank's sheet of a run while it is written: what is put goes to the disk, and nothing is kept.
+
+    Within `with`; a sheet that is not finished leaves nothing behind.
+    """
+
+    def __init__(self, folder: Path, run: str, rank: int):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{run}.{rank}.json"
+        self._cut: dict[str, Any] = {}
+        self.store = Store(self._path.with_suffix(".bin"))
+        self.numbers = 0  # in all pieces
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.store.close()
+        if kind is not None:
+            self._path.with_suffix(".bin").unlink()
+
+    def put(self, number: str, piece: Piece) -> None:
+        """A piece of a whole tensor."""
+        if piece.shape != piece.array.shape:
+            self._cut[number] = [list(piece.shape), list(piece.offset)]
+        self.numbers += piece.array.size
+        self.store.put(f"piece|{number}", piece.array)
+
+    def group(self, name: str, arrays: Arrays) -> None:
+        """Further arrays by key."""
+        for number, array in arrays.items():
+            self.store.put(f"{name}|{number}", array)
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Writes down what else there is to know, as JSON."""
+        self._path.write_text(json.dumps({**facts, "cut": self._cut, "arrays": self.store.index}))
+
+
 def write_sheet(
     folder: Path, run: str, rank: int, pieces: Mapping[str, Piece], facts: Mapping[str, Any], **more: Arrays
 ) -> None:
-    """Writes a rank's sheet of a run: pieces of whole tensors, facts (JSON), and further groups of arrays by key."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cut = {
-        number: [list(piece.shape), list(piece.offset)]
-        for number, piece in pieces.items()
-        if piece.shape != piece.array.shape
-    }
-    arrays = {f"piece|{number}": piece.array for number, piece in pieces.items()}
-    arrays |= {f"{group}|{number}": array for group, some in more.items() for number, array in some.items()}
-    np.savez(folder / f"{run}.{rank}.npz", allow_pickle=False, **arrays)
-    (folder / f"{run}.{rank}.json").write_text(json.dumps({**facts, "cut": cut}))
+    """A sheet of what is all at hand, with further groups of arrays by key."""
+    with Writer(folder, run, rank) as sheet:
+        for number, piece in pieces.items():
+            sheet.put(number, piece)
+        for name, arrays in more.items():
+            sheet.group(name, arrays)
+        sheet.finish(facts)
 
 
 @dataclass
@@ -61,15 +97,18 @@ class Sheet:
     facts: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.facts = json.loads(self.path.with_suffix(".json").read_text())
-        self._file = np.load(self.path.with_suffix(".npz"))
+        self.facts = json.loads(self.path.read_text())
+        self._store = Store(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
 
     def group(self, name: str) -> Iterator[str]:
         """The keys of a group of arrays."""
-        return (n.removeprefix(f"{name}|") for n in self._file.files if n.startswith(f"{name}|"))
+        return (n.removeprefix(f"{name}|") for n in self._store.index if n.startswith(f"{name}|"))
+
+    def has(self, group: str, number: str) -> bool:
+        return f"{group}|{number}" in self._store
 
     def array(self, group: str, number: str) -> np.ndarray:
-        return np.asarray(self._file[f"{group}|{number}"])
+        return self._store.get(f"{group}|{number}")
 
     def box(self, number: str, array: np.ndarray) -> tuple[Box, tuple[int, ...]]:
         """Where a piece lies, and the whole tensor's shape."""
@@ -111,6 +150,8 @@ class Run:
         arrays = [(sheet, sheet.array("piece", number)) for sheet in self._holders[number]]
         boxes = [sheet.box(number, array) for sheet, array in arrays]
         shape = boxes[0][1]
+        if boxes[0][0] == whole(shape):
+            return arrays[0][1].astype("float64", copy=False)
         takes, missing = assemble(whole(shape), [box for box, _ in boxes])
         if missing:
             raise ValueError(f"{number}: no rank wrote {missing[0]} of {list(shape)}")
@@ -128,7 +169,7 @@ class Run:
         return {
             rank: sheet.array("copy", number)
             for rank, sheet in enumerate(self.sheets)
-            if number in set(sheet.group("copy"))
+            if sheet.has("copy", number)
         }
 
     def noise(self, number: str) -> tuple[np.ndarray, float] | None:

@@ -40,6 +40,7 @@ class Side:
         # What makes it differ from one process by nature: a sentence for each cause, with what removes it.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
+        self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
         self.seconds: float = 0.0  # of the whole side, its processes' start included
         self.beside: tuple[Side, ...] = ()  # those whose updates it has done again
 
@@ -117,7 +118,8 @@ class Comparison:
             if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
                 said = (
                     f"a process of the side of {job.ranks} rank(s) was killed: by hand, or because the machine has too "
-                    "little memory: one process needs some 160 bytes for each parameter (docs/proof.md)."
+                    "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and what its "
+                    "layers give (docs/proof.md)."
                 )
             error = RunError("nothing was compared." if status == REFUSED else said)
             error.exit_status = REFUSED if status == REFUSED else NOT_RUN

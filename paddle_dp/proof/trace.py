@@ -7,11 +7,10 @@ followed by runs with noise (proof.noise), of which only the distance from the r
 from __future__ import annotations
 
 import gc
-import itertools
 import json
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,25 +19,23 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.batch import Batch
-from paddle_dp.checkpoint import Piece
 from paddle_dp.data import Share
 from paddle_dp.errors import PaddleDPError
+from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
-from paddle_dp.parallel.memory import Holdings
 from paddle_dp.proof import noise
-from paddle_dp.proof.outputs import Outputs
-from paddle_dp.proof.record import Recorder
+from paddle_dp.proof.fits import check_fits
+from paddle_dp.proof.floors import Floors, Fold, NoRounding
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
-from paddle_dp.proof.sheets import REPLAYED, Key, Run, key, write_sheet
+from paddle_dp.proof.sheets import Run, Writer
+from paddle_dp.proof.watched import Seen, Watched
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import memory
-
-PROBES = 3  # batches whose gradients are taken from the initial weights, in the recipe's own precision
 
 
 @dataclass(frozen=True)
@@ -90,12 +87,11 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
             raise
         except Exception as error:  # noqa: BLE001 - a model's own code may know float32 only, in any words
             told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
-    learner = side.run("own", recipe.train.precision)
-    told["differences"] = learner.differences()
-    del learner
+    side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
         side.replay(number, Path(folder), ranks)
-    told |= {"axes": side.mesh.axes.as_dict(), **side.told}
+    peak = max(side.mesh.gather(memory(side.mesh.device)))
+    told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, **side.told}
     if side.mesh.is_first:
         (side.folder / "side.json").write_text(json.dumps(told))
     if options.get("rehearse"):
@@ -117,6 +113,9 @@ class Side:
         self.assembly = Assembly(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}
+        self._parameters = 0  # of the whole model
+        self._free = available_memory() if joined.device == "cpu" else None  # before a model is there
+        self._fits = False
         self._beyond: list[noise.Noise] = []  # those whose effect is no rounding
         self._judged = False  # whether float64 has told which
 
@@ -125,9 +124,22 @@ class Side:
         train = replace(self.recipe.train, precision=self.given.precision)
         recipe = self.recipe.model_copy(update={"train": train})
         found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
+        self._parameters = sum(parameter.size for parameter in found.model.parameters())
         if self.given.noise is not None:
             self.given.noise.model(found.model)
         return replace(found, compared=True)
+
+    def learner(self) -> Learner:
+        """A new one. Raises UsageError, with the first, where the comparison does not fit into this machine."""
+        learner = self.assembly.learner()
+        if not self._fits:
+            here = sum(p.size for _, p in learner.named_parameters() if p._is_initialized())
+            rows = self.mesh.gather([here, self._free, shutil.disk_usage(self.folder).free])
+            _, free, disk = rows[0]
+            wide = self.options.get("wide", True)
+            check_fits(self._parameters, [row[0] for row in rows], free, disk, str(self.folder), wide)
+            self._fits = True
+        return learner
 
     def _trusted(self, one: noise.Noise) -> bool:
         """Whether no run with noise of this kind led further than rounding can, in a higher precision or before."""
@@ -142,39 +154,48 @@ class Side:
         for start in sorted({0, loader.batches - 1}):
             yield next(loader.read(0, start))
 
-    def run(self, name: str, precision: Precision) -> Learner:
-        """A run and, on one process, its runs with noise; returns the run's learner."""
-        begun, wide = time.perf_counter(), name == "wide"
-        self.given = Given(precision)
-        gc.collect()
-        seen = Watched(self, wide)
-        seconds = time.perf_counter() - begun
-        floors, drift, beyond = Floors(seen), [], {}
+    def run(self, name: str, precision: Precision) -> None:
+        """A run and, on one process, its runs with noise."""
+        begun = time.perf_counter()
+        with Writer(self.folder, name, self.mesh.rank) as sheet:
+            self.given = Given(precision)
+            seen = self._watch(name == "wide", sheet.put)
+            seconds = time.perf_counter() - begun
+            sheet.group("copy", seen.copies)
+            sheet.group("output", seen.outputs)
+            facts = {
+                "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorded,
+                "apart": seen.apart, "amiss": seen.amiss, "broken": seen.broken, "seconds": seconds,
+                "reader": self.mesh.reader, "seats": self.mesh.seats, "dtype": precision.dtype,
+                "numbers": sheet.numbers,
+            }  # fmt: skip
+            self.told["differences"] = seen.differences
+            facts |= self._noise(name == "wide", sheet, seen)
+            sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
+        self._judged = name == "wide"
+
+    def _noise(self, wide: bool, sheet: Writer, seen: Seen) -> dict[str, Any]:
+        """The runs with noise of what `seen` is without; leaves the most of each element in the sheet."""
+        precision, first = self.given.precision, seen.rows[0]["loss"]
+        floors, drift, beyond = Floors(sheet), [], {}
         for one in noise.runs(precision.dtype, self.options["ranks"]) if self.mesh.ranks == 1 else ():
             if not self._trusted(one):
                 continue
-            self.given = Given(precision, one)
-            again = None  # the run before
-            gc.collect()  # a learner and its recorder hold each other: Python alone would free them late
-            again = Watched(self, wide, None if wide or one.long else 1)
-            first, its = (run.rows[0]["loss"] for run in (seen, again))
-            if not self._judged and not noise.is_rounding(precision.dtype, first, its):
-                beyond[one.name] = [first, its]
+            self.given, fold = Given(precision, one), Fold(floors, precision.dtype, first, self._judged)
+            try:
+                again = self._watch(wide, fold.put, fold.judge, None if wide or one.long else 1)
+            except NoRounding as far:
+                beyond[one.name] = [first, far.loss]
                 self._beyond.append(one)
                 continue
-            floors.add(again)
+            fold.outputs(again.outputs)
             drift += [again.rows] if one.long and not wide else []
-        facts = {
-            "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorder.recorded,
-            "apart": seen.recorder.apart, "amiss": seen.amiss, "broken": seen.broken, "noise": floors.norms,
-            "drift": drift, "beyond": beyond, "seconds": seconds, "all seconds": time.perf_counter() - begun,
-            "reader": self.mesh.reader, "seats": self.mesh.seats, "dtype": precision.dtype,
-            "numbers": sum(piece.array.size for piece in seen.pieces.values()),
-        }  # fmt: skip
-        groups = {"copy": seen.recorder.copies, "output": seen.outputs, "noise": floors.most}
-        self._judged = wide
-        write_sheet(self.folder, name, self.mesh.rank, seen.pieces, facts, **groups)
-        return seen.learner
+        return {"noise": floors.norms, "drift": drift, "beyond": beyond}
+
+    def _watch(self, *given: Any) -> Seen:
+        """A run; its learner is gone when it ends."""
+        gc.collect()  # a learner and its recorder hold each other: Python alone would free them late
+        return Watched(self, *given).seen
 
     def replay(self, number: int, folder: Path, ranks: int) -> None:
         """Does the updates of a side of `ranks` ranks again, and leaves them in the folder replay<number>."""
@@ -183,9 +204,9 @@ class Side:
             if many is not None:
                 self.given = Given(precision)
                 gc.collect()
-                write_sheet(
-                    self.folder / f"replay{number}", name, 0, replay(self.assembly.learner(), many), {}
-                )
+                with Writer(self.folder / f"replay{number}", name, 0) as sheet:
+                    replay(self.learner(), many, sheet.put)
+                    sheet.finish({})
 
 
 @dataclass(frozen=True)
@@ -194,129 +215,3 @@ class Given:
 
     precision: Precision
     noise: noise.Noise | None = None
-
-
-class Watched:
-    """A run: the rows of its steps, and what its recorder saw."""
-
-    def __init__(self, side: Side, wide: bool, steps: int | None = None):
-        self.side, self.mesh, self.wide = side, side.mesh, wide
-        noisy = side.given.noise
-        self.order_of = noisy.order if noisy is not None else None
-        self.learner = side.assembly.learner()
-        self.recorder = Recorder(self.learner)
-        self.hooks = Outputs(self.learner) if wide or noisy is None else None
-        holdings = Holdings(self.learner) if side.options.get("holdings") and not wide else None
-        if noisy is None:
-            self.recorder.initial()
-        self.order: list[str] = []
-        self.rows: list[dict[str, Any]] = []
-        self.places: dict[int, list[int]] = {}
-        self.outputs: dict[str, np.ndarray] = {}
-        self.broken: dict[int, str] = {}  # by step: the first layer that gave something that is not finite
-        self.amiss: str | None = None
-        for step, batch in enumerate(() if wide else itertools.islice(side.batches(wide), PROBES), start=1):
-            if step > 1:  # the first batch is that of the first step
-                with self.recorder.probing(step):
-                    self.learner.train_batch(self._in_order(batch))
-        side.chosen.read.clear()
-        for step, batch in enumerate(side.batches(wide), start=1):
-            self._learn(step, batch)
-            if step == steps:
-                break
-        if wide:
-            self.amiss = self.recorder.final(len(self.rows))
-        else:
-            self.recorder.weights(len(self.rows))
-        if self.hooks is not None:
-            self.hooks.remove()
-        if holdings is not None:
-            peak, held = max(self.mesh.gather(memory(self.mesh.device))), self.mesh.gather(holdings.read())
-            side.told |= {"memory": peak, "held": held}
-
-    @property
-    def pieces(self) -> dict[str, Piece]:
-        """What the recorder saw, and on the first rank losses and gradient norms."""
-        found = dict(self.recorder.pieces)
-        if self.mesh.is_first:
-            for step, row in enumerate(self.rows, start=1):
-                for kind in ("loss", "gradient_norm"):
-                    number = key(kind.replace("_", " "), step, "")
-                    found[number] = Piece.whole(number, np.array([row[kind]], "float64"))
-        return found
-
-    def _learn(self, step: int, batch: Batch) -> None:
-        """One step, watched where it is worth it: in float64 each, else the first that ends in an update."""
-        rows, counted = [len(m.targets) for m in batch.micros], [m.samples for m in batch.micros]
-        asked = self.side.chosen.read
-        read = _counting(asked[-sum(rows) :], rows, counted)
-        asked.clear()
-        self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
-        with self.hooks or nullcontext():
-            self.learner.train_batch(self._in_order(batch), observe=True)
-        cuts = self.side.assembly.train_loader.share.cuts(batch.samples)
-        self.places[step] = [place for start, stop in cuts for place in range(start, stop)]
-        if self.hooks is not None:
-            self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
-        shares = self.mesh.gather([self.mesh.reader, self.mesh.speaks, read])
-        self.rows.append({
-            "loss": self.mesh.sum([self.learner.observed["loss"]])[0],
-            "gradient_norm": self.learner.observed["gradient_norm"], "samples": batch.samples,
-            "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
-            "read": [[reader, numbers] for reader, _, numbers in shares],
-        })  # fmt: skip
-
-    def _in_order(self, batch: Batch) -> Batch:
-        return batch if self.order_of is None else noise.permute(batch, self.order_of)
-
-    def _take_outputs(self, step: int, found: dict[str, np.ndarray], back: np.ndarray) -> None:
-        self.order = self.hooks.order if self.hooks is not None else []
-        bad = {name.rpartition("#")[0] for name, sums in found.items() if not np.isfinite(sums).all()}
-        if bad:
-            self.broken[step] = min(bad, key=self.order.index)
-        if self.wide:
-            self.outputs |= {key("output", step, name): sums[back] for name, sums in found.items()}
-
-
-def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
-    """The samples that count: not the one that a ghost reads."""
-    found, start = [], 0
-    for n, counts in zip(rows, counted, strict=True):
-        found += read[start : start + n] if counts else []
-        start += n
-    return found
-
-
-def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
-    """Where each sample of the batch went, when the samples of its micros were put into another order."""
-    found, start = [], 0
-    for samples in counted:
-        places = np.argsort(order(samples)) if order is not None else np.arange(samples)
-        found.append(start + places)
-        start += samples
-    return np.concatenate(found) if found else np.zeros(0, int)
-
-
-class Floors:
-    """How far runs with noise were from the run without: by key the most of each element, and of the 2-norm."""
-
-    def __init__(self, base: Watched):
-        self._base = base.pieces
-        self._outputs = base.outputs
-        self.most: dict[str, np.ndarray] = {}
-        self.norms: dict[str, float] = {}
-
-    def add(self, run: Watched) -> None:
-        for number, piece in run.pieces.items():
-            if number in self._base and Key.read(number).kind not in REPLAYED:
-                self._add(number, piece.array.astype("float64") - self._base[number].array)
-        for number, seen in run.outputs.items():
-            if number in self._outputs and seen.shape == self._outputs[number].shape:
-                self._add(number, seen - self._outputs[number])
-
-    def _add(self, number: str, apart: np.ndarray) -> None:
-        apart = np.abs(apart)
-        self.norms[number] = max(self.norms.get(number, 0.0), float(np.linalg.norm(apart)))
-        most = self.most.get(number)
-        small = apart.astype("float32")
-        self.most[number] = small if most is None else np.maximum(most, small)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
+from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.rehearsed import Rehearsals, told
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
@@ -32,15 +32,16 @@ def verify(
 
     0: the same. 1: different. 3: nothing was learned, so nothing is proven. Raises UsageError for fewer than 2 ranks or
     1 step, RecipeError for a recipe with mistakes, RunError (exit status 4) when a side could not be run, or 2 where a
-    side refused the layout: the ranks go first, so nothing is computed for a layout that cannot be.
+    side refused the layout, or the machine has too little memory or disk: the ranks go first, so nothing is computed
+    for a layout that cannot be.
     """
     if ranks < 2 or steps < 1:
         raise UsageError(
             f"verify compares one process with 2 ranks or more over 1 step or more: not {ranks}, {steps}."
         )
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="paddle-dp-verify-") as scratch:
-        comparison = Comparison(Path(path), tuple(overrides), steps, ranks, Path(scratch), rehearse=rehearse)
+    with scratch_folder("paddle-dp-verify-") as scratch:
+        comparison = Comparison(Path(path), tuple(overrides), steps, ranks, scratch, rehearse=rehearse)
         _announce(steps, ranks)
         many = comparison.many(ranks)
         _announce(steps, 1)

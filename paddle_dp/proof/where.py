@@ -120,7 +120,7 @@ class Search:
 
     def _whole_output(self, number: str) -> np.ndarray | None:
         sheet = self.part.one.sheets[0]
-        return sheet.array("output", number) if number in set(sheet.group("output")) else None
+        return sheet.array("output", number) if sheet.has("output", number) else None
 
     def _off(self, number: str, one: np.ndarray) -> np.ndarray | None:
         """The places in the global batch whose outputs differ; None when none does, or nothing can be said."""
@@ -143,7 +143,7 @@ class Search:
         readers: dict[int, list[np.ndarray]] = {}
         places: dict[int, list[int]] = {}
         for sheet in self.part.many.sheets:
-            if number in set(sheet.group("output")):
+            if sheet.has("output", number):
                 readers.setdefault(sheet.facts["reader"], []).append(sheet.array("output", number))
                 places[sheet.facts["reader"]] = sheet.facts["places"][str(step)]
         for reader, arrays in readers.items():

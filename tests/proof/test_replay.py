@@ -13,7 +13,7 @@ from paddle_dp.parallel import Task, place_whole
 from paddle_dp.proof.compare import K, Part
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.sheets import Run, write_sheet
+from paddle_dp.proof.sheets import Run, Writer, write_sheet
 
 CLIP = nn.ClipGradByGlobalNorm(0.5)
 OPTIMIZERS = {
@@ -45,7 +45,8 @@ def batch(step):
 
 def learned(folder, ours, hook=None):
     """A run of `ours`, as a side leaves it; `hook` is laid on the gradients of the first matrix."""
-    recorder, rows = Recorder(ours), []
+    pieces, rows = {}, []
+    recorder = Recorder(ours, pieces.__setitem__)
     recorder.initial()
     if hook is not None:
         ours.model[0].weight.register_hook(hook)
@@ -54,7 +55,7 @@ def learned(folder, ours, hook=None):
         ours.train_batch(batch(step))
         rows.append({})
     recorder.states(STEPS)
-    return written(folder, recorder.pieces, rows)
+    return written(folder, pieces, rows)
 
 
 def written(folder, pieces, rows=()):
@@ -67,8 +68,15 @@ def written(folder, pieces, rows=()):
 def compared(tmp_path, optimizer, many, replayed=True):
     """r by kind of a side beside one process, whose updates are made again from the side's gradients, or are not."""
     one = learned(tmp_path / "one", learner(optimizer))
-    again = written(tmp_path / "replay", replay(learner(optimizer), many)) if replayed else None
+    again = replayed_in(tmp_path / "replay", learner(optimizer), many) if replayed else None
     return {row.kind: row.worst.r for row in Part(one, many, replayed=again).rows}
+
+
+def replayed_in(folder, ours, many):
+    with Writer(folder, "own", 0) as sheet:
+        replay(ours, many, sheet.put)
+        sheet.finish({})
+    return Run.read(folder, "own", 1)
 
 
 def turned(gradient):
@@ -116,14 +124,15 @@ def test_a_state_that_is_forgotten_shows_in_the_second_update(tmp_path, optimize
 def test_an_update_that_is_left_out_moves_the_schedule_only(tmp_path):
     """As float16 does at an overflow: what follows is the schedule's second rate."""
     ours = learner("sgd")
-    recorder = Recorder(ours)
+    pieces = {}
+    recorder = Recorder(ours, pieces.__setitem__)
     recorder.initial()
     ours.rate.step()
     recorder.watch(2)
     ours.train_batch(batch(2))
     facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [2], "order": [], "amiss": None}
-    write_sheet(tmp_path / "many", "own", 0, recorder.pieces, facts)
+    write_sheet(tmp_path / "many", "own", 0, pieces, facts)
     many = Run.read(tmp_path / "many", "own", 1)
-    again = written(tmp_path / "replay", replay(learner("sgd"), many))
+    again = replayed_in(tmp_path / "replay", learner("sgd"), many)
     assert again.keys == {number for number in many.keys if number.startswith("update|2|")}
     assert all(np.array_equal(again.array(number), many.array(number)) for number in again.keys)

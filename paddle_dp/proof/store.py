@@ -1,0 +1,72 @@
+"""Arrays in one file, written as they come and read in stretches: what a proof writes down need not fit into memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from io import BufferedRandom, BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STRETCH = (
+    2**22
+)  # elements that are at hand at once of an array that is read or compared in stretches: 32 MB in float64
+
+
+def stretches(size: int) -> Iterator[tuple[int, int]]:
+    """From 0 to `size` in steps of STRETCH: where each begins and ends."""
+    return ((start, min(start + STRETCH, size)) for start in range(0, size, STRETCH))
+
+
+class Store:
+    """A file of arrays by name. It is written in order; an array that is there may be changed in place."""
+
+    def __init__(self, path: Path, index: Mapping[str, Any] | None = None):
+        """Opens a file to read, where `index` says what is in it (`index` of the store that wrote it); else a new one,
+        to write and read."""
+        self.index: dict[str, Any] = dict(index or {})  # name: dtype, shape, the byte where it begins
+        self._file: BufferedRandom | BufferedReader = path.open("w+b") if index is None else path.open("rb")
+        self._end = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.index
+
+    def close(self) -> None:
+        self._file.close()
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Appends an array."""
+        array = np.asarray(array)
+        self.index[name] = [array.dtype.str, list(array.shape), self._end]
+        self._write(self._end, array.reshape(-1))
+        self._end += array.nbytes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.index[name][1])
+
+    def get(self, name: str) -> np.ndarray:
+        """The whole array."""
+        shape = self.shape(name)
+        return self.read(name, 0, math.prod(shape)).reshape(shape)
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The elements `start` to `stop` of the array, flat."""
+        dtype, _, begins = self.index[name]
+        found = np.empty(stop - start, dtype)
+        if found.size:
+            self._file.seek(begins + start * found.itemsize)
+            self._file.readinto(found.data.cast("B"))
+        return found
+
+    def change(self, name: str, start: int, elements: np.ndarray) -> None:
+        """Writes over the elements of the array, flat, from `start` on."""
+        dtype, _, begins = self.index[name]
+        elements = elements.astype(dtype, copy=False)
+        self._write(begins + start * elements.itemsize, elements)
+
+    def _write(self, where: int, flat: np.ndarray) -> None:
+        if flat.size:
+            self._file.seek(where)
+            self._file.write(np.ascontiguousarray(flat).data.cast("B"))

@@ -1,0 +1,151 @@
+"""One run of a proof: a learner is built from the recipe's initial state, learns the first batches, and is watched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paddle_dp.batch import Batch
+from paddle_dp.checkpoint import Piece
+from paddle_dp.parallel.memory import Holdings
+from paddle_dp.proof import noise
+from paddle_dp.proof.outputs import Outputs
+from paddle_dp.proof.record import Put, Recorder
+from paddle_dp.proof.sheets import key
+
+if TYPE_CHECKING:
+    from paddle_dp.proof.trace import Side
+
+PROBES = 3  # batches whose gradients are taken from the initial weights, in the recipe's own precision
+
+
+@dataclass
+class Seen:
+    """What is left of a run, besides the quantities that were handed on."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)  # by step: loss, gradient norm, shares
+    places: dict[int, list[int]] = field(default_factory=dict)  # by step: this rank's, in the global batch
+    order: list[str] = field(default_factory=list)  # layers, as the forward came by
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    broken: dict[int, str] = field(
+        default_factory=dict
+    )  # by step: the first layer that gave something not finite
+    amiss: str | None = None
+    recorded: list[int] = field(default_factory=list)  # the steps whose update was watched
+    apart: dict[str, list[list[int]]] = field(default_factory=dict)
+    copies: dict[str, np.ndarray] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+
+
+class Watched:
+    """A run, from its beginning to its end; `seen` is what it leaves."""
+
+    def __init__(
+        self,
+        side: Side,
+        wide: bool,
+        put: Put,
+        judge: Callable[[float], None] = lambda loss: None,
+        steps: int | None = None,
+    ):
+        """Quantities are handed to `put`; `judge` hears the first loss, before the update, and may end the run."""
+        self.side, self.mesh, self.wide, self.judge = side, side.mesh, wide, judge
+        noisy = side.given.noise
+        self.order_of = noisy.order if noisy is not None else None
+        self.learner = side.learner()
+        self.recorder = Recorder(self.learner, put, self._ahead, updates=noisy is None)
+        self.hooks = Outputs(self.learner) if wide or noisy is None else None
+        self.seen = Seen(
+            recorded=self.recorder.recorded, apart=self.recorder.apart, copies=self.recorder.copies
+        )
+        holdings = Holdings(self.learner) if side.options.get("holdings") and not wide else None
+        if noisy is None:
+            self.recorder.initial()
+        for step, batch in enumerate(() if wide else itertools.islice(side.batches(wide), PROBES), start=1):
+            if step > 1:  # the first batch is that of the first step
+                with self.recorder.probing(step):
+                    self.learner.train_batch(self._in_order(batch))
+        side.chosen.read.clear()
+        for step, batch in enumerate(side.batches(wide), start=1):
+            self._learn(step, batch)
+            if step == steps:
+                break
+        if wide:
+            self.seen.amiss = self.recorder.final(len(self.seen.rows))
+        else:
+            self.recorder.weights(len(self.seen.rows))
+        if self.mesh.is_first:
+            self._put_numbers(put)
+        if self.hooks is not None:
+            self.hooks.remove()
+        if holdings is not None:
+            side.told["held"] = self.mesh.gather(holdings.read())
+        self.seen.differences = self.learner.differences()
+
+    def _put_numbers(self, put: Put) -> None:
+        """Losses and gradient norms."""
+        for step, row in enumerate(self.seen.rows, start=1):
+            for kind in ("loss", "gradient_norm"):
+                number = key(kind.replace("_", " "), step, "")
+                put(number, Piece.whole(number, np.array([row[kind]], "float64")))
+
+    def _ahead(self) -> None:
+        """Before an update that is watched."""
+        if not self.seen.rows:
+            self.judge(self.learner.observed["loss"])
+
+    def _learn(self, step: int, batch: Batch) -> None:
+        """One step, watched where it is worth it: in float64 each, else the first that ends in an update."""
+        rows, counted = [len(m.targets) for m in batch.micros], [m.samples for m in batch.micros]
+        asked = self.side.chosen.read
+        read = _counting(asked[-sum(rows) :], rows, counted)
+        asked.clear()
+        self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
+        with self.hooks or nullcontext():
+            self.learner.train_batch(self._in_order(batch), observe=True)
+        cuts = self.side.assembly.train_loader.share.cuts(batch.samples)
+        self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
+        if self.hooks is not None:
+            self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
+        shares = self.mesh.gather([self.mesh.reader, self.mesh.speaks, read])
+        self.seen.rows.append({
+            "loss": self.mesh.sum([self.learner.observed["loss"]])[0],
+            "gradient_norm": self.learner.observed["gradient_norm"], "samples": batch.samples,
+            "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
+            "read": [[reader, numbers] for reader, _, numbers in shares],
+        })  # fmt: skip
+
+    def _in_order(self, batch: Batch) -> Batch:
+        return batch if self.order_of is None else noise.permute(batch, self.order_of)
+
+    def _take_outputs(self, step: int, found: dict[str, np.ndarray], back: np.ndarray) -> None:
+        self.seen.order = self.hooks.order if self.hooks is not None else []
+        bad = {name.rpartition("#")[0] for name, sums in found.items() if not np.isfinite(sums).all()}
+        if bad:
+            self.seen.broken[step] = min(bad, key=self.seen.order.index)
+        if self.wide:
+            self.seen.outputs |= {key("output", step, name): sums[back] for name, sums in found.items()}
+
+
+def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
+    """The samples that count: not the one that a ghost reads."""
+    found, start = [], 0
+    for n, counts in zip(rows, counted, strict=True):
+        found += read[start : start + n] if counts else []
+        start += n
+    return found
+
+
+def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
+    """Where each sample of the batch went, when the samples of its micros were put into another order."""
+    found, start = [], 0
+    for samples in counted:
+        places = np.argsort(order(samples)) if order is not None else np.arange(samples)
+        found.append(start + places)
+        start += samples
+    return np.concatenate(found) if found else np.zeros(0, int)

@@ -1,0 +1,78 @@
+"""The store on the disk, and what runs with noise leave there."""
+
+import numpy as np
+import pytest
+
+from paddle_dp.checkpoint import Piece
+from paddle_dp.proof import store
+from paddle_dp.proof.floors import Floors, Fold, NoRounding
+from paddle_dp.proof.sheets import Run, Writer, key
+from paddle_dp.proof.store import Store
+
+GRADIENT = key("gradient", 1, "w")
+DRAW = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch):
+    """Arrays of a few elements are read and folded in several stretches."""
+    monkeypatch.setattr(store, "STRETCH", 3)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool", "uint16"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 4)])
+def test_an_array_comes_back_as_it_was(tmp_path, dtype, shape):
+    array = np.asarray(DRAW.normal(size=shape) * 100).astype(dtype)
+    written = Store(tmp_path / "a.bin")
+    written.put("first", np.arange(7))
+    written.put("a", array.T)
+    assert np.array_equal(written.get("a"), array.T)
+    written.close()
+    again = Store(tmp_path / "a.bin", written.index)
+    assert again.get("a").dtype == array.dtype and np.array_equal(again.get("a"), array.T)
+    assert np.array_equal(again.read("first", 2, 5), [2, 3, 4])
+
+
+def runs(count):
+    return [DRAW.normal(size=(4, 5)) for _ in range(count)]
+
+
+def floors_of(folder, base, noisy, **judged):
+    with Writer(folder, "wide", 0) as sheet:
+        sheet.put(GRADIENT, Piece.whole(GRADIENT, base))
+        floors = Floors(sheet)
+        for array in noisy:
+            fold = Fold(floors, "float64", 2.0, **{"judged": True, **judged})
+            fold.put(GRADIENT, Piece.whole(GRADIENT, array))
+            fold.put(key("state", 1, "unknown"), Piece.whole("x", array))
+            fold.judge(2.0 + 1e-13)
+        sheet.finish({"noise": floors.norms})
+    return Run.read(folder, "wide", 1)
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path, judged):
+    base, *noisy = runs(4)
+    most, norm = floors_of(tmp_path, base, noisy, judged=judged).noise(GRADIENT)
+    apart = [np.abs(array - base) for array in noisy]
+    assert np.array_equal(most, np.max([a.astype("float32") for a in apart], axis=0))
+    assert norm == pytest.approx(max(map(np.linalg.norm, apart)), rel=1e-15)
+
+
+def test_a_run_that_is_no_rounding_leaves_nothing(tmp_path):
+    base, noisy = runs(2)
+    with Writer(tmp_path, "wide", 0) as sheet:
+        sheet.put(GRADIENT, Piece.whole(GRADIENT, base))
+        floors = Floors(sheet)
+        fold = Fold(floors, "float64", 2.0, judged=False)
+        fold.put(GRADIENT, Piece.whole(GRADIENT, noisy))  # a probe: before the first loss
+        with pytest.raises(NoRounding) as far:
+            fold.judge(2.1)
+        assert far.value.loss == 2.1
+        assert not floors.norms and f"noise|{GRADIENT}" not in sheet.store
+
+
+def test_a_sheet_that_is_not_finished_is_none(tmp_path):
+    with pytest.raises(RuntimeError), Writer(tmp_path, "wide", 0):
+        raise RuntimeError
+    assert Run.read(tmp_path, "wide", 1) is None and not list(tmp_path.iterdir())
