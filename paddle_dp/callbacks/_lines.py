@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Progress, Run
@@ -32,31 +31,8 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     length = f"{total_steps} step{'s' * (total_steps != 1)} of {share.batch} samples ({so_long})"
     text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
     text += f", going on from step {progress.step}" if progress.step else ""
-    saved = run.resumed.state.get("recipe") if run.resumed is not None else None
-    if not saved or run.recipe is None:
-        return text
-    return "; ".join([text, *changed(saved, run.recipe.model_dump(mode="json"))])
-
-
-def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """["train.length was 60 epochs and is 20 epochs"]: what a run learns by, where a resume has it otherwise.
-
-    The layout, the machine and what merely watches may change between two attempts, and are left out.
-    """
-    before, after = (
-        {
-            f"{part}.{key}": value
-            for part in ("model", "loss", "optimizer", "schedule", "train")
-            for key, value in (recipe.get(part) or {}).items()
-            if key not in ("device", "patience", "micros")
-        }
-        for recipe in (saved, now)
-    )
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    said = [
-        f"{key} was {before.get(key, 'not there')} and is {after.get(key, 'not there')}" for key in keys[:3]
-    ]
-    return said + ([f"and {len(keys) - 3} settings more are others"] if len(keys) > 3 else [])
+    more = [f"and {len(run.changes) - 3} things more are otherwise"] if len(run.changes) > 3 else []
+    return "; ".join([text, *run.changes[:3], *more])
 
 
 def ranks(mesh: Mesh) -> str:

@@ -41,6 +41,11 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, words))
 
 
+def words(text: str) -> list[str]:
+    """«loss, optimizer.clip» as ["loss", "optimizer.clip"]."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def recipes_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Files and KEY=VALUE settings apart, for a verb that takes several recipes."""
     settings = [word for word in words if re.match(r"[A-Za-z_][\w.]*=", word)]

@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from paddle_dp.cli import job
-from paddle_dp.cli.options import Devices, Master, NodeRank, Nodes, Out, Overrides, Ranks, RecipeFile, numbers
+from paddle_dp.cli.options import (
+    Devices,
+    Master,
+    NodeRank,
+    Nodes,
+    Out,
+    Overrides,
+    Ranks,
+    RecipeFile,
+    numbers,
+    words,
+)
+from paddle_dp.errors import UsageError
 
 
 def train(
@@ -22,11 +34,27 @@ def train(
     resume: Annotated[
         str | None, typer.Option(metavar="[PATH]", help="Go on from the newest checkpoint, or from this one.")
     ] = None,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,…", help="What --resume may find changed: loss,optimizer.clip (docs/checks.md)."
+        ),
+    ] = None,
 ) -> None:
     """Train a recipe on any number of processes."""
     here = {"ranks": ranks, "devices": numbers(devices), "out": out, "resume": resume}
+    if accept is not None and resume is None:
+        raise UsageError(
+            f"--accept {accept}: it says what --resume may find changed, and there is no --resume."
+        )
     nodes_too = {"nodes": nodes, "master": master, "node_rank": node_rank}
-    job.start(recipe=recipe, overrides=tuple(overrides or ()), **here, **nodes_too)
+    job.start(
+        recipe=recipe,
+        overrides=tuple(overrides or ()),
+        extra={"accept": words(accept)} if accept else {},
+        **here,
+        **nodes_too,
+    )
 
 
 def verify(

@@ -108,13 +108,19 @@ def _read(task: str, argv: Sequence[str] | None) -> Job:
     parser.add_argument("-c", "--recipe", required=True, type=Path, metavar="RECIPE")
     parser.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--resume", nargs="?", const="newest", metavar="CHECKPOINT")
+    parser.add_argument(
+        "--accept", metavar="KEY,…", help="what --resume may find changed: loss,optimizer.clip"
+    )
     parser.add_argument("--checkpoint", metavar="CHECKPOINT", help="what to evaluate: newest, best or a path")
     parser.add_argument("--out", metavar="DIR", help="the run folder, instead of the recipe's own")
     parser.add_argument("--task", default=task, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     return Job(
         recipe=given.recipe, task=given.task, overrides=tuple(given.override), out=given.out, resume=given.resume,
-        extra={} if given.checkpoint is None else {"checkpoint": given.checkpoint},
+        extra={
+            **({} if given.checkpoint is None else {"checkpoint": given.checkpoint}),
+            **({"accept": given.accept.split(",")} if given.accept else {}),
+        },
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,13 @@ import paddle
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data import Loader, Share
 from paddle_dp.data.sample import read_samples
-from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import part_ways
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.finished import check_within
 from paddle_dp.part import Part
 from paddle_dp.recipe import LoaderSettings, Recipe
-from paddle_dp.train import consistency
+from paddle_dp.train import consistency, same_run
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.units import Length
@@ -40,7 +39,8 @@ class Setup:
 
     `dataset` gives the data set of a split, or None where there is none; `task`, what is learned in so many steps with
     so many an epoch; `callbacks`, those of a run. `length` is None where only `fit` will know. `batch` is global.
-    `asked` is the recipe that strategy and callbacks may refuse; `recipe` is None where nobody wrote one.
+    `asked` is the recipe that strategy and callbacks may refuse; `recipe` is None where nobody wrote one. `words`: the
+    parts that a script named in a recipe's words, with their settings.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Setup:
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
     recipe: Recipe | None = None
+    words: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Assembly:
@@ -69,6 +70,7 @@ class Assembly:
     def __init__(self, setup: Setup, mesh: Mesh):
         self.setup = setup
         self._noticed: list[str] = []  # what is not as on one process, before anything is placed
+        self._prints: dict[str, dict[str, str]] = {}  # the fingerprints of the splits that were opened
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
@@ -80,15 +82,17 @@ class Assembly:
     def train_loader(self) -> Loader:
         """Shuffled, in micros."""
         s, dataset = self.setup, self.setup.dataset("train")
-        self._noticed += consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
+        found = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
+        self._prints["train"] = found
+        self._noticed += consistency.random_samples("training", found)
         return self._loader(dataset, seed=s.seed, shuffle=s.shuffle, last=s.last, micros=s.micros)
 
     @cached_property
     def test_loader(self) -> Loader | None:
         """In order, every held-out sample once; None where nothing is held out."""
-        dataset = self.setup.dataset("test")
-        consistency.compare_data("held-out", dataset, self.setup.seed, self.setup.loader, self.mesh)
-        return None if dataset is None else self._loader(dataset, seed=self.setup.seed, shuffle=False)
+        s, dataset = self.setup, self.setup.dataset("test")
+        self._prints["test"] = consistency.compare_data("held-out", dataset, s.seed, s.loader, self.mesh)
+        return None if dataset is None else self._loader(dataset, seed=s.seed, shuffle=False)
 
     @property
     def total_steps(self) -> int:
@@ -97,9 +101,16 @@ class Assembly:
 
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
         """The placed task, for so many updates; from here on every rank draws its own random numbers."""
+        return self._placed(self._task(steps, steps_per_epoch))
+
+    def _task(self, steps: int, steps_per_epoch: int) -> Task:
+        """The task as all ranks have it, before anything is placed. Collective."""
         task = replace(self.setup.task(steps, steps_per_epoch), samples=self._samples)
         check_within(task.optimizer, task.loss.given, task.model)
         consistency.compare_task(task, self.mesh)
+        return task
+
+    def _placed(self, task: Task) -> Learner:
         learner = self.strategy.place(task)
         learner.noticed += self._noticed
         part_ways(self.setup.seed, self.mesh)
@@ -113,17 +124,23 @@ class Assembly:
         inputs, _ = read_samples(loader.dataset, np.arange(min(2, len(loader.dataset))), self.setup.seed, 0)
         return paddle.to_tensor(inputs)
 
-    def trainer(self, kind: type[Kind], resume: str | None = None) -> Kind:
+    def trainer(self, kind: type[Kind], resume: str | None = None, accept: Sequence[str] = ()) -> Kind:
         """A trainer that is ready to fit, at its beginning or where a checkpoint left off.
 
-        `resume` is None, "newest", "best" or a checkpoint's path. Raises UsageError or CheckpointError when there is
-        nothing fitting to resume.
+        `resume` is None, "newest", "best" or a checkpoint's path; `accept`, keys that a resume may have otherwise.
+        Raises UsageError or CheckpointError when there is nothing fitting to resume.
         """
-        consistency.compare({"resume": resume}, self.mesh, "Go on from the same checkpoint on every node.")
+        asked = {"resume": resume, "accept": sorted(accept)}
+        consistency.compare(asked, self.mesh, "Go on from the same checkpoint on every node.")
         found = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
         if found is not None:
             consistency.compare_checkpoints(found, self.mesh)
-            self._check_same_run(found)
+        loaders = {"train": self.train_loader, "test": self.test_loader}
+        task = self._task(self.total_steps, self.train_loader.batches)
+        changes: list[str] = []
+        identity = same_run.identity(self.setup, task, self.mesh, loaders, self._prints)
+        if found is not None:
+            changes, identity = same_run.compare(found, identity, task, self.setup, self.mesh, accept)
         run = Run(
             name=self.setup.name,
             folder=self.setup.folder,
@@ -133,10 +150,11 @@ class Assembly:
             recipe=self.setup.recipe,
             resumed=found,
             total_steps=self.total_steps,
+            identity=identity,
+            changes=tuple(changes),
         )
-        learner = self.learner(self.total_steps, self.train_loader.batches)
         trainer = kind(
-            learner,
+            self._placed(task),
             self.train_loader,
             self.setup.callbacks(run),
             run=run,
@@ -155,22 +173,6 @@ class Assembly:
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
         )
-
-    def _check_same_run(self, found: checkpoints.Checkpoint) -> None:
-        """A resumed run goes on with the same global batches; what would change them is refused."""
-        share, saved = self.train_loader.share, found.state["data"]
-        now = {"samples": share.samples, "batch": share.batch, "seed": share.seed}
-        train = "train." if self.setup.recipe else ""
-        words = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
-        changed = [
-            f"{words[key]} was {saved[key]} and is {now[key]}" for key in now if now[key] != saved[key]
-        ]
-        if changed:
-            another = "a new run with --out DIR" if self.setup.recipe else "a new run in another folder"
-            raise UsageError(
-                f"{found.folder} cannot be resumed as the same run: {'; '.join(changed)}. Give the old value, or start "
-                f"{another} ({self.setup.name})."
-            )
 
 
 def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:

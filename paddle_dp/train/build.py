@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
@@ -14,13 +15,13 @@ from paddle_dp.train.assemble import Assembly, Setup
 from paddle_dp.train.trainer import Trainer
 
 
-def build(recipe: Recipe, mesh: Mesh, resume: str | None = None) -> Trainer:
+def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequence[str] = ()) -> Trainer:
     """A trainer that is ready to fit, at its beginning or where a checkpoint left off. Collective.
 
-    `resume` is None, "newest", or a checkpoint's path. Raises UsageError or CheckpointError when there is nothing
-    fitting to resume.
+    `resume` is None, "newest", or a checkpoint's path; `accept`, keys that a resume may have otherwise. Raises
+    UsageError or CheckpointError when there is nothing fitting to resume.
     """
-    return Assembly(setup(recipe), mesh).trainer(Trainer, resume)
+    return Assembly(setup(recipe), mesh).trainer(Trainer, resume, accept)
 
 
 def setup(recipe: Recipe) -> Setup:

@@ -12,12 +12,14 @@ from paddle_dp.mesh import Mesh
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.recipe import Recipe
+    from paddle_dp.train.same_run import Identity
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What callbacks are built with. `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on
-    from."""
+    from; `changes`, sentences on what is otherwise than there. `identity`: what its checkpoints say of what it learns.
+    """
 
     name: str
     folder: Path
@@ -27,6 +29,8 @@ class Run:
     recipe: Recipe | None = None
     resumed: Checkpoint | None = None
     total_steps: int = 0
+    identity: Identity | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:

@@ -56,6 +56,7 @@ class FromPython:
         folder: str | Path = "runs/script",
         seed: int = 0,
         resume: bool | str = False,
+        accept: Sequence[str] = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         cuts: Mapping[str, str] | None = None,
         attends: Mapping[str, str] | None = None,
@@ -67,7 +68,8 @@ class FromPython:
         `micros` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
         `optimizer` is finished, or a function of (learning rate, named parameters). `length` ("3 epochs") is what
         `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
-        (True), from "best", or from a path. `dropout`: `exact` is the same on any number of ranks,
+        (True), from "best", or from a path; `accept` names what may be otherwise than in that checkpoint, such as
+        ["loss"] (docs/checks.md). `dropout`: `exact` is the same on any number of ranks,
         `own` each rank's own. Parts may be words, as in a recipe: "adamw", or
         {"use": "adamw", "clip": 1.0}. `cuts`, `attends` and `blocks` say how a model that nobody prepared can be split:
         patterns of layers, as in a recipe, and in `blocks` also layers and functions themselves (docs/add-a-part.md).
@@ -117,11 +119,22 @@ class FromPython:
             seed=seed,
             length=until,
             loader=_loader_settings(loader),
+            words={
+                word: _part(shelf, given).settings
+                for word, shelf, given in (
+                    ("loss", "losses", loss),
+                    ("optimizer", "optimizers", optimizer),
+                    ("schedule", "schedules", schedule),
+                )
+                if isinstance(given, (str, Mapping))
+            },
             callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in told],
         )
         _open(home, mesh, bool(resume))
         kind: Any = cls
-        trainer: Self = Assembly(setup, mesh).trainer(kind, "newest" if resume is True else resume or None)
+        trainer: Self = Assembly(setup, mesh).trainer(
+            kind, "newest" if resume is True else resume or None, accept
+        )
         return trainer
 
 

@@ -92,6 +92,7 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
         "ranks": learner.mesh.ranks,
         "axes": learner.mesh.axes.as_dict(),
         "recipe": run.recipe.model_dump(mode="json") if run.recipe else None,
+        "identity": run.identity.state() if run.identity else None,
     }
 
 

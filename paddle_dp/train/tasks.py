@@ -10,7 +10,8 @@ from paddle_dp.recipe import Recipe, write_recipe
 
 
 def train(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint."""
+    """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, of which
+    the keys in options["accept"] may be otherwise."""
     from paddle_dp import checkpoint
     from paddle_dp.recipe.folder import claim
     from paddle_dp.train.build import build
@@ -24,7 +25,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         write_recipe(recipe, recipe.folder / "recipe.yaml")
         checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder ready")
-    build(recipe, mesh, resume).fit(recipe.train.length)
+    build(recipe, mesh, resume, options.get("accept") or ()).fit(recipe.train.length)
 
 
 def _in_one_folder(recipe: Recipe, mesh: Mesh) -> Recipe:

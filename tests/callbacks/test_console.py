@@ -205,11 +205,7 @@ def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, 
     assert (terminal() is sys.stdout) == sys.stdout.isatty()
 
 
-def test_a_resume_says_what_it_learns_by_otherwise():
-    saved = {"train": {"length": "60 epochs", "batch": 64, "device": "cpu"}, "loss": None}
-    now = {"train": {"length": "20 epochs", "batch": 64, "device": "gpu"}, "loss": {"use": "mine"}}
-    assert _lines.changed(saved, saved) == []
-    assert _lines.changed(saved, now) == [
-        "train.length was 60 epochs and is 20 epochs",
-        "loss.use was not there and is mine",
-    ]
+def test_a_resume_says_what_is_otherwise(run):
+    assert _lines.start(run, Progress(), 3).endswith("cpu")
+    said = _lines.start(dataclasses.replace(run, changes=tuple("abcde")), Progress(step=2), 3)
+    assert said.endswith("cpu, going on from step 2; a; b; c; and 2 things more are otherwise")

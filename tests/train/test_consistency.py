@@ -14,10 +14,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.data.fingerprint import RANDOM, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Trainer, consistency
+from paddle_dp.train import Trainer, consistency, facts
 from tests.ranks import run_ranks
 
 HERE = "tests/train/test_consistency.py"
@@ -61,22 +60,22 @@ def test_paths_may_differ_and_what_lies_there_may_not() -> None:
 def test_a_recipe_counts_but_for_its_folder_its_name_its_workers_and_where_its_data_are(
     tmp_path: Path,
 ) -> None:
-    def facts(*words: str) -> dict[str, Any]:
-        return consistency.recipe_facts(read_recipe("configs/digits_mlp.yaml", words))
+    def of(*words: str) -> dict[str, Any]:
+        return facts.recipe_facts(read_recipe("configs/digits_mlp.yaml", words))
 
-    base = facts()
-    assert facts("out=elsewhere", "name=other", "loader.workers=3") == base
+    base = of()
+    assert of("out=elsewhere", "name=other", "loader.workers=3") == base
     for word in ("train.seed=7", "optimizer.clip=0.5", "model.hidden=[3]", "callbacks.checkpoint.keep=9"):
-        changed = facts(word)
+        changed = of(word)
         differing = [key for key in base if base[key] != changed[key]]
         assert len(differing) == 1 and differing[0].split(".")[-1] == word.split("=")[0].split(".")[-1]
     (tmp_path / "data").mkdir()
-    assert consistency._flat("dataset", {"path": str(tmp_path / "data"), "use": "cifar"}) == {
+    assert facts.flat("dataset", {"path": str(tmp_path / "data"), "use": "cifar"}) == {
         "dataset.path": {"path": str(tmp_path / "data"), "crc32": None},
         "dataset.use": "cifar",
     }
     (tmp_path / "table").write_text("1")
-    assert consistency._flat("model", {"words": str(tmp_path / "table")})["model.words"]["crc32"].startswith(
+    assert facts.flat("model", {"words": str(tmp_path / "table")})["model.words"]["crc32"].startswith(
         "CRC-32 "
     )
 
@@ -94,41 +93,11 @@ class Points:
         return (self.x[i] + noise).astype("float32"), i % 4
 
 
-def test_a_fingerprint_is_of_the_samples_wherever_they_are_read() -> None:
-    found = fingerprint(Points(), 1)
-    assert list(found) == ["sample 0", "sample 8", "sample 16", "sample 23"]
-    assert (
-        found["sample 0"].startswith("inputs float32[1, 6] ") and ", targets int64[1] " in found["sample 0"]
-    )
-    assert fingerprint(Points(), 1, apart=True) == found != fingerprint(Points(draw=1), 1)
-    assert list(fingerprint(Points(1), 0)) == ["sample 0"]
+class Replaced(Points):
+    """One sample is another, none of the four that are shown first."""
 
-    class Broken(Points):
-        def __getitem__(self, i: int) -> Any:
-            if i:
-                os._exit(3) if os.getpid() != me else None
-            raise OSError(f"no file {i}")
-
-    me = os.getpid()
-    assert "cannot be read: sample 0: OSError: no file 0" in fingerprint(Broken(), 0)["sample 0"]
-    assert "exit status 3" in fingerprint(Broken(), 0, apart=True)["samples"]
-
-
-def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
-    class Own(Points):
-        """A generator that begins alike in every process, and goes on with every reading."""
-
-        def __getitem__(self, i: int) -> Any:
-            self.draw = getattr(self, "draw", np.random.default_rng(0))
-            return self.x[i] + self.draw.normal(), i % 4
-
-    class Seeded(Points):
-        def __getitem__(self, i: int) -> Any:
-            return self.x[i] + np.random.randn(), i % 4
-
-    assert set(fingerprint(Own(), 0).values()) == {RANDOM}
-    assert set(fingerprint(Own(), 0, apart=True).values()) == {RANDOM}
-    assert RANDOM not in fingerprint(Seeded(), 0).values()
+    def __getitem__(self, i: int) -> Any:
+        return super().__getitem__(4 if i == 3 else i)
 
 
 def test_settings_are_those_that_a_loss_was_made_with() -> None:
@@ -137,13 +106,13 @@ def test_settings_are_those_that_a_loss_was_made_with() -> None:
     def closure(outputs: Any, targets: Any, *, ignored: int = -1) -> Any:
         return smoothing, where
 
-    assert consistency._settings(closure) == {"smoothing": 0.3, "where": "cpu", "ignored": -1}
-    assert consistency._settings(partial(closure, ignored=2))["ignored"] == 2
+    assert facts.settings_of(closure) == {"smoothing": 0.3, "where": "cpu", "ignored": -1}
+    assert facts.settings_of(partial(closure, ignored=2))["ignored"] == 2
     layer = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.2)
-    found = consistency._settings(layer)
+    found = facts.settings_of(layer)
     assert (found["label_smoothing"], found["reduction"]) == (0.2, "none")
     layer.local_rank = 3
-    assert "local_rank" not in consistency._settings(layer)
+    assert "local_rank" not in facts.settings_of(layer)
 
 
 def made(folder: str, **how: Any) -> Trainer:
@@ -162,6 +131,7 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"length": "5 steps"}, "length: 4 steps on rank 0"),
     (lambda: {"train": Points(23)}, "samples in the training data: 24 on rank 0"),
     (lambda: {"train": Points(draw=1)}, "sample 0 of the training data: inputs float32[1, 6] "),
+    (lambda: {"train": Replaced()}, "samples 17, 10, 3, 20 of the training data: "),
     (
         lambda: {"train": Points(draw=1), "loader": {"workers": 1}},
         "sample 0 of the training data: inputs float32[1, 6]",

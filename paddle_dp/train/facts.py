@@ -1,0 +1,152 @@
+"""What a training is, as facts that can be compared and kept: settings, code, versions and kinds of objects."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import os
+import platform
+import zlib
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.part import Part
+from paddle_dp.recipe import Recipe
+
+Facts = Mapping[str, Any]
+MAY_DIFFER = ("out", "name", "loader")
+_PLACES = ("rank", "device", "place", "host", "path", "folder", "dir", "file", "name", "training")
+_LARGEST = 2**28  # bytes of a file that is worth reading to compare it
+
+
+def packages(mesh: Mesh) -> dict[str, Any]:
+    """The versions that decide what is computed. Python's last number does not."""
+    import numpy
+    import paddle
+
+    import paddle_dp
+
+    return {
+        "package paddle_dp": f"{paddle_dp.__version__} (its files: {_sources():08x})",
+        "package paddle": paddle.__version__,
+        "package numpy": numpy.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "device": mesh.device.partition(":")[0],
+    }
+
+
+def recipe_facts(recipe: Recipe) -> dict[str, Any]:
+    """The resolved recipe by dotted key, without what may differ."""
+    content = recipe.model_dump(mode="json")
+    kept = {key: value for key, value in content.items() if key not in MAY_DIFFER}
+    return {name: fact for key, value in kept.items() for name, fact in flat(key, value).items()}
+
+
+def flat(name: str, value: Any) -> dict[str, Any]:
+    """{"train": {"batch": 64}} → {"train.batch": 64}; paths are told from other texts."""
+    if isinstance(value, Mapping):
+        return {n: v for key, inner in value.items() for n, v in flat(f"{name}.{key}", inner).items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple)) for item in value):
+        return {n: v for at, inner in enumerate(value) for n, v in flat(f"{name}.{at}", inner).items()}
+    return {name: _path(value, content=not name.startswith("dataset.")) if isinstance(value, str) else value}
+
+
+def _path(text: str, content: bool) -> Any:
+    """A text, or, where it leads to something on this disk, {"path": …} with the checksum of a file's `content`."""
+    place = os.path.expanduser(text)
+    there = os.path.exists(place) or (glob.has_magic(place) and bool(glob.glob(place)))
+    if not there or os.sep not in place:
+        return text
+    return {"path": text, "crc32": file_crc(place) if content else None}
+
+
+def task_facts(task: Task) -> dict[str, Any]:
+    """Kinds of model, loss, optimizer and schedule; plain settings of model, loss and optimizer."""
+    made = {
+        "model": task.model,
+        "loss": task.loss.given,
+        "optimizer": task.optimizer,
+        "schedule": task.schedule,
+    }
+    facts: dict[str, Any] = {name: None if thing is None else kind_of(thing) for name, thing in made.items()}
+    facts |= {f"loss.{name}": value for name, value in settings_of(task.loss.given).items()}
+    for name, layer in task.model.named_sublayers(include_self=True):
+        within = f"model.{name}" if name else "model"
+        facts |= {f"{within}.{word}": value for word, value in settings_of(layer).items()}
+    settings = _optimizer_settings(task.optimizer, task.schedule)
+    return facts | {f"optimizer.{name}": value for name, value in settings.items()}
+
+
+@cache
+def _sources() -> int:
+    """One number from all files of this package: a version says little about a clone."""
+    import paddle_dp
+
+    folder, found = Path(paddle_dp.__file__).parent, 0
+    for file in sorted(folder.rglob("*.py")):
+        found = zlib.crc32(file.read_bytes(), zlib.crc32(str(file.relative_to(folder)).encode(), found))
+    return found
+
+
+def code_of(part: Part) -> str | None:
+    """The checksum of the file that a part stands in; None for this package and Paddle: versions are told."""
+    kind = getattr(type(part.config), "called", type(part.config))
+    if (getattr(kind, "__module__", None) or "").partition(".")[0] in ("paddle_dp", "paddle"):
+        return None
+    try:
+        return file_crc(inspect.getsourcefile(kind))
+    except TypeError:
+        return None
+
+
+def file_crc(file: str | None) -> str | None:
+    if file is None or not os.path.isfile(file) or os.path.getsize(file) > _LARGEST:
+        return None
+    return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
+
+
+def kind_of(thing: Any) -> str:
+    """«paddle.nn.layer.common.Linear»; a function's own name."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def settings_of(thing: Any) -> dict[str, Any]:
+    """The plain numbers and words that an object was made with, a partial's and a closure's too. What names a place
+    (a rank, a device) may differ."""
+    if isinstance(thing, partial):
+        return {**settings_of(thing.func), **_plain(thing.keywords)}
+    if inspect.isfunction(thing):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+        closed = {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
+        return _plain({**closed, **(thing.__kwdefaults__ or {})})
+    return _plain(getattr(thing, "__dict__", {}))
+
+
+def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
+    """Those of a finished optimizer of Paddle's, which keeps them under private names; of a function, its own."""
+    if not hasattr(optimizer, "get_lr"):
+        return settings_of(optimizer)
+    own = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
+    found = {
+        name: value for name, value in _plain(own).items() if "fus" not in name and name != "learning_rate"
+    }
+    for name in ("grad_clip", "regularization"):
+        if (part := own.get(name)) is not None:
+            inner = {key.lstrip("_"): value for key, value in vars(part).items()}
+            found |= {name: kind_of(part)} | {f"{name}.{key}": value for key, value in _plain(inner).items()}
+    return found if schedule is not None else {**found, "learning_rate": optimizer.get_lr()}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str))
+        and not name.startswith("_")
+        and not any(word in name.lower() for word in _PLACES)
+    }

@@ -1,0 +1,323 @@
+"""Is a training the one that a checkpoint is of? What decides what is learned is kept in it, and compared at a resume.
+
+The rule: a resume is refused where a run that had had the new settings from its beginning would not be where the
+checkpoint is. So the number of ranks, the layout or the place of the data may change, and the far end of a schedule,
+too; another loss may not, unless it is accepted by name, and then the checkpoints that follow say so.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.data.fingerprint import common
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.train.facts import (
+    MAY_DIFFER,
+    Facts,
+    code_of,
+    flat,
+    packages,
+    recipe_facts,
+    settings_of,
+    task_facts,
+)
+
+if TYPE_CHECKING:
+    from paddle_dp.checkpoint import Checkpoint
+    from paddle_dp.data import Loader
+    from paddle_dp.train.assemble import Setup
+
+_MOST = 4000  # settings of layers that a checkpoint keeps one by one
+_POINTS = 64  # updates, spread over a schedule, whose rate is kept
+_LONGEST = 60  # characters of a value in a message
+_ABSENT = "not there"
+
+# What becomes of a change, by the longest of these that its key begins with. docs/checks.md says why.
+FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
+VERDICTS = {
+    "": REFUSED,
+    "callbacks": FREE, "train.patience": FREE,
+    "strategy": TOLD, "train.micros": TOLD, "train.device": TOLD, "code of": TOLD, "package": TOLD, "python": TOLD,
+    "device": TOLD,
+    "schedule": RATES, "train.length": RATES,
+    "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.last": NEVER,
+}  # fmt: skip
+_PARTS = ("model", "dataset", "loss", "optimizer", "schedule", "strategy")
+_PLACES = ("path", "folder", "dir", "file", "cache", "root")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What decides what a training learns, as its checkpoints keep it.
+
+    `facts`: settings, kinds and versions by dotted key. `data`: of each split, its samples and their fingerprint.
+    `rates`: the learning rate of some updates, [[step, rate], …], where the schedule tells it beforehand. `accepted`:
+    what was changed on purpose so far, [{"step", "key", "was", "is"}, …].
+    """
+
+    facts: Facts
+    data: Mapping[str, Any]
+    rates: Sequence[Sequence[float]] = ()
+    accepted: Sequence[Mapping[str, Any]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        found: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is otherwise than in the checkpoint."""
+
+    key: str
+    was: Any
+    now: Any
+    verdict: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key} was {_shown(self.was)} and is {_shown(self.now)}{self.note}"
+
+
+def identity(
+    setup: Setup, task: Task, mesh: Mesh, loaders: Mapping[str, Loader | None], prints: Mapping[str, Any]
+) -> Identity:
+    """What this training is: its `loaders` and the fingerprints of their data sets, `prints`, by split."""
+    data = {
+        split: {"samples": len(loader.dataset), "read": prints.get(split, {})}
+        for split, loader in loaders.items()
+        if loader is not None
+    }
+    steps = setup.length.steps(loaders["train"].batches) if setup.length and loaders["train"] else 0
+    rates = _rates(task.schedule, sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
+    return Identity(facts={**packages(mesh), **_described(setup, task)}, data=data, rates=rates)
+
+
+def compare(
+    found: Checkpoint, now: Identity, task: Task, setup: Setup, mesh: Mesh, accept: Sequence[str] = ()
+) -> tuple[list[str], Identity]:
+    """What is otherwise than in the checkpoint that a training goes on from, in words; and `now` with what was accepted
+    so far. Collective.
+
+    `accept`: keys, or the first words of some ("loss", "schedule.warmup"), whose change is wanted. Raises UsageError,
+    the same on every rank, for a change that makes it another run.
+    """
+    saved, step = found.state, int(found.state["progress"]["step"])
+    kept = saved.get("identity") or {}
+    changes = [*_order(saved, now, setup), *_data(kept.get("data") or {}, now)]
+    changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, task.schedule))
+    refused = [
+        c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
+    ]
+    told = mesh.gather(_refusal(found, refused, setup) if refused else "")
+    if error := next(filter(None, told), ""):
+        raise UsageError(error)
+    taken = [{"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED]
+    words = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
+    if not kept:
+        words.append("its checkpoint is an older version's, so the samples could not be compared")
+    return words, replace(now, accepted=(*kept.get("accepted", ()), *taken))
+
+
+def _described(setup: Setup, task: Task) -> dict[str, Any]:
+    """The recipe by dotted key; of a training in Python, what it said and what its objects say, under such keys."""
+    if (recipe := setup.recipe) is not None:
+        parts = (
+            recipe.model,
+            recipe.dataset,
+            recipe.loss,
+            recipe.optimizer,
+            recipe.schedule,
+            recipe.strategy,
+        )
+        code = {f"code of {p.shelf} {p.name}": crc for p in parts if p is not None and (crc := code_of(p))}
+        return {**code, **recipe_facts(recipe)}
+    train = {
+        "length": None if setup.length is None else str(setup.length), "batch": setup.batch, "micros": setup.micros,
+        "shuffle": setup.shuffle, "last": setup.last, "seed": setup.seed, "dropout": task.dropout,
+        "precision": vars(task.precision),
+    }  # fmt: skip
+    words = {"strategy": setup.strategy.settings, "train": train, **setup.words}
+    said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
+    return {**said, **_made(task)}
+
+
+def _made(task: Task) -> dict[str, Any]:
+    """Kinds and settings of the objects; which parameters are frozen."""
+    made = task_facts(task)
+    layers = {key: value for key, value in made.items() if key.startswith("model.")}
+    if len(layers) > _MOST:
+        text = json.dumps(layers, sort_keys=True, default=str)
+        digest = f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(layers)} settings"
+        made = {key: value for key, value in made.items() if key not in layers} | {"model.layers": digest}
+    frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
+    some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
+    rest = {f"schedule.{name}": value for name, value in settings_of(task.schedule).items()}
+    return {**made, **rest, "frozen parameters": some}
+
+
+def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change]:
+    """What decides which samples a global batch has. Their order cannot change in the midst of a training: some samples
+    of an epoch would be read twice and others never.
+    """
+    train = "train." if setup.recipe else ""
+    values = {"samples": now.data["train"]["samples"], "batch": setup.batch, "seed": setup.seed}
+    words = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
+    before = saved["data"]
+    return [
+        Change(words[key], before[key], values[key], NEVER) for key in words if before[key] != values[key]
+    ]
+
+
+def _data(kept: Mapping[str, Any], now: Identity) -> list[Change]:
+    """The first group of samples, of each split, that is another than when the training began."""
+    found = []
+    for split, word, verdict in (("train", "training", REFUSED), ("test", "held-out", TOLD)):
+        before, after = kept.get(split), now.data.get(split)
+        if before is None or after is None:
+            continue
+        if before["samples"] != after["samples"]:
+            if split == "test":
+                found.append(
+                    Change("samples in the held-out data", before["samples"], after["samples"], TOLD)
+                )
+            continue
+        one, other = before["read"], after["read"]
+        key = next((key for key in common(one, other) if one[key] != other[key]), None)
+        if key is not None:
+            found.append(Change(f"dataset ({key} of the {word} data)", one[key], other[key], verdict))
+    return found
+
+
+def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup) -> Iterator[Change]:
+    """The facts that are not the same."""
+    facts, kept = now.state()["facts"], (saved.get("identity") or {}).get("facts")
+    same_version = kept is not None and kept.get("package paddle_dp") == facts["package paddle_dp"]
+    if kept is None:  # an older version saved it: its recipe, if there was one, is all that it says
+        recipe = (saved.get("recipe") or {}) if setup.recipe is not None else {}
+        kept = {name: fact for key, value in recipe.items() for name, fact in flat(key, value).items()}
+    others = {part for part in _PARTS if kept and kept.get(f"{part}.use") != facts.get(f"{part}.use")}
+    for part in sorted(others):
+        was, value = (side.get(f"{part}.use", side.get(part, _ABSENT)) for side in (kept, facts))
+        yield Change(part, was, value, _verdict(part, was, value, task))
+    compared_elsewhere = {*others, *MAY_DIFFER}
+    for key in dict.fromkeys([*facts, *kept]):
+        was, value = kept.get(key, _ABSENT), facts.get(key, _ABSENT)
+        if (
+            _same(was, value)
+            or key.partition(".")[0] in compared_elsewhere
+            or key in ("train.batch", "train.seed")
+        ):
+            continue
+        if _ABSENT in (was, value) and not same_version:  # it has come or gone with the version
+            continue
+        verdict = _verdict(key, was, value, task)
+        if key == "train.last" and now.data["train"]["samples"] % setup.batch == 0:
+            verdict = TOLD  # there is no short batch
+        if verdict != FREE:
+            yield Change(key, was, value, verdict)
+
+
+def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
+    """What becomes of a change, by the key; where that is not enough, by the values and by the model."""
+    if key == "optimizer":
+        return NEVER  # another one cannot go on with its states
+    if key.startswith("dataset.") and _is_place(key, was, now):
+        return TOLD  # the samples are compared
+    if key == "strategy.sync_batch_norm" and statistics(task.model):
+        return REFUSED
+    return VERDICTS[max((begin for begin in VERDICTS if key.startswith(begin)), key=len)]
+
+
+def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
+    """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] of others."""
+    from paddle.optimizer.lr import LambdaDecay
+
+    if not isinstance(schedule, LambdaDecay):
+        return []
+    ahead = copy.copy(schedule)
+    found = []
+    for step in steps:
+        ahead.step(step)
+        found.append([step, ahead()])
+    return found
+
+
+def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence[float] | None]:
+    """Whether rates can be compared; and (step, rate, rate now) of the first update that has been done, or comes next,
+    with another rate now.
+    """
+    step = int(saved["progress"]["step"])
+    before = [point for point in (saved.get("identity") or {}).get("rates", []) if point[0] < step]
+    if (state := saved.get("schedule")) and state.get("last_epoch") == step:
+        before.append([step, state["last_lr"]])
+    after = _rates(schedule, [int(point[0]) for point in before])
+    for (at, was), (_, now) in zip(before, after, strict=False):
+        if abs(was - now) > 1e-9 * max(abs(was), abs(now)):
+            return True, (at, was, now)
+    return bool(after), None
+
+
+def _judged(changes: list[Change], known: bool, other: Sequence[float] | None) -> list[Change]:
+    """Changes of a schedule and of the length are refused where a rate that was used would be another. Where a schedule
+    does not tell its rates beforehand, it does not depend on the length, and its settings count."""
+    note = "" if other is None else f" (update {other[0] + 1}: rate {other[1]:.6g}, and now {other[2]:.6g})"
+
+    def judged(change: Change) -> Change:
+        if change.verdict != RATES:
+            return change
+        refused = other is not None or (not known and change.key.startswith("schedule"))
+        return replace(change, verdict=REFUSED if refused else TOLD, note=note)
+
+    if other is not None and all(change.verdict != RATES for change in changes):  # its code is another
+        changes = [*changes, Change("schedule", "another function", "this one", RATES)]
+    return [judged(change) for change in changes]
+
+
+def _same(was: Any, now: Any) -> bool:
+    """As JSON; paths to files with the same bytes are the same."""
+    if all(isinstance(value, Mapping) and "path" in value for value in (was, now)):
+        return bool(was["crc32"] == now["crc32"])
+    return json.dumps(was, sort_keys=True) == json.dumps(now, sort_keys=True)
+
+
+def _is_place(key: str, *values: Any) -> bool:
+    """Whether a setting of a data set says where something is: what lies there is compared."""
+    word = key.rpartition(".")[2].lower()
+    path = any(isinstance(value, Mapping) or (isinstance(value, str) and os.sep in value) for value in values)
+    return path or any(place in word for place in _PLACES)
+
+
+def _is_in(key: str, accept: Sequence[str]) -> bool:
+    """Whether a key was accepted: by itself, or by words that it begins with."""
+    return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
+
+
+def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
+    recipe = setup.recipe is not None
+    another = "a new run with --out DIR" if recipe else "a new run in another folder"
+    text = (
+        f"{found.folder} cannot be resumed as the same run: {'; '.join(map(str, refused))}. Give the old "
+        f"value{'s' * (len(refused) > 1)}, or start {another} ({setup.name})"
+    )
+    if any(c.verdict == NEVER for c in refused):
+        return f"{text}."
+    keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused))
+    how = f"--accept {','.join(keys)}" if recipe else f"accept={keys!r}"
+    return f"{text}; or go on with the change on purpose: {how}. What may change freely stands in docs/checks.md."
+
+
+def _shown(value: Any) -> str:
+    text = value["path"] if isinstance(value, Mapping) and "path" in value else value
+    shown = text if isinstance(text, str) else json.dumps(text)
+    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"

@@ -1,0 +1,166 @@
+"""What a fingerprint of a data set notices, in how much time, and what does not disturb it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.data.fingerprint import RANDOM, common, fingerprint, order
+
+
+class Points:
+    def __init__(self, samples: int = 24, draw: int = 0):
+        self.x = np.random.RandomState(draw).randn(samples, 6).astype("float32")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], i % 4
+
+
+class Taken(Points):
+    """In memory: many are read at once."""
+
+    def take(self, indices: Any) -> Any:
+        return self.x[indices], indices % 4
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2, 3, 4, 5, 7, 24, 1437, 10007])
+def test_the_order_holds_every_sample_and_the_first_groups_are_spread(samples: int) -> None:
+    groups = list(order(samples))
+    read = np.concatenate([*groups, np.array([], np.int64)])
+    assert set(read.tolist()) == set(range(samples))
+    assert len(groups) < 40
+    if samples > 1000:
+        spread = np.sort(np.concatenate(groups[:12]))
+        assert np.diff(spread).max() < 5 * samples / len(spread)
+
+
+def test_the_order_of_very_many_samples_does_not_overflow() -> None:
+    for indices in islice(order(10**12), 25):
+        assert indices.min() >= 0 and indices.max() < 10**12 and len(set(indices.tolist())) == len(indices)
+
+
+def test_it_is_of_the_samples_wherever_they_are_read() -> None:
+    found = fingerprint(Points(), 1)
+    assert list(found)[:5] == ["sample 0", "sample 8", "sample 16", "sample 23", "samples 17, 10, 3, 20"]
+    assert (
+        found["sample 0"].startswith("inputs float32[1, 6] ") and ", targets int64[1] " in found["sample 0"]
+    )
+    assert fingerprint(Points(), 1, apart=True) == found != fingerprint(Points(draw=1), 1)
+    assert list(fingerprint(Points(1), 0)) == ["sample 0"] and fingerprint(Points(0), 0) == {}
+
+
+@pytest.mark.parametrize("kind", [Points, Taken])
+@pytest.mark.parametrize("changed", range(24))
+def test_one_number_of_one_sample_of_a_small_data_set_is_noticed(
+    kind: Callable[..., Points], changed: int
+) -> None:
+    one, other = kind(), kind()
+    other.x[changed, 5] += 1e-6
+    assert fingerprint(one, 0) != fingerprint(other, 0)
+
+
+@pytest.mark.parametrize("kind", [Points, Taken])
+def test_two_samples_that_changed_places_are_noticed(kind: Callable[..., Points]) -> None:
+    one, other = kind(), kind()
+    other.x[[3, 20]] = other.x[[20, 3]]  # of one group
+    assert fingerprint(one, 0) != fingerprint(other, 0)
+
+
+def test_a_slow_data_set_takes_its_time_and_no_more_and_has_the_same_text_under_fewer_keys() -> None:
+    class Slow(Points):
+        def __getitem__(self, i: int) -> Any:
+            time.sleep(0.004)
+            return super().__getitem__(i)
+
+    began = time.perf_counter()
+    slow = fingerprint(Slow(5000), 0, seconds=0.2)
+    assert time.perf_counter() - began < 0.4
+    quick = fingerprint(Points(5000), 0, seconds=5)
+    assert 4 <= len(slow) < len(quick) and common(slow, quick) == list(slow) and slow.items() <= quick.items()
+    assert len(fingerprint(Slow(5000), 0, seconds=0)) == 4
+
+
+def test_a_sample_that_cannot_be_read_says_so_and_is_not_compared() -> None:
+    class Broken(Points):
+        def __getitem__(self, i: int) -> Any:
+            if i:
+                os._exit(3) if os.getpid() != me else None
+            raise OSError(f"no file {i}")
+
+    me = os.getpid()
+    found = fingerprint(Broken(), 0)
+    assert "cannot be read: sample 0: OSError: no file 0" in found["sample 0"]
+    assert common(found, fingerprint(Points(), 0)) == []
+    assert "exit status 3" in fingerprint(Broken(), 0, apart=True)["samples"]
+
+
+def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
+    class Own(Points):
+        """A generator that begins alike in every process, and goes on with every reading."""
+
+        def __getitem__(self, i: int) -> Any:
+            self.draw = getattr(self, "draw", np.random.default_rng(0))
+            return self.x[i] + self.draw.normal(), i % 4
+
+    class Seeded(Points):
+        def __getitem__(self, i: int) -> Any:
+            return self.x[i] + np.random.randn(), i % 4
+
+    assert fingerprint(Own(), 0) == fingerprint(Own(), 0, apart=True) == {"sample 0": RANDOM}
+    found = fingerprint(Seeded(), 0)
+    assert RANDOM not in found.values() and len(found) > 4
+    assert found == fingerprint(Seeded(), 0, apart=True) != fingerprint(Seeded(), 1)
+
+
+def test_reading_leaves_the_generators_as_they_were() -> None:
+    np.random.seed(3)
+    expected = np.random.RandomState(3).rand()
+    fingerprint(Points(), 0)
+    assert np.random.rand() == expected
+
+
+class Files(Points):
+    """Files, of which only names and sizes are compared here."""
+
+    def __init__(self, folder: Path, samples: int = 200):
+        super().__init__(samples)
+        self.files = [folder / f"class_{n % 3}" / f"{n}.bin" for n in range(samples)]
+        for file in self.files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(bytes(9))
+
+    def name_of(self, i: int) -> str:
+        return str(self.files[i])
+
+
+def names(files: Files) -> dict[str, str]:
+    return {key: text for key, text in fingerprint(files, 0, seconds=4).items() if key.startswith("file")}
+
+
+def test_of_files_names_and_sizes_are_looked_at(tmp_path: Path) -> None:
+    one, copied = Files(tmp_path / "one"), Files(tmp_path / "copy")
+    told = names(one)
+    assert len(told) > 10 and names(copied) == told
+    copied.files[123].write_bytes(bytes(10))
+    assert len(told.items() ^ names(copied).items()) == 2
+    copied.files[123].unlink()
+    assert any("cannot be read" in text for text in names(copied).values())
+
+
+def test_names_that_are_no_files_are_no_obstacle() -> None:
+    class Named(Points):
+        def name_of(self, i: int) -> str:
+            return f"row {i}"
+
+    found = fingerprint(Named(), 0)
+    assert common(found, found) == list(fingerprint(Points(), 0))

@@ -1,0 +1,282 @@
+"""What a resume may find otherwise than in the checkpoint, what it may not, and what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import join
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train import Trainer
+from paddle_dp.train.build import build
+from paddle_dp.train.same_run import VERDICTS, Identity
+
+RECIPE = """
+model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: adamw, clip: 1.0}
+schedule: {use: cosine, peak: 2.0e-3, warmup: 2 steps}
+train: {length: 20 steps, batch: 50, micros: 2}
+callbacks: [{use: checkpoint, every: 20 steps}]
+"""
+FEW = 6  # updates before the checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe, and beside it the run that went six steps of its way."""
+    folder = tmp_path_factory.mktemp("same_run")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    again(folder, resume=None).fit(f"{FEW} steps")
+    return folder
+
+
+def again(folder: Path, *words: str, resume: str | None = "newest", **how: Any) -> Trainer:
+    recipe = read_recipe(folder / "recipe.yaml", [f"out={folder / 'run'}", *words])
+    return build(recipe, join(recipe.train.seed), resume, **how)
+
+
+def test_nothing_changed_is_nothing_said(run: Path) -> None:
+    trainer = again(run)
+    assert trainer.progress.step == FEW and trainer.run.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train.micros=1", ["train.micros was 2 and is 1"]),
+        (
+            "strategy.sync_batch_norm=true",
+            ["strategy.sync_batch_norm was false and is true"],
+        ),  # there is none
+        ("train.last=drop train.batch=50 dataset.held_out=0.2", None),
+        ("name=other loader.workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
+    ],
+)
+def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:
+    if said is None:  # 1437 samples are 28 batches of 50 and 37: without the short one, it is another run
+        with pytest.raises(UsageError, match=r"train\.last was keep and is drop\. Give .*\(recipe\)\.$"):
+            again(run, *words.split())
+    else:
+        assert list(again(run, *words.split()).run.changes) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model.dropout=0.1", "model.dropout was 0.0 and is 0.1"),
+        ("loss.label_smoothing=0.1", "loss.label_smoothing was 0.0 and is 0.1"),
+        ("optimizer.clip=0.5", "optimizer.clip was 1.0 and is 0.5"),
+        ("train.precision=bfloat16", "train.precision was float32 and is bfloat16"),
+        ("train.dropout=own", "train.dropout was exact and is own"),
+        (
+            "schedule.peak=1e-3",
+            r"schedule.peak was 0.002 and is 0.001 (update 1: rate 0.000666667, and now 0.000333333)",
+        ),
+        ("train.length=30steps", "train.length was 20 steps and is 30 steps (update 4: rate"),
+        (
+            "schedule={use: polynomial, peak: 2.0e-3, warmup: 2 steps}",
+            "schedule was cosine and is polynomial (update",
+        ),
+    ],
+)
+def test_what_makes_it_another_run_is_refused_by_key_and_accepted_by_key(
+    run: Path, words: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match="cannot be resumed as the same run: " + re.escape(said)) as refused:
+        again(run, words)
+    key = re.search(r"--accept (\S+)\. What may change freely stands in docs/checks.md", str(refused.value))
+    assert key is not None
+    trainer = again(run, words, accept=key[1].split(","))
+    assert trainer.run.changes[0].startswith(said) and trainer.run.identity is not None
+    (taken,) = trainer.run.identity.accepted
+    assert (taken["step"], taken["key"]) == (FEW, key[1]) and taken["was"] != taken["is"]
+
+
+def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
+    for words, said in (
+        ("train.batch=25", "train.batch was 50 and is 25"),
+        ("optimizer={use: sgd}", "optimizer was adamw and is sgd"),  # its states cannot be read
+        ("train.seed=7", "train.seed was 0 and is 7"),
+        (
+            "dataset.held_out=0.3",
+            "samples in the data set was 1437 and is 1257",
+        ),
+    ):
+        with pytest.raises(
+            UsageError, match=rf"{re.escape(said)}\. Give the old values?, or .*\(recipe\)\.$"
+        ):
+            again(run, words, accept=["train", "dataset", "optimizer"])
+
+
+def test_a_schedule_may_change_where_no_update_has_been(tmp_path: Path) -> None:
+    """The rates of the updates that were done are the same: a run with the new settings would be where it is."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("use: cosine", "use: constant"))
+    again(tmp_path, resume=None).fit(f"{FEW} steps")
+    longer = again(tmp_path, "train.length=50steps")
+    assert list(longer.run.changes) == ["train.length was 20 steps and is 50 steps"]
+    steps = again(
+        tmp_path, "schedule={use: milestones, peak: 2.0e-3, warmup: 2 steps, milestones: [10 steps]}"
+    )
+    assert list(steps.run.changes) == ["schedule was constant and is milestones"]
+    with pytest.raises(
+        UsageError, match=r"constant and is milestones \(update 6: rate 0\.002, and now 0\.0002\)"
+    ):
+        again(tmp_path, "schedule={use: milestones, peak: 2.0e-3, warmup: 2 steps, milestones: [5 steps]}")
+    with pytest.raises(UsageError, match=r"schedule\.warmup was 2 steps and is 4 steps \(update 1: "):
+        again(tmp_path, "schedule.warmup=4steps")
+
+
+class Points:
+    def __init__(self, replaced: int | None = None, samples: int = 100):
+        self.x = np.random.RandomState(3).randn(samples, 6).astype("float32")
+        if replaced is not None:
+            self.x[replaced] = 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], i % 4
+
+
+def script(folder: Path, **changed: Any) -> Trainer:
+    paddle.seed(0)
+    model = changed.pop("model", None) or nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
+    words: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(reduction="none"),
+        "optimizer": lambda rate, named: paddle.optimizer.AdamW(rate, parameters=[p for _, p in named]),
+        "train": Points(), "batch": 16, "length": "14 steps", "schedule": {"use": "constant", "peak": 0.1},
+        "callbacks": ["checkpoint"], "folder": folder / "run",
+    }  # fmt: skip
+    return Trainer.of(model=model, **{**words, **changed})
+
+
+def frozen() -> nn.Layer:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
+    model[0].weight.stop_gradient = True
+    return model
+
+
+CHANGES: list[tuple[Callable[[], dict[str, Any]], str]] = [
+    (lambda: {"loss": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)},
+     "loss.label_smoothing was 0.0 and is 0.1"),
+    (lambda: {"loss": "cross_entropy"}, "loss was paddle.nn.layer.loss.CrossEntropyLoss and is "),
+    (lambda: {"model": nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 4))},
+     "model.1.p was 0.1 and is 0.2"),
+    (lambda: {"model": frozen()}, "frozen parameters was none and is 1, CRC-32"),
+    (lambda: {"train": Points(replaced=57)}, "dataset (samples "),
+    (lambda: {"precision": "bfloat16"}, "train.precision.dtype was float32 and is bfloat16"),
+    (lambda: {"schedule": {"use": "constant", "peak": 0.01}}, "schedule.peak was 0.1 and is 0.01"),
+    (lambda: {"schedule": paddle.optimizer.lr.StepDecay(0.1, 100)}, "schedule was constant and is paddle"),
+]  # fmt: skip
+
+
+def test_a_script_is_compared_by_what_its_objects_say(tmp_path: Path) -> None:
+    script(tmp_path).fit(f"{FEW} steps")
+    assert script(tmp_path, resume=True, length="30 steps").run.changes == (
+        "train.length was 14 steps and is 30 steps",
+    )
+    for change, said in CHANGES:
+        with pytest.raises(UsageError, match="as the same run: .*" + re.escape(said)) as refused:
+            script(tmp_path, resume=True, **change())
+        assert "or go on with the change on purpose: accept=[" in str(refused.value)
+
+
+def test_the_settings_of_a_finished_optimizer_are_compared(tmp_path: Path) -> None:
+    def made(**how: Any) -> dict[str, Any]:
+        model = nn.Linear(6, 4)
+        return {
+            "model": model, "schedule": None, "callbacks": ["checkpoint"],
+            "optimizer": paddle.optimizer.Momentum(
+                **{"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.1, "parameters": model.parameters(), **how}
+            ),
+        }  # fmt: skip
+
+    script(tmp_path, **made()).fit("3 steps")
+    assert script(tmp_path, resume=True, **made()).run.changes == ()
+    for how, said in (
+        ({"momentum": 0.8}, "optimizer.momentum was 0.9 and is 0.8"),
+        ({"weight_decay": 0.2}, "optimizer.regularization_coeff was 0.1 and is 0.2"),
+        ({"learning_rate": 0.2}, "optimizer.learning_rate was 0.1 and is 0.2"),
+        ({"grad_clip": nn.ClipGradByGlobalNorm(1.0)}, "optimizer.grad_clip was not there and is paddle"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            script(tmp_path, resume=True, **made(**how))
+
+
+@pytest.mark.parametrize("replaced", [0, 17, 57, 99])
+def test_one_replaced_sample_of_a_small_data_set_is_noticed_and_can_be_accepted(
+    tmp_path: Path, replaced: int
+) -> None:
+    script(tmp_path).fit("2 steps")
+    with pytest.raises(
+        UsageError, match=r"dataset \(samples? .* of the training data\) was .* accept=\['dataset'\]"
+    ):
+        script(tmp_path, resume=True, train=Points(replaced))
+    trainer = script(tmp_path, resume=True, train=Points(replaced), accept=["dataset"])
+    trainer.fit("4 steps")
+    kept = checkpoints.load(checkpoints.newest(tmp_path / "run" / "checkpoints")).state["identity"]  # type: ignore[arg-type]
+    assert [(row["step"], row["key"].split(" ")[0]) for row in kept["accepted"]] == [(2, "dataset")]
+    after = script(tmp_path, resume=True, train=Points(replaced), accept=["dataset"])
+    assert after.run.changes == () and after.run.identity is not None
+    assert len(after.run.identity.accepted) == 1
+
+
+def test_held_out_data_may_change_and_it_is_said(tmp_path: Path) -> None:
+    script(tmp_path, test=Points()).fit("2 steps")
+    (said,) = script(tmp_path, test=Points(replaced=3), resume=True).run.changes
+    assert said.startswith("dataset (samples ") and "of the held-out data) was" in said
+    (said,) = script(tmp_path, test=Points(samples=90), resume=True).run.changes
+    assert said == "samples in the held-out data was 100 and is 90"
+
+
+def test_batch_norm_makes_its_synchronisation_matter(tmp_path: Path) -> None:
+    def model() -> nn.Layer:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Linear(8, 4))
+
+    script(tmp_path, model=model()).fit("2 steps")
+    strategy = {"use": "data_parallel", "sync_batch_norm": True}
+    with pytest.raises(UsageError, match=r"strategy\.sync_batch_norm was false and is true"):
+        script(tmp_path, model=model(), resume=True, strategy=strategy)
+
+
+def test_a_checkpoint_of_an_older_version_says_what_could_not_be_compared(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    with monkeypatch.context() as older:
+        older.setattr(Identity, "state", lambda self: None)
+        again(tmp_path, resume=None).fit(f"{FEW} steps")
+    (said,) = again(tmp_path).run.changes
+    assert said == "its checkpoint is an older version's, so the samples could not be compared"
+    with pytest.raises(UsageError, match=r"loss\.label_smoothing was 0\.0 and is 0\.1"):
+        again(tmp_path, "loss.label_smoothing=0.1")
+    with pytest.raises(UsageError, match=r"train\.length was 20 steps and is 30 steps \(update 7: "):
+        again(tmp_path, "train.length=30steps")
+
+
+def test_a_code_change_of_the_schedule_is_noticed_by_its_rates(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paddle_dp.schedules.cosine import Config
+
+    monkeypatch.setattr(Config, "left", lambda self, done: 1 - done)
+    with pytest.raises(UsageError, match=r"schedule was another function and is this one \(update "):
+        again(run)
+
+
+def test_the_page_has_the_whole_table() -> None:
+    page = Path("docs/checks.md").read_text()
+    for key in VERDICTS:
+        assert f"`{key}" in page, f"docs/checks.md does not say what becomes of {key}"
