@@ -57,6 +57,11 @@ class Case:
         )
 
 
+SEEN = [  # a stale moment is one of the second update, and the recipe's own part has one
+    (fault, run) for fault in FAULTS for run in ("wide", "own") if (fault, run) != ("stale_moment", "own")
+]
+RUNS = {"wide": "float64", "own": "own"}
+
 CASES = (
     Case("gpt_tiny", (), HYBRID),
     Case("llama_tiny", (), HYBRID),
@@ -117,15 +122,12 @@ def rows(case: Case, honest: Sequence[Verdict], faulty: dict[str, Verdict]) -> t
         if (run, kind) != ("own", "state")
     ]
     same = sum(verdict.same for verdict in honest)
-    first = f"| {case.name} | {len(honest)} | {' | '.join(cells)} | {same} of {len(honest)} |"
+    shows = max(verdict.own.visible(verdict.many.ranks) for verdict in honest)
+    first = f"| {case.name} | {same} of {len(honest)} | {' | '.join(cells)} | {100 * shows:.1g} % |"
     cells = []
-    for fault in FAULTS:
+    for fault, run in SEEN:
         kind = "gradient" if fault == "any_gradient" else "update"
-        for run in ("wide", "own"):
-            seen = run == "wide" or fault != "stale_moment"  # which is one of the second update
-            cells.append(
-                _cell([worst([getattr(faulty[fault], run)], kind)] if fault in faulty and seen else [])
-            )
+        cells.append(_cell([worst([getattr(faulty[fault], run)], kind)] if fault in faulty else []))
     caught = sum(verdict.status == 1 for verdict in faulty.values())
     second = f"| {case.name} | {' | '.join(cells)} | {caught} of {len(faulty)} |"
     return first, second, same == len(honest) and caught == len(faulty)
@@ -146,11 +148,9 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=8)
     given = parser.parse_args()
-    first = [
-        "| recipe | layouts | gradient, float64 | update | state | gradient, own | update | same |",
-        "|---" * 8 + "|",
-    ]
-    told = [f"{name}, {part}" for name in FAULTS.values() for part in ("float64", "own")]
+    judged = ["gradient, float64", "update, float64", "state, float64", "gradient, own", "update, own"]
+    first = [f"| recipe | same | {' | '.join(judged)} | shows, own |", "|---" * (3 + len(judged)) + "|"]
+    told = [f"{FAULTS[fault]}, {RUNS[run]}" for fault, run in SEEN]
     second = [f"| recipe | {' | '.join(told)} | caught |", "|---" * (2 + len(told)) + "|"]
     good = True
     for case in CASES:
