@@ -28,7 +28,7 @@ class Failure:
     """One rank's end. `kind` is the exception's or the signal's name; `time` is seconds since 1970.
 
     `expected` failures are raised on purpose (PaddleDPError): their message says it all. `printed` is how many bytes
-    this rank's log held before.
+    this rank's log held before; `waited`, whom it said that it waited for, if a lost peer may have ended it.
     """
 
     rank: int
@@ -38,6 +38,7 @@ class Failure:
     traceback: str = ""
     expected: bool = False
     printed: int = 0
+    waited: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
@@ -103,7 +104,7 @@ def first(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
-def describe(failure: Failure, ranks: int, log: Path | None) -> str:
+def describe(failure: Failure, ranks: int, log: Path | None, nodes: int = 1) -> str:
     """What the screen ends with: the failure's own words, then its rank, its host and its log.
 
     What was raised on purpose is shown as its message alone when the person at the keyboard can mend it.
@@ -114,7 +115,13 @@ def describe(failure: Failure, ranks: int, log: Path | None) -> str:
     said = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
     lines.append(f"rank {failure.rank} of {ranks} on {failure.host} failed first{said}" if ranks > 1 else "")
     if failure.consequence and ranks > 1:
-        lines.append("It lost a peer: look at the other nodes' screens and logs for the cause.")
+        if failure.waited:
+            lines.append(
+                f"It lost a peer. Before, it said: {failure.waited}. See that rank's log, beside its own."
+            )
+        else:
+            others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, beside its own,"
+            lines.append(f"It lost a peer: look at the other {others} for the cause.")
     if log is not None and ranks > 1:
         lines.append(f"log: {log}")
     return "\n".join(filter(None, lines))

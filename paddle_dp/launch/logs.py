@@ -71,6 +71,11 @@ def tail(log: Path, lines: int = 30) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def last(log: Path, line: re.Pattern[str], size: int = 1 << 16) -> str:
+    """The last line like `line` among a log's last `size` bytes, or ""."""
+    return (line.findall(tail(log, size // 200)) or [""])[-1]
+
+
 class Follower:
     """Copies what is appended to `log` to `screen`, in whole lines, from wherever it left off."""
 

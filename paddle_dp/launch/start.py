@@ -175,7 +175,7 @@ def _answer(failure: Failure | None, plan: Plan, attempt: Path, log: Path | None
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")  # a progress bar that was cut off had hidden the cursor
         sys.stdout.flush()
-    said = failures.describe(failure, plan.ranks * plan.nodes, log)
+    said = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes)
     if failure.exit_status == UsageError.exit_status:  # to be typed differently, so not to be gone on with
         _say(said)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
@@ -14,6 +15,7 @@ from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.processes import alive, descendants, kill_all, marked, send
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.watch import Departure, Watch
+from paddle_dp.mesh.rolls import WAITED
 
 MARK = "PADDLE_DP_JOB"  # in the environment of every process of a job: how they are found when their parents are gone
 LOOK = 0.1  # seconds between two looks
@@ -99,7 +101,9 @@ class Supervision:
         log = logs.tail(self.log_of(departure.rank))
         code, rank, pid = departure.code or 0, departure.rank, departure.pid
         if code < 0:
-            return Failure.by_signal(rank, pid, -code, departure.time, log)
+            ended = Failure.by_signal(rank, pid, -code, departure.time, log)
+            # DataParallel exchanges in C++, whose time limit ends the process: only its log knows for whom it waited.
+            return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
         status = "an exit status that nobody saw" if departure.code is None else f"exit status {code}"
         message = f"left with {status} while the job was at work"
         return Failure(

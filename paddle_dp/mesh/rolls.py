@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from typing import Any
 from paddle_dp.errors import RunError
 
 Counts = dict[str, int]
+# What a rank that waits leaves in its log; the launcher looks for it when the wait has ended the process in C++.
+WAITED = re.compile(r"^rank \d+ has waited \d+ s in .+ for ranks? [\d, ]+$", re.MULTILINE)
 
 
 @dataclass

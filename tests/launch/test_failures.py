@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -109,5 +110,13 @@ def test_a_signal_is_named_and_the_log_speaks_for_it():
     assert Failure.by_signal(1, 77, 60, 1.0, "").kind in ("signal 60", "SIGRTMIN+26")
 
 
-def test_a_lost_peer_sends_the_reader_to_the_other_nodes():
-    assert "other nodes" in describe(end(0, GLOO, kind="RuntimeError"), 2, None)
+def test_a_lost_peer_sends_the_reader_to_the_others() -> None:
+    lost = end(0, GLOO, kind="RuntimeError")
+    assert "look at the other nodes' screens" in describe(lost, 2, None, nodes=2)
+    assert "look at the other ranks' logs" in describe(lost, 2, None)
+
+
+def test_whom_a_lost_rank_had_waited_for_is_told() -> None:
+    waited = "rank 0 has waited 20 s in the exchange of gradients for rank 1"
+    text = describe(replace(Failure.by_signal(0, 77, 6, 1.0, "log"), waited=waited), 2, None)
+    assert text.endswith(f"It lost a peer. Before, it said: {waited}. See that rank's log, beside its own.")

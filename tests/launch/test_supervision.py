@@ -7,6 +7,7 @@ import pytest
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.supervisor import Supervision
 from paddle_dp.launch.watch import Departure
+from paddle_dp.mesh.rolls import WAITED, Roll, Wait
 
 LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 
@@ -38,3 +39,23 @@ def test_a_rank_that_left_is_the_cause_of_a_lost_peer(supervision, code, said, w
 def test_a_rank_that_ended_much_later_is_not(supervision):
     supervision.watch.departures = {1: Departure(rank=1, pid=7, time=110.0, code=0)}
     assert supervision._cause().rank == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "waited"), [(-6, "rank 0 has waited 40 s in the exchange of gradients for ranks 1, 2"), (-9, "")]
+)
+def test_whom_an_aborted_rank_waited_for_stands_in_its_log(supervision, tmp_path, code, waited):
+    """In C++ a late rank ends the process that waits for it; the last line that it wrote of its waiting is told."""
+    lines = [f"rank 0 has waited {s} s in the exchange of gradients for ranks 1, 2" for s in (20, 40)]
+    (tmp_path / "workerlog.0").write_text("\n".join(["begin", *lines, *["Fatal Python error: Aborted"] * 60]))
+    assert supervision._of(Departure(rank=0, pid=7, time=99.0, code=code)).waited == waited
+
+
+def test_the_line_that_is_looked_for_is_the_one_that_is_written(capsys):
+    roll = Roll(0, lambda: None)
+    roll.counts["all"] = 1
+    store = SimpleNamespace(get=lambda key: b"{}")
+    for members in ([0, 1], [0, 1, 2]):
+        roll._look_for(Wait("all", members, "'an exchange between all ranks'", 0.0), store, 21.3)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all(WAITED.fullmatch(line) for line in said), said
