@@ -1,4 +1,4 @@
-"""What one update reads: a batch, cut into micros, with the numbers that make its gradients exact."""
+"""What one update reads: a batch, cut into micro-batches, with the numbers that make its gradients exact."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Micro:
 
     @property
     def is_ghost(self) -> bool:
-        """Whether this micro only keeps the ranks in step."""
+        """Whether this micro-batch only keeps the ranks in step."""
         return self.samples == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's slice of global batch `index` of `epoch`, in micros.
+    """This rank's slice of global batch `index` of `epoch`, in micro-batches.
 
     `samples` counts the *global* batch, over all ranks; `waited` is how many seconds the rank stood still for
     it. `seed` is what everything random in its update is drawn from, with (epoch, index) and places of samples.
     """
 
-    micros: tuple[Micro, ...]
+    micro_batches: tuple[Micro, ...]
     samples: int
     index: int
     epoch: int
@@ -49,4 +49,4 @@ class Batch:
     @property
     def mine(self) -> int:
         """How many samples of the global batch are this rank's."""
-        return sum(micro.samples for micro in self.micros)
+        return sum(micro_batch.samples for micro_batch in self.micro_batches)

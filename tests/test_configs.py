@@ -21,7 +21,7 @@ SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 5
         "train.batch=5", "dataset.shape=[3,32,32]", "dataset.classes=4", "dataset.samples=20", "dataset.test_samples=3",
         "model.classes=4",
     ],
-    "resnet50_pipeline": ["train.batch=4", "train.micros=2", "model.depth=18", "dataset.shape=[3,8,8]"],
+    "resnet50_pipeline": ["train.batch=4", "train.micro_batches=2", "model.depth=18", "dataset.shape=[3,8,8]"],
     "large_classifier": ["train.batch=50", "model.classes=1000", "dataset.classes=1000"],
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What forward keeps for backward of one micro, under each word of `recompute`, counted in a real run; as markdown.
+"""What forward keeps for backward of one micro-batch, under each word of `recompute`, counted in a run; as markdown.
 
     python tools/activation_memory.py configs/gpt_single.yaml
     python -m paddle.distributed.launch --nproc_per_node 2 tools/activation_memory.py configs/gpt_single.yaml \\
@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 WORDS = ("none", "selective", "every 2 blocks", "full")
 
 
-def kept(learner: Any, micro: Any) -> int:
+def kept(learner: Any, micro_batch: Any) -> int:
     """Bytes that autograd holds between forward and backward, each once."""
     import paddle
 
@@ -33,7 +33,7 @@ def kept(learner: Any, micro: Any) -> int:
         return tensor
 
     with paddle.autograd.saved_tensors_hooks(keep, lambda tensor: tensor), learner.mixed.context():
-        learner.loss(learner.model(micro.inputs), micro.targets)
+        learner.loss(learner.model(micro_batch.inputs), micro_batch.targets)
         for parameter in learner.model.parameters():
             held.pop(parameter.data_ptr(), None)
         return sum(held.values())
@@ -55,12 +55,12 @@ def main() -> None:
     recipe = read_recipe(given.recipe, given.overrides)
     assembly = Assembly(setup(recipe), join(seed=recipe.train.seed, device=recipe.train.device))
     strategy: Any = assembly.strategy
-    micro = next(iter(assembly.train_loader.read(0))).micros[0]
+    micro_batch = next(iter(assembly.train_loader.read(0))).micro_batches[0]
     rows = []
     for word in WORDS:
         config = replace(strategy.config, recompute=Recompute.parse(word))
         learner = replace(strategy, config=config).place(task(recipe, 1, 1))
-        rows.append((word, max(strategy.mesh.gather(kept(learner, micro)))))
+        rows.append((word, max(strategy.mesh.gather(kept(learner, micro_batch)))))
     if strategy.mesh.is_first:
         print("| recompute | kept by a rank for backward | |", "|---|---|---|", sep="\n")
         for word, count in rows:

@@ -56,7 +56,7 @@ def main(millions: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         trainer = Trainer.of(
             model=nn.Sequential(*layers, nn.Linear(1000, 10)), loss="cross_entropy", optimizer="adamw", batch=32,
-            train=Points(), schedule={"use": "constant", "peak": 1e-4}, length="2 steps", callbacks=[],
+            train=Points(), schedule={"use": "constant", "learning_rate": 1e-4}, length="2 steps", callbacks=[],
             folder=f"{name}/run",
         )  # fmt: skip
         trainer.fit()

@@ -27,24 +27,24 @@ MEANINGS = {
     "dataset": "What it learns from: a part.",
     "loss": "What should fall: a part. Without one, the model's own method `loss(outputs, targets)`.",
     "optimizer": "How an update is made of gradients: a part.",
-    "schedule": "The learning rate over the steps: a part. By default `{use: constant, peak: 0.001}`.",
+    "schedule": "The learning rate over the steps: a part. By default `{use: constant, learning_rate: 0.001}`.",
     "strategy": "How the model lies on the ranks: a part. By default `{use: data_parallel}`.",
     "train": "How long, with which batch: see below.",
     "loader": "How samples are read: see below.",
     "callbacks": f"A list of parts that watch. By default {', '.join(CALLBACKS)}.",
-    "out": "The run's folder. By default `runs/<name>`.",
+    "output_dir": "The run's folder. By default `runs/<name>`.",
     "train.length": "How far to train, from the very beginning: also a resumed run ends there.",
     "train.batch": "Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks.",
-    "train.micros": "In how many parts each batch is computed, to need less memory; the update stays the same.",
+    "train.micro_batches": "In how many parts each batch is computed, to need less memory; the update stays the same.",
     "train.patience": "How long an exchange between ranks on CPUs waits for one that is late, before the job ends.",
     "train.precision": "`float32`, `bfloat16`, `float16` or `float64`, or a mapping: see below.",
     "train.seed": "Where all randomness begins: weights, order of samples, augmentation, dropout.",
-    "train.last": "The last batch of an epoch, when it is short: `keep` or `drop` it.",
+    "train.drop_last": "Whether the last batch of an epoch is left out when it is short.",
     "train.dropout": "`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). "
     "`own`: each rank draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one "
     "process.",
     "train.device": "`auto` takes a GPU for each rank when Paddle sees any.",
-    "loader.workers": "Processes that read ahead, for each rank; 0 reads in the rank itself.",
+    "loader.num_workers": "Processes that read ahead, for each rank; 0 reads in the rank itself.",
     "loader.prefetch": "How many batches they may be ahead.",
     "loader.timeout": "How long one sample may take before its worker counts as hung.",
     "train.precision.dtype": "The number format of products and convolutions; of everything if `float64`.",
@@ -86,7 +86,7 @@ def table(kind: type, prefix: str = "") -> Iterator[str]:
     yield from ("| key | default | meaning |", "|---|---|---|")
     for setting in settings_of(kind):
         default = "**must be given**" if setting.default is None else f"`{setting.default}`"
-        if setting.name in ("schedule", "strategy", "callbacks", "name", "out", "loader", "precision"):
+        if setting.name in ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "precision"):
             default = ""  # the meaning says it better
         yield f"| `{setting.name}` | {default} | {MEANINGS[prefix + setting.name]} |"
 

@@ -1,10 +1,10 @@
-"""How idle a pipeline's stages are: measured, beside what arithmetic foretells, for several numbers of micros.
+"""How idle a pipeline's stages are: measured, beside what arithmetic foretells, for several numbers of micro-batches.
 
 python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 2 --pictures docs/pictures
 
-Every case is a training of the recipe with the callback timeline, and as many samples in a micro in all of them. The
-steps that count (`--count`) are those in which other programs took least of the ranks' cores away; a case is run again
-while that was too much (`--calm`), and the table says what share of a core was left.
+Every case is a training of the recipe with the callback timeline, and as many samples in a micro-batch in all of
+them. The steps that count (`--count`) are those in which other programs took least of the ranks' cores away; a case
+is run again while that was too much (`--calm`), and the table says what share of a core was left.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from paddle_dp.plan.schedule import bubble
+from paddle_dp.plan.pipeline_schedule import bubble
 from paddle_dp.recipe import read_recipe
 
-HEAD = "| schedule | micros m | idle, each rank | mean | arithmetic | off by | share of a core |"
+HEAD = "| schedule | micro-batches m | idle, each rank | mean | arithmetic | off by | share of a core |"
 CASES = {"1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
 
 
@@ -35,22 +35,24 @@ def split(depth: int, stages: int) -> str:
     return str(counts)
 
 
-def overrides(given: argparse.Namespace, schedule: str, micros: int) -> list[str]:
+def overrides(given: argparse.Namespace, schedule: str, micro_batches: int) -> list[str]:
     depth = read_recipe(given.recipe, given.overrides).model.config.depth
     each = CASES[schedule]
     return [
         *given.overrides,
-        f"strategy.schedule={schedule}",
-        f"strategy.stages_each={each}",
-        f"strategy.split={split(depth, given.ranks * each)}",
-        f"train.micros={micros}",
-        f"train.batch={micros * given.samples}",
+        f"strategy.pipeline_schedule={schedule}",
+        f"strategy.virtual_stages={each}",
+        f"strategy.partition={split(depth, given.ranks * each)}",
+        f"train.micro_batches={micro_batches}",
+        f"train.batch={micro_batches * given.samples}",
         f"train.length={given.steps + 3} steps",
         f"callbacks=[{{use: timeline, start: 3, steps: {given.steps}}}]",
     ]
 
 
-def measure(given: argparse.Namespace, schedule: str, micros: int) -> tuple[list[dict[str, Any]], bytes]:
+def measure(
+    given: argparse.Namespace, schedule: str, micro_batches: int
+) -> tuple[list[dict[str, Any]], bytes]:
     """The calmest steps of a case, and the picture of its calmest run. Raises RuntimeError when a training fails."""
     calmest: list[dict[str, Any]] = []
     pictures: list[tuple[float, bytes]] = []
@@ -66,7 +68,7 @@ def measure(given: argparse.Namespace, schedule: str, micros: int) -> tuple[list
                 "--ranks",
                 str(given.ranks),
             ]
-            command += ["--out", str(folder), *overrides(given, schedule, micros)]
+            command += ["--out", str(folder), *overrides(given, schedule, micro_batches)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -76,18 +78,20 @@ def measure(given: argparse.Namespace, schedule: str, micros: int) -> tuple[list
             if calmest[-1]["calm"] >= given.calm:
                 break
             left = f"{calmest[-1]['calm']:.0%} of a core"
-            print(f"  {schedule}, {micros} micros: {left}; once more", file=sys.stderr, flush=True)
+            print(
+                f"  {schedule}, {micro_batches} micro_batches: {left}; once more", file=sys.stderr, flush=True
+            )
     return calmest, max(pictures)[1]
 
 
-def row(schedule: str, micros: int, ranks: int, steps: list[dict[str, Any]]) -> tuple[str, bool]:
+def row(schedule: str, micro_batches: int, ranks: int, steps: list[dict[str, Any]]) -> tuple[str, bool]:
     """A line of the table, and whether measurement and arithmetic are within 15 points of each other."""
-    foretold = bubble(ranks, micros, CASES[schedule])
+    foretold = bubble(ranks, micro_batches, CASES[schedule])
     shares = [median(values) for values in zip(*(step["idle"] for step in steps), strict=True)]
     mean = sum(shares) / len(shares)
     each, left = ", ".join(f"{share:.1%}" for share in shares), f"{steps[-1]['calm']:.0%}"
     off = f"{100 * (mean - foretold):+.1f} points"
-    line = f"| {schedule} | {micros} | {each} | {mean:.1%} | {foretold:.1%} | {off} | {left} |"
+    line = f"| {schedule} | {micro_batches} | {each} | {mean:.1%} | {foretold:.1%} | {off} | {left} |"
     return line, abs(mean - foretold) <= 0.15
 
 
@@ -97,9 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("recipe", type=Path, help="of a model with `depth`, on hybrid with a pipeline")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=2, help="how many; all of them stages (default 2)")
-    parser.add_argument("--micros", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--schedules", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--samples", type=int, default=4, help="in each micro (default 4)")
+    parser.add_argument("--samples", type=int, default=4, help="in each micro-batch (default 4)")
     parser.add_argument("--steps", type=int, default=20, help="recorded in each run (default 20)")
     parser.add_argument("--count", type=int, default=5, help="steps that count, the calmest (default 5)")
     parser.add_argument("--calm", type=float, default=0.95, help="share of a core a rank should have had")
@@ -116,13 +120,13 @@ def main() -> int:
     table, close = [HEAD, "|---" * 7 + "|"], True
     print("\n".join(table), flush=True)
     for schedule in given.schedules:
-        for micros in given.micros:
-            steps, picture = measure(given, schedule, micros)
-            line, near = row(schedule, micros, given.ranks, steps)
+        for micro_batches in given.micro_batches:
+            steps, picture = measure(given, schedule, micro_batches)
+            line, near = row(schedule, micro_batches, given.ranks, steps)
             print(line, flush=True)
             table, close = [*table, line], close and near
             if given.pictures:
-                (given.pictures / f"timeline-{schedule}-m{micros}.png").write_bytes(picture)
+                (given.pictures / f"timeline-{schedule}-m{micro_batches}.png").write_bytes(picture)
     if given.markdown:
         given.markdown.write_text("\n".join(table) + "\n")
     return 0 if close else 1

@@ -52,7 +52,10 @@ def main() -> int:
         )
         print(HEAD, "|---" * 7 + "|", sep="\n", flush=True)
         for stage in range(4):
-            words = [f"strategy.sharding={given.ranks if stage else 1}", f"strategy.stage={stage or 1}"]
+            words = [
+                f"strategy.sharding={given.ranks if stage else 1}",
+                f"strategy.sharding_stage={stage or 1}",
+            ]
             try:
                 side = sides.many(given.ranks, ["strategy.data=auto", *words], f"stage{stage}")
             except PaddleDPError as error:

@@ -39,7 +39,7 @@ def variants(layout: Degrees, shape: Shape, again: list[str]) -> list[Variant]:
     if layout.tensor > 1 and not problems(layout, replace(shape, cut_lengths=True), layout.ranks):
         found = _each(found, "sequence_parallel", ["false", "true"])
     if layout.sharding > 1:
-        found = _each(found, "stage", ["1", "2", "3"])
+        found = _each(found, "sharding_stage", ["1", "2", "3"])
     return _each(found, "recompute", again)
 
 
@@ -109,7 +109,7 @@ def main() -> int:
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
     seen = anatomy(recipe.model.build)
-    shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micros, seen)
+    shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micro_batches, seen)
     shape = shape.along(recipe.dataset.config, cut_lengths=False)
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]

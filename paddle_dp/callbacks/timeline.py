@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.callbacks._timeline_picture import draw
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.schedule import Span, bubble, idle
+from paddle_dp.plan.pipeline_schedule import Span, bubble, idle
 from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive
 
@@ -75,12 +75,15 @@ class Timeline(Callback):
 
     def _finish(self, moment: Moment) -> None:
         strategy: Any = self.run.recipe.strategy.config if self.run.recipe else None
-        schedule, each = strategy.schedule, strategy.each
-        stages, micros = self.run.mesh.axes.pipeline, 1 + max(s.work.micro for s in self.batches[0]["spans"])
+        schedule, each = strategy.pipeline_schedule, strategy.each
+        stages, micro_batches = (
+            self.run.mesh.axes.pipeline,
+            1 + max(s.work.micro_batch for s in self.batches[0]["spans"]),
+        )
         middle = _typical(self.batches)
         said = {
-            "schedule": schedule, "stages": stages, "stages_each": each, "micros": micros,
-            "predicted": bubble(stages, micros, each),
+            "schedule": schedule, "stages": stages, "virtual_stages": each, "micro_batches": micro_batches,
+            "predicted": bubble(stages, micro_batches, each),
             "idle": [median(shares) for shares in zip(*(b["idle"] for b in self.batches), strict=True)],
         }  # fmt: skip
         batches = [{**batch, "spans": [_row(span) for span in batch["spans"]]} for batch in self.batches]

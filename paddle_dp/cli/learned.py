@@ -21,7 +21,7 @@ def evaluate(
     """Evaluate a run's checkpoint on every held-out sample, each exactly once."""
     from paddle_dp.recipe import resolved
 
-    places = {"ranks": ranks, "devices": numbers(devices), "out": run}
+    places = {"ranks": ranks, "devices": numbers(devices), "output_dir": run}
     chosen = {"checkpoint": checkpoint}
     job.start(task="evaluate", recipe=resolved(run), overrides=tuple(overrides or ()), extra=chosen, **places)
 
@@ -52,7 +52,7 @@ def generate(
     from paddle_dp.recipe import resolved
 
     how = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-    alone = {"recipe": resolved(run), "overrides": ("strategy.use=single",), "ranks": 1, "out": run}
+    alone = {"recipe": resolved(run), "overrides": ("strategy.use=single",), "ranks": 1, "output_dir": run}
     job.start(task="generate", **alone, quiet=True, extra={"prompt": prompt, "checkpoint": checkpoint, **how})
 
 
@@ -70,6 +70,6 @@ def export(
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
     plain = ("strategy.use=single", "train.precision=float32")
-    alone = {"recipe": resolved(run), "overrides": plain, "ranks": 1, "out": run}
+    alone = {"recipe": resolved(run), "overrides": plain, "ranks": 1, "output_dir": run}
     options = {"to": None if out is None else str(out), "checkpoint": checkpoint, "onnx": onnx}
     job.start(task="export", **alone, quiet=True, extra=options)

@@ -26,7 +26,10 @@ Master = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0.")
 ]
 NodeRank = Annotated[int | None, typer.Option(metavar="R", help="Which node this is, from 0.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder, in place of runs/<name>.")]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option("--output-dir", "--out", metavar="DIR", help="The run's folder, in place of runs/<name>."),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
 Checkpoint = Annotated[str, typer.Option(metavar="newest|best|PATH", help="Which of the run's checkpoints.")]
 

@@ -30,7 +30,7 @@ def train(
     nodes: Nodes = None,
     master: Master = None,
     node_rank: NodeRank = None,
-    out: Out = None,
+    output_dir: OutputDir = None,
     resume: Annotated[
         str | None, typer.Option(metavar="[PATH]", help="Go on from the newest checkpoint, or from this one.")
     ] = None,

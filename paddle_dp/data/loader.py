@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """Batches of `dataset` as `share` deals them out, read here (`workers=0`) or ahead by worker processes.
+    """Batches of `dataset` as `share` deals them out, read here (`num_workers=0`) or ahead by worker processes.
 
     Workers keep `prefetch` batches under way, live from the first `read` until `close`, and change nothing
     but the speed. `timeout` is how many seconds one sample may take before its worker counts as hung.
@@ -34,30 +34,30 @@ class Loader:
         dataset: Dataset,
         share: Share,
         *,
-        workers: int = 0,
+        num_workers: int = 0,
         prefetch: int = 2,
         timeout: float = 120.0,
         place: Any = None,
     ):
         if len(dataset) != share.samples:
             raise ValueError(f"share: it deals out {share.samples} samples, the data set has {len(dataset)}")
-        if workers < 0 or prefetch < 1 or timeout <= 0:
+        if num_workers < 0 or prefetch < 1 or timeout <= 0:
             raise ValueError(
-                f"workers: {workers}, prefetch: {prefetch}, timeout: {timeout} have to be >= 0, >= 1, > 0"
+                f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} have to be >= 0, >= 1, > 0"
             )
         self.dataset, self.share, self._place = dataset, share, place
         self._source: Source = InProcess(dataset, share)
-        if workers:
-            self._source = Workers(dataset, share, workers, prefetch, timeout)
+        if num_workers:
+            self._source = Workers(dataset, share, num_workers, prefetch, timeout)
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
         """A loader of global batches of `batch` samples, this rank's slice of each when `mesh` has several.
 
-        Settings are those of `Share` (seed, shuffle, last, micros) and of `Loader` (workers, prefetch,
+        Settings are those of `Share` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers, prefetch,
         timeout, place).
         """
-        words = ("seed", "shuffle", "last", "micros")
+        words = ("seed", "shuffle", "drop_last", "micro_batches")
         of_share = {word: settings.pop(word) for word in words if word in settings}
         return cls(dataset, Share.of(len(dataset), batch, mesh, **of_share), **settings)
 
@@ -80,7 +80,7 @@ class Loader:
         for k in range(start, self.batches):
             begun = time.perf_counter()
             size = self.share.size(k)
-            micros = tuple(
+            micro_batches = tuple(
                 Micro(
                     paddle.to_tensor(inputs, place=place),
                     paddle.to_tensor(targets, place=place),
@@ -91,7 +91,7 @@ class Loader:
                     next(source), self.share.cuts(size), strict=True
                 )
             )
-            yield Batch(micros, size, k, epoch, time.perf_counter() - begun, self.share.seed)
+            yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.share.seed)
 
     def close(self) -> None:
         """End the workers; a later `read` starts new ones."""

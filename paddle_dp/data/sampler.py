@@ -2,17 +2,17 @@
 
     the order of an epoch     a permutation that only the seed and the epoch decide
     global batch k            the k-th run of `batch` samples of it: the same for any number of readers
-    micro j of it             the j-th of `micros` consecutive cuts: the same for any number of readers
-    a reader's slice of it    the reader's cut of that micro; cuts differ by one sample at most, may be empty
+    micro-batch j of it             the j-th of `micro_batches` consecutive cuts: the same for any number of readers
+    a reader's slice of it    the reader's cut of that micro-batch; cuts differ by one sample at most, may be empty
 
-Nothing is padded, repeated or dropped (unless `last="drop"` asks for whole batches only).
+Nothing is padded, repeated or dropped (unless `drop_last` asks for whole batches only).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,11 @@ def cut(things: int, part: int, parts: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _cuts(size: int, micros: int, reader: int, readers: int) -> list[tuple[int, int]]:
+def _cuts(size: int, micro_batches: int, reader: int, readers: int) -> list[tuple[int, int]]:
     """An epoch has batches of two sizes at most, so this is worked out once for each."""
     found = []
-    for micro in range(micros):
-        start, stop = cut(size, micro, micros)
+    for micro_batch in range(micro_batches):
+        start, stop = cut(size, micro_batch, micro_batches)
         low, high = cut(stop - start, reader, readers)
         found.append((start + low, start + high))
     return found
@@ -68,27 +68,25 @@ class Share:
     readers: int = 1
     seed: int = 0
     shuffle: bool = True
-    last: Literal["keep", "drop"] = "keep"
-    micros: int = 1
+    drop_last: bool = False
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "readers", "micros"):
+        for name in ("batch", "readers", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
         if not 0 <= self.reader < self.readers:
             raise ValueError(f"reader: {self.reader} is not one of 0 to {self.readers - 1}")
-        if self.last not in ("keep", "drop"):
-            raise ValueError(f"last: '{self.last}' is neither 'keep' nor 'drop'")
         if self.samples < 1:
             raise DataError("the data set is empty: there is not one sample to read")
         if not self.batches:
-            what = f"last: drop leaves nothing of {self.samples} samples in batches of {self.batch}"
-            raise DataError(f"{what}; say last: keep, or make the batch smaller")
+            what = f"drop_last: true leaves nothing of {self.samples} samples in batches of {self.batch}"
+            raise DataError(f"{what}; set drop_last: false, or make the batch smaller")
 
     @property
     def batches(self) -> int:
         """How many global batches an epoch has."""
-        return self.samples // self.batch if self.last == "drop" else -(-self.samples // self.batch)
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     @property
     def rows(self) -> int:
@@ -112,12 +110,12 @@ class Share:
         return self.order(epoch)[k * self.batch : k * self.batch + size]
 
     def mine(self, epoch: int, k: int) -> list[Indices]:
-        """This reader's samples of each micro of global batch `k`; some may be empty."""
+        """This reader's samples of each micro-batch of global batch `k`; some may be empty."""
         whole = self.whole(epoch, k)
         return [whole[start:stop] for start, stop in self.cuts(len(whole))]
 
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
-        """For each micro of global batch `k`: what this reader reads, and how many of those samples count.
+        """For each micro-batch of global batch `k`: what this reader reads, and how many of those samples count.
 
         Where `mine` is empty it reads a ghost, the first sample of the global batch, of which 0 count.
         """
@@ -126,8 +124,8 @@ class Share:
         return [(whole[start:stop], stop - start) if stop > start else (whole[:1], 0) for start, stop in cuts]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
-        """Where this reader's slice of each micro starts and stops in a global batch of `size` samples."""
-        return _cuts(size, self.micros, self.reader, self.readers)
+        """Where this reader's slice of each micro-batch starts and stops in a global batch of `size` samples."""
+        return _cuts(size, self.micro_batches, self.reader, self.readers)
 
     @classmethod
     def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Share:

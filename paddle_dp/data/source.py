@@ -11,14 +11,14 @@ from paddle_dp.data.sample import Array, Dataset, read_samples
 from paddle_dp.data.sampler import Share
 
 Filled = tuple[Array, Array, int]
-"""One micro in arrays: inputs, targets, and how many of the samples count (see Micro)."""
+"""One micro-batch in arrays: inputs, targets, and how many of the samples count (see Micro)."""
 
 
 class Source(Protocol):
     """The arrays of one reader's share, batch by batch."""
 
     def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
-        """The micros of each global batch from `start` on; good until the next batch is asked for."""
+        """The micro-batches of each global batch from `start` on; good until the next batch is asked for."""
 
     def close(self) -> None: ...
 
@@ -33,11 +33,11 @@ class InProcess:
     def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
         for k in range(start, self.share.batches):
             with self._keep():
-                micros = [
+                micro_batches = [
                     (*read_samples(self.dataset, indices, self.share.seed, epoch), count)
                     for indices, count in self.share.reads(epoch, k)
                 ]
-            yield micros
+            yield micro_batches
 
     def close(self) -> None:
         pass

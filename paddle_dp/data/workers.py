@@ -26,7 +26,7 @@ class Workers:
         self._crew: Crew | None = None
 
     def read(self, epoch: int, start: int) -> Iterator[list[Filled]]:
-        """The micros of each global batch from `start` on; views that hold until the next batch is asked for."""
+        """The micro-batches of each global batch from `start` on; views that hold until the next batch is asked for."""
         if start == self.share.batches:
             return
         crew = self._idle_crew(epoch, int(self.share.reads(epoch, start)[0][0][0]))
@@ -43,12 +43,12 @@ class Workers:
                 begin()
             while begun:
                 inputs, targets = crew.finish()
-                micros, row = [], 0
+                micro_batches, row = [], 0
                 for indices, count in begun.popleft():
                     rows = slice(row, row := row + len(indices))
-                    micros.append((inputs[rows], targets[rows], count))
+                    micro_batches.append((inputs[rows], targets[rows], count))
                 begin()
-                yield micros
+                yield micro_batches
         finally:
             if crew.busy:
                 crew.end()

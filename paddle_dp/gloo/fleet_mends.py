@@ -42,12 +42,12 @@ def count_tied_weights_once(pipeline: Any) -> int:
 
 
 def mark_sequence_parallel(
-    model: paddle.nn.Layer, whole: Callable[[str, Any], bool], micros: int = 1, fuse: bool = False
+    model: paddle.nn.Layer, whole: Callable[[str, Any], bool], micro_batches: int = 1, fuse: bool = False
 ) -> list[str]:
     """Lets every parameter that sees only its own stretch of the sequence sum its gradient over the tensor axis.
 
     `whole(name, parameter)` says which of them these are: norms, and biases added to split activations; a parameter
-    that is itself cut never is. `micros` is how many backward passes make one update. Returns the marked names.
+    that is itself cut never is. `micro_batches` is how many backward passes make one update. Returns the marked names.
     """
     from paddle.distributed.fleet.utils import sequence_parallel_utils as fleet
 
@@ -56,7 +56,7 @@ def mark_sequence_parallel(
         if not parameter.is_distributed and whole(name, parameter):
             fleet.mark_as_sequence_parallel_parameter(parameter)
             marked.append(name)
-    fleet.register_sequence_parallel_allreduce_hooks(model, micros, fuse)
+    fleet.register_sequence_parallel_allreduce_hooks(model, micro_batches, fuse)
     return marked
 
 

@@ -27,9 +27,9 @@ LEFTOVERS = (
 class Job:
     """What somebody asked for: a task, its recipe, and the processes to do it with.
 
-    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `out` replaces
-    the recipe's run folder. `resume` is None, "newest" or a checkpoint's path. `extra` reaches the task as options.
-    `quiet` shows nothing but failures.
+    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `output_dir`
+    replaces the recipe's run folder. `resume` is None, "newest" or a checkpoint's path. `extra` reaches the task as
+    options. `quiet` shows nothing but failures.
     """
 
     recipe: Path
@@ -40,21 +40,29 @@ class Job:
     nodes: int | None = None
     master: str | None = None
     node_rank: int | None = None
-    out: Path | str | None = None
+    output_dir: Path | str | None = None
     resume: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     quiet: bool = False
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
-        """The overrides, `out` among them: quoted, so that YAML reads any path as a text."""
-        folder = () if self.out is None else (f"out={json.dumps(str(self.out), ensure_ascii=False)}",)
+        """The overrides, `output_dir` among them: quoted, so that YAML reads any path as a text."""
+        folder = (
+            ()
+            if self.output_dir is None
+            else (f"output_dir={json.dumps(str(self.output_dir), ensure_ascii=False)}",)
+        )
         return (*self.overrides, *folder)
 
     @property
     def options(self) -> dict[str, Any]:
         """What the task is called with beside its recipe; JSON."""
-        return {"resume": self.resume, "out": None if self.out is None else str(self.out), **self.extra}
+        return {
+            "resume": self.resume,
+            "output_dir": None if self.output_dir is None else str(self.output_dir),
+            **self.extra,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

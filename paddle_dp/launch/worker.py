@@ -112,7 +112,9 @@ def _read(task: str, argv: Sequence[str] | None) -> Job:
         "--accept", metavar="KEY,…", help="what --resume may find changed: loss,optimizer.clip"
     )
     parser.add_argument("--checkpoint", metavar="CHECKPOINT", help="what to evaluate: newest, best or a path")
-    parser.add_argument("--out", metavar="DIR", help="the run folder, instead of the recipe's own")
+    parser.add_argument(
+        "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's own"
+    )
     parser.add_argument("--task", default=task, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     return Job(

@@ -117,7 +117,7 @@ def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:
 
 
 def sizes_of(blocks: Iterable[nn.Layer]) -> tuple[int, ...]:
-    """How many numbers the parameters of each block hold: what `split: parameters` deals by."""
+    """How many numbers the parameters of each block hold: what `partition: parameters` deals by."""
     return tuple(sum(int(p.size) for p in block.parameters()) for block in blocks)
 
 

@@ -167,7 +167,10 @@ def _more(count: int) -> str:
 
 
 def check_gradients(
-    named: Named, mesh: Mesh, find_unused: bool, had: Callable[[paddle.Tensor], bool] = has_gradient
+    named: Named,
+    mesh: Mesh,
+    find_unused_parameters: bool,
+    had: Callable[[paddle.Tensor], bool] = has_gradient,
 ) -> None:
     """Raises DivergenceError when a parameter's gradient would not be exchanged. Collective; call after a backward.
 
@@ -181,11 +184,16 @@ def check_gradients(
     lacking = {
         name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)
     }
-    lacking = {name: ranks for name, ranks in lacking.items() if not find_unused or len(ranks) < mesh.ranks}
+    lacking = {
+        name: ranks
+        for name, ranks in lacking.items()
+        if not find_unused_parameters or len(ranks) < mesh.ranks
+    }
     if lacking:
         name, ranks = min(lacking.items())
         who = "any rank" if len(ranks) == mesh.ranks else "rank " + ", ".join(map(str, ranks))
         raise DivergenceError(
             f"parameter '{name}' got no gradient on {who}, so its bucket would not be exchanged and the ranks would "
-            "silently drift apart. Set strategy.find_unused=true, or freeze the parameter (stop_gradient), or use it."
+            "silently drift apart. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient), "
+            "or use it."
         )

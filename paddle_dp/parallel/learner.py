@@ -33,7 +33,7 @@ Dropout = Literal["exact", "own"]
 class Learner:
     """Learns from one global batch at a time; this process holds its share of it.
 
-    The gradient of an update is the one-process gradient: with k micros and r ranks, each backward runs on
+    The gradient of an update is the one-process gradient: with k micro-batches and r ranks, each backward runs on
     total / (global count), and what meets is summed, for equal and for unequal shares alike. Where only the loss's
     answers tell the count, backwards run on total / (global samples), and gradients that have met are multiplied by
     samples / count, once. `empty` says that nothing counted in the last batch: then no update was made from it.
@@ -49,7 +49,7 @@ class Learner:
     mixed: MixedPrecision
     mesh: Mesh
     averaged: int = 1
-    find_unused: bool = False
+    find_unused_parameters: bool = False
     dropout: Dropout = "exact"
     observed: dict[str, float] = field(default_factory=dict)
     faulty_gradients: dict[str, str] = field(
@@ -98,25 +98,30 @@ class Learner:
         self._remembered.meet()
 
     def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
-        """Forward and backward of every micro's total / divisor. Returns, with `observe`, the sums of each; and what
-        the loss counted in all of them."""
+        """Forward and backward of every micro-batch's total / divisor.
+
+        Returns, with `observe`, the sums of each; and what the loss counted in all of them.
+        """
         seen: list[dict[str, float]] = []
         counted: Count = 0
-        for place, micro in enumerate(batch.micros, start=1):
-            with nullcontext() if micro.samples else self._ghost(), self._quiet(place < len(batch.micros)):
-                with self._draws.around(batch, micro, self.named_layers):
-                    outputs, total, count = self._forward(micro)
-                if micro.samples:
+        for place, micro_batch in enumerate(batch.micro_batches, start=1):
+            with (
+                nullcontext() if micro_batch.samples else self._ghost(),
+                self._quiet(place < len(batch.micro_batches)),
+            ):
+                with self._draws.around(batch, micro_batch, self.named_layers):
+                    outputs, total, count = self._forward(micro_batch)
+                if micro_batch.samples:
                     with (
                         self.mixed.context()
                     ):  # in the types of the forward, or the same loss is another number
-                        self._samplewise.look(outputs, micro.targets, total)
-                last = place == len(batch.micros) and self.averaged > 1
+                        self._samplewise.look(outputs, micro_batch.targets, total)
+                last = place == len(batch.micro_batches) and self.averaged > 1
                 with self.mixed.again(), self._meeting() if last else nullcontext():
-                    total.backward(self._weight(total, self._factor(micro, divisor)))
-            counted = counted + count if micro.samples else counted
+                    total.backward(self._weight(total, self._factor(micro_batch, divisor)))
+            counted = counted + count if micro_batch.samples else counted
             if observe:
-                seen.append(self._numbers(outputs, total, micro))
+                seen.append(self._numbers(outputs, total, micro_batch))
         return seen, counted
 
     def _meeting(self) -> AbstractContextManager[None]:
@@ -126,7 +131,7 @@ class Learner:
     def _exchange(self) -> None:
         """Gradients have met in the last backward; the first time, makes sure that all of them have."""
         if not self._exchange_checked:
-            check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused)
+            check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused_parameters)
             self._exchange_checked = True
 
     def _step(self) -> None:
@@ -173,13 +178,19 @@ class Learner:
         return gradients.global_norm(self.trainable, "float64" if self.mixed.double else "float32")
 
     def count_ahead(self, batch: Batch) -> float | None:
-        """What the losses of this global batch are over, on all ranks and micros, where that is known before the
+        """What the losses of this global batch are over, on all ranks and micro-batches, where that is known before the
         forward; else None."""
         if self.loss.counted == "samples":
             return batch.samples
         if self.loss.counted == "answers":
             return None
-        return self._agreed(sum(self.loss.count(micro.targets) for micro in batch.micros if micro.samples))
+        return self._agreed(
+            sum(
+                self.loss.count(micro_batch.targets)
+                for micro_batch in batch.micro_batches
+                if micro_batch.samples
+            )
+        )
 
     def _agreed(self, counted: Count) -> float:
         """The counts of all ranks that read different samples, added up, on every rank. Collective."""
@@ -278,15 +289,15 @@ class Learner:
         frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
         return {name for name, held in not_finite(frozen + self._buffers()).items() if "NaN" not in held}
 
-    def _forward(self, micro: Micro) -> tuple[Any, paddle.Tensor, Count]:
+    def _forward(self, micro_batch: Micro) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
-            outputs = self.placed(micro.inputs)
-            total, count = self.loss(outputs, micro.targets)
+            outputs = self.placed(micro_batch.inputs)
+            total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
-    def _factor(self, micro: Micro, divisor: float) -> float:
-        """What this micro's total is multiplied with: nothing for a ghost, else its part in the global mean."""
-        if not micro.samples:
+    def _factor(self, micro_batch: Micro, divisor: float) -> float:
+        """What this micro-batch's total is multiplied with: nothing for a ghost, else its part in the global mean."""
+        if not micro_batch.samples:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
         return scale * (1 if self.mixed.low else self.averaged) / divisor
@@ -325,11 +336,11 @@ class Learner:
             )
         return usable
 
-    def _numbers(self, outputs: Any, total: paddle.Tensor, micro: Micro) -> dict[str, float]:
-        """This micro's sums, by name; a ghost has the same names, with nothing in them."""
+    def _numbers(self, outputs: Any, total: paddle.Tensor, micro_batch: Micro) -> dict[str, float]:
+        """This micro-batch's sums, by name; a ghost has the same names, with nothing in them."""
         with paddle.no_grad():
-            sums = {"loss": total, **self.loss.scores(outputs, micro.targets)}
-            counts = micro.samples > 0 and self.mesh.speaks
+            sums = {"loss": total, **self.loss.scores(outputs, micro_batch.targets)}
+            counts = micro_batch.samples > 0 and self.mesh.speaks
             return {name: number(value) if counts else 0.0 for name, value in sums.items()}
 
     def _observe(self, seen: list[dict[str, float]], count: float) -> None:
@@ -347,12 +358,12 @@ class Learner:
         return not_finite((name, p.grad) for name, p in named if p.grad is not None)
 
     def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Keeps gradients to this rank while more micros come; the last one of a batch exchanges them all."""
+        """Keeps gradients to this rank while more micro-batches come; the last one of a batch exchanges them all."""
         return self.placed.no_sync() if more_to_come and self.averaged > 1 else nullcontext()
 
     @contextmanager
     def _ghost(self) -> Iterator[None]:
-        """Around a micro without samples of this rank: it takes part in every exchange and leaves no trace."""
+        """Around a micro-batch without samples of this rank: it takes part in every exchange and leaves no trace."""
         kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
         for norm in self._norms:
             norm.present = False

@@ -100,7 +100,7 @@ class Samplewise:
         raise LossError(
             f"the loss {self._loss.name} is over {whole:g} things for {samples} samples together, and over "
             f"{parts[0]:g} and {parts[1]:g} for {samples // 2} and {samples - samples // 2} of them: "
-            f"on another number of ranks, or of micros, it would be another loss. {hint}"
+            f"on another number of ranks, or of micro-batches, it would be another loss. {hint}"
         )
 
     def _buffers(self) -> list[paddle.Tensor]:

@@ -16,7 +16,7 @@ from pydantic.errors import PydanticUserError
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean
 from paddle_dp.part.config import adapter, fields_of, setting_at
-from paddle_dp.part.elsewhere import elsewhere
+from paddle_dp.part.elsewhere import RENAMED, elsewhere
 from paddle_dp.part.words import Keys, complaint, keys_of
 
 T = TypeVar("T")
@@ -74,6 +74,8 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> lis
         return [replace(m, path=(*path, *m.path)) for m in cause.mistakes]
     whole, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
+        if new := RENAMED.get(owner.dotted(path)):
+            return [Mistake(where="", what=f"{owner.dotted(path)} is now {new}.", path=path)]
         near = did_you_mean(str(name), _takes(kind, whole))
         moved = "" if "Did you mean" in near else elsewhere(str(name))
         what = f"{owner.subject_at(whole)} has no setting '{name}'.{moved}{near}"

@@ -3,7 +3,7 @@
 No paddle and no process here; what a layout does when it runs is `parallel`, and what the ranks are is `mesh`.
 """
 
-from paddle_dp.plan.deal import Split, deal
 from paddle_dp.plan.legal import Anatomy, Shape, legal_layouts, problems, refusal
+from paddle_dp.plan.partition import Partition, stage_bounds
 
-__all__ = ["Anatomy", "Shape", "Split", "deal", "legal_layouts", "problems", "refusal"]
+__all__ = ["Anatomy", "Partition", "Shape", "legal_layouts", "problems", "refusal", "stage_bounds"]

@@ -1,6 +1,7 @@
 """What forward keeps for backward: Korthikanti et al., arXiv:2205.05198, for a transformer of GPT's blocks. No paddle.
 
-Bytes of one block for one micro, in 16 bits, with s tokens, b samples, h numbers a token, a heads, t tensor seats:
+Bytes of one block for one micro-batch, in 16 bits, with s tokens, b samples, h numbers a token, a heads, t tensor
+seats:
 
     recompute    tensor                            tensor, with sequence_parallel
     none         s·b·h·(10 + 24/t + 5·a·s/(h·t))   s·b·h/t·(34 + 5·a·s/h)           equations 2 and 4
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paddle_dp.plan.schedule import orders
+from paddle_dp.plan.pipeline_schedule import orders
 from paddle_dp.units import Recompute
 
 Keeps = Literal["none", "selective", "full"]
@@ -26,7 +27,7 @@ Keeps = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """What one micro puts through a block on one rank, and how the tensor seats share it."""
+    """What one micro-batch puts through a block on one rank, and how the tensor seats share it."""
 
     length: int
     samples: int
@@ -38,7 +39,7 @@ class Tokens:
     bytes: int = 2
 
     def block(self, keeps: Keeps) -> float:
-        """Bytes that one block keeps of one micro."""
+        """Bytes that one block keeps of one micro-batch."""
         sbh, t = self.length * self.samples * self.width, self.tensor
         pairs = 5 * self.heads * self.length / self.width if keeps == "none" else 0.0
         if keeps == "full":
@@ -50,7 +51,7 @@ class Tokens:
         return found * self.bytes / 2
 
     def head(self) -> float:
-        """Bytes that the norm, the scores and the loss keep of one micro."""
+        """Bytes that the norm, the scores and the loss keep of one micro-batch."""
         each = (4 * self.width * self.bytes / 2 + 4 * self.vocab) / self.tensor
         return self.length * self.samples * each
 
@@ -60,7 +61,7 @@ def kept(
 ) -> float:
     """Bytes on a rank that holds these blocks (numbers of `blocks`: an embedding, layers, a head).
 
-    `waiting` is how many micros of each of its stages wait for their backward at once, on the average.
+    `waiting` is how many micro-batches of each of its stages wait for their backward at once, on the average.
     """
     mine = [number for stage in stages for number in stage]
     layers = [number for number in mine if 0 < number < blocks - 1]
@@ -71,12 +72,12 @@ def kept(
     return found + (tokens.head() if blocks - 1 in mine else 0.0)
 
 
-def waiting(schedule: str, pipeline: int, seat: int, micros: int, each: int) -> float:
-    """The most micros of a stage that wait for their backward at once, averaged over the rank's `each` stages."""
+def waiting(schedule: str, pipeline: int, seat: int, micro_batches: int, each: int) -> float:
+    """The most micro-batches of a stage that wait for backward at once, averaged over the rank's `each` stages."""
     if pipeline == 1:
         return 1.0
     now = most = 0
-    for work in orders(schedule, pipeline, micros, each)[seat]:
+    for work in orders(schedule, pipeline, micro_batches, each)[seat]:
         now += 1 if work.kind == "forward" else -1
         most = max(most, now)
     return most / each

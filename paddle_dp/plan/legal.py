@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_dp.mesh.degrees import AXES, Degrees
-from paddle_dp.plan.deal import Split, amiss, deal, unlearning
-from paddle_dp.plan.schedule import unfit
+from paddle_dp.plan.partition import Partition, check_partition, stage_bounds, unlearning
+from paddle_dp.plan.pipeline_schedule import check_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class Anatomy:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a layout must divide: a model's numbers (0 where it has no such thing), the global batch and its micros.
+    """What a layout must divide: a model's numbers (0 where it has none), the global batch and its micro-batches.
 
     `anatomy` is what was seen of the model itself, None where that could only be seen in a rank: then it is not held
-    against a layout here. Its blocks are dealt to stages by `split`; a rank holds `stages_each` of them, and takes its
-    micros in the order of `schedule`. `cut_lengths`: the tensor axis cuts sequences, too. `loss_parts`: the loss can be
-    computed from some of the classes, or of the tokens.
+    against a layout here. Its blocks are dealt to stages by `partition`; a rank holds `virtual_stages` of them, and
+    takes its micro-batches in the order of `pipeline_schedule`. `cut_lengths`: the tensor axis cuts sequences, too.
+    `loss_parts`: the loss can be computed from some of the classes, or of the tokens.
     """
 
     heads: int = 0
@@ -54,13 +54,13 @@ class Shape:
     loss_parts: bool = True
     anatomy: Anatomy | None = None
     batch: int = 1
-    micros: int = 1
-    stages_each: int = 1
-    schedule: str = "1f1b"
-    split: Split = "uniform"
+    micro_batches: int = 1
+    virtual_stages: int = 1
+    pipeline_schedule: str = "1f1b"
+    partition: Partition = "uniform"
 
     @classmethod
-    def of(cls, model: Any, batch: int, micros: int, anatomy: Anatomy | None = None) -> Shape:
+    def of(cls, model: Any, batch: int, micro_batches: int, anatomy: Anatomy | None = None) -> Shape:
         """The shape of a model's Config: its `heads`, `kv_heads`, `vocab` … where it has them."""
         names = ("heads", "kv_heads", "hidden", "vocab", "length")
         found: dict[str, Any] = {
@@ -68,7 +68,7 @@ class Shape:
         }
         if getattr(model, "cuts_classes", False):
             found["classes"] = model.classes
-        return cls(**found, batch=batch, micros=micros, anatomy=anatomy)
+        return cls(**found, batch=batch, micro_batches=micro_batches, anatomy=anatomy)
 
     def along(self, dataset: Any, cut_lengths: bool) -> Shape:
         """This shape for the sequences that a data set's Config names, when it does."""
@@ -94,7 +94,9 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
                 found.append(f"{axis} {degrees[axis]} does not divide {whose} {thing} ({size})")
     found += _uneven(degrees, shape)
     if degrees.pipeline > 1:
-        found += unfit(shape.schedule, degrees.pipeline, shape.micros, shape.stages_each)
+        found += check_schedule(
+            shape.pipeline_schedule, degrees.pipeline, shape.micro_batches, shape.virtual_stages
+        )
     if shape.anatomy is not None:
         found += _unsplittable(degrees, shape, shape.anatomy, told=any(s.startswith("tensor") for s in found))
     return found
@@ -115,15 +117,15 @@ def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) ->
 
 
 def _unstageable(degrees: Degrees, shape: Shape, model: Anatomy) -> Iterator[str]:
-    pipeline, stages = degrees.pipeline, degrees.pipeline * shape.stages_each
+    pipeline, stages = degrees.pipeline, degrees.pipeline * shape.virtual_stages
     if not model.blocks:
         yield f"pipeline {pipeline} needs a model with ordered `blocks`, and this one names none"
     elif model.outside:
         yield f"pipeline {pipeline} needs all of a model in its `blocks`, and '{model.outside}' is in none"
-    elif wrong := amiss(shape.split, model.blocks, stages):
+    elif wrong := check_partition(shape.partition, model.blocks, stages):
         yield from wrong
     else:
-        bounds = deal(model.sizes or (1,) * model.blocks, stages, shape.split)
+        bounds = stage_bounds(model.sizes or (1,) * model.blocks, stages, shape.partition)
         learns = model.learns or (degrees.sharding,) * model.blocks
         yield from unlearning(bounds, pipeline, learns, degrees.sharding)
         on = [{(bisect_right(bounds, n) - 1) % pipeline for n in blocks} for blocks in model.tied]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.deal import Split, deal
 from paddle_dp.plan.memory import Held, Widths, held
+from paddle_dp.plan.partition import Partition, stage_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,15 @@ Blocks = Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a model is handed out: by `degrees`, to `each` stages on a rank, dealt by `split`; ZeRO's `stage`; and the
-    bytes for one parameter in `widths`."""
+    """How a model is handed out: by `degrees`, to `each` stages on a rank, dealt by `partition`.
+
+    And ZeRO's `sharding_stage`, and the bytes for one parameter in `widths`.
+    """
 
     degrees: Degrees
-    split: Split = "uniform"
+    partition: Partition = "uniform"
     each: int = 1
-    stage: int = 1
+    sharding_stage: int = 1
     widths: Widths = field(default_factory=Widths)
 
 
@@ -71,13 +73,13 @@ def portion(blocks: Blocks, layout: Layout, rank: int) -> Portion:
     degrees = layout.degrees
     seats = degrees.seats(rank)
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
-    bounds = deal(loads, degrees.pipeline * layout.each, layout.split)
+    bounds = stage_bounds(loads, degrees.pipeline * layout.each, layout.partition)
     stages = tuple(
         tuple(range(bounds[place], bounds[place + 1]))
         for place in range(seats["pipeline"], degrees.pipeline * layout.each, degrees.pipeline)
     )
     sizes = distinct(blocks, [number for stage in stages for number in stage], degrees.tensor)
-    zero = layout.stage if degrees.sharding > 1 else 0
+    zero = layout.sharding_stage if degrees.sharding > 1 else 0
     kept = held(sizes, degrees.sharding, zero, layout.widths)[seats["sharding"]]
     return Portion(rank=rank, seats=seats, stages=stages, parameters=sum(sizes), held=kept)
 

@@ -3,7 +3,7 @@
 Another number of ranks sums in another order, and nothing else. Each of these is of that size, on one process:
 
     weights      every weight times 1 ± one unit in its last place, sign by sign
-    permuted     the samples of each micro in another order
+    permuted     the samples of each micro-batch in another order
     shares       every matrix product and convolution share by share, as ranks compute it, and the shares laid together
 
 `shares` is for precisions that round within backward: the sum of N rounded gradients is not the rounded sum.
@@ -37,7 +37,7 @@ class Noise:
 
     name: str
     model: Callable[[nn.Layer], Any] = lambda model: None
-    order: Callable[[int], np.ndarray] | None = None  # of a micro's samples, by their number
+    order: Callable[[int], np.ndarray] | None = None  # of a micro-batch's samples, by their number
     long: bool = False  # whether the later steps are worth watching, too
 
 
@@ -79,15 +79,16 @@ def _shuffled(seed: int) -> Callable[[int], np.ndarray]:
 
 
 def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
-    """The batch with the samples of each micro in another order; dropout goes on drawing each sample's own mask."""
-    micros = []
-    for micro in batch.micros:
-        moved = order(micro.samples)
+    """The batch with the samples of each micro-batch in another order; dropout still draws each sample's own mask."""
+    micro_batches = []
+    for micro_batch in batch.micro_batches:
+        moved = order(micro_batch.samples)
         at = paddle.to_tensor(moved)
-        inputs, targets = paddle.utils.map_structure(lambda t: t[at], [micro.inputs, micro.targets])  # noqa: B023 - now
-        places = tuple((micro.first + moved).tolist())
-        micros.append(replace(micro, inputs=inputs, targets=targets, places=places))
-    return replace(batch, micros=tuple(micros))
+        read = [micro_batch.inputs, micro_batch.targets]
+        inputs, targets = paddle.utils.map_structure(lambda t: t[at], read)  # noqa: B023 - now
+        places = tuple((micro_batch.first + moved).tolist())
+        micro_batches.append(replace(micro_batch, inputs=inputs, targets=targets, places=places))
+    return replace(batch, micro_batches=tuple(micro_batches))
 
 
 def in_shares(model: nn.Layer, parts: int) -> None:

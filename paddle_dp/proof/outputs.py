@@ -51,7 +51,7 @@ class Outputs:
                 return  # the first tensor of several: an LSTM's outputs, not its states
 
     def taken(self, rows: list[int], counted: list[int]) -> dict[str, np.ndarray]:
-        """By "layer#call", [samples of this rank, 2]: of micros that had `rows` samples, of which `counted` count.
+        """By "layer#call", [samples of this rank, 2]: of micro-batches of `rows` samples, of which `counted` count.
 
         A layer that recompute calls again has a call without gradients and one with them: the first counts. What has no
         whole number of rows for each sample is left out.
@@ -64,7 +64,7 @@ class Outputs:
             if rest:
                 continue
             for call in range(each):
-                parts = [first[micro * each + call] for micro in range(len(rows))]
+                parts = [first[micro_batch * each + call] for micro_batch in range(len(rows))]
                 if all(len(part) % n == 0 for part, n in zip(parts, rows, strict=True)):
                     kept = [
                         part.reshape(n, -1, 2).sum(1)

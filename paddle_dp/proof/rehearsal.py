@@ -142,7 +142,7 @@ class Stage:
             return watches
 
         settings = replace(
-            self.setup, dataset=dataset, task=task, callbacks=callbacks, loader=LoaderSettings(), last="keep",
+            self.setup, dataset=dataset, task=task, callbacks=callbacks, loader=LoaderSettings(), drop_last=False,
             length=Length(STEPS, "steps"),
         )  # fmt: skip
         trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)

@@ -124,7 +124,7 @@ class Comparison:
             error = RunError("nothing was compared." if status == REFUSED else said)
             error.exit_status = REFUSED if status == REFUSED else NOT_RUN
             raise error
-        side = Side(Path(str(job.out)) / "trace", job.ranks or 1)
+        side = Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
         side.seconds = time.perf_counter() - begun
         return side
 
@@ -132,7 +132,8 @@ class Comparison:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
         what |= {"wide": self.wide, "holdings": self.holdings, "rehearse": self.rehearse, **more}
         return Job(
-            task="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, out=folder, extra=what, quiet=True
+            task="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,
+            quiet=True,
         )  # fmt: skip
 
 

@@ -127,9 +127,10 @@ class Verdict:
         plain, noisy = next(iter(found.values()))
         if ordered and not any(name.startswith("weights") for name in found):
             yield (
-                f"One process's first loss is {plain:.9g}, and {noisy:.9g} with the samples of each micro in another "
-                "order: samples meet in the forward or in the loss, or random numbers go by the place in the micro (a "
-                "dropout whose dim 0 is not the samples, docs/dropout.md). That is no rounding, and it excuses nothing."
+                f"One process's first loss is {plain:.9g}, and {noisy:.9g} with the samples of each micro-batch in "
+                "another order: samples meet in the forward or in the loss, or random numbers go by the place in the "
+                "micro-batch (a dropout whose dim 0 is not the samples, docs/dropout.md). That is no rounding, and it "
+                "excuses nothing."
             )
         else:
             yield (

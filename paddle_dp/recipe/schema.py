@@ -30,30 +30,30 @@ def _file_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How the model learns. `batch` is the global batch, whatever the number of ranks; `micros` cuts it in time."""
+    """How the model learns. `batch` is the global batch, on any number of ranks; `micro_batches` cuts it in time."""
 
     length: Annotated[Length, AfterValidator(_some)]
     batch: Positive
-    micros: Positive = 1
+    micro_batches: Positive = 1
     precision: PrecisionSetting = FLOAT32
     seed: Count = 0
-    last: Literal["keep", "drop"] = "keep"
+    drop_last: bool = False
     dropout: Literal["exact", "own"] = "exact"
     device: Literal["auto", "cpu", "gpu"] = "auto"
     patience: Duration = Duration.parse("600 s")
 
     def __post_init__(self) -> None:
-        if self.micros > self.batch:
+        if self.micro_batches > self.batch:
             raise ValueError(
-                f"micros: a batch of {self.batch} cannot be cut into {self.micros}: some would be empty"
+                f"micro_batches: a batch of {self.batch} cannot be cut into {self.micro_batches}: some would be empty"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """How samples are read: by this process (`workers: 0`) or others, how many batches ahead, how long is too long."""
+    """How samples are read: by this process (`num_workers: 0`) or others, how far ahead, how long is too long."""
 
-    workers: Count = 0
+    num_workers: Count = 0
     prefetch: Positive = 2
     timeout: Duration = Duration.parse("120 s")
 
@@ -61,14 +61,14 @@ class LoaderSettings:
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
 # What a recipe means where it says nothing: filled in before overrides, so that these can be overridden too.
 DEFAULTS: dict[str, Any] = {
-    "schedule": {"use": "constant", "peak": 1e-3},
+    "schedule": {"use": "constant", "learning_rate": 1e-3},
     "strategy": {"use": "data_parallel"},
     "callbacks": [{"use": name} for name in CALLBACKS],
 }
 
 
 class Recipe(BaseModel):
-    """What to do. `loss: null` asks the model's own `loss(outputs, targets)`; `out` is by default runs/<name>."""
+    """What to do. `loss: null` asks the model's `loss(outputs, targets)`; `output_dir` is runs/<name> by default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -82,9 +82,9 @@ class Recipe(BaseModel):
     train: Train
     loader: LoaderSettings = LoaderSettings()
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
-    out: str | None = None
+    output_dir: str | None = None
 
     @property
     def folder(self) -> Path:
         """Where the run lives."""
-        return Path(self.out).expanduser() if self.out else Path("runs") / self.name
+        return Path(self.output_dir).expanduser() if self.output_dir else Path("runs") / self.name

@@ -16,19 +16,19 @@ NONE = Length(0, "steps")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """`peak` × batch / `per_batch`, reached in a straight line from `warmup_from` × peak over `warmup`.
+    """`learning_rate` × batch / `per_batch`, reached in a straight line from `warmup_from` × peak over `warmup`.
 
     The line starts just before the first update, so that no update is made at rate 0.
     """
 
-    peak: Rate
+    learning_rate: Rate
     warmup: Length = NONE
     warmup_from: Probability = 0.0
     per_batch: Positive | None = None
 
     def rate(self, step: int, *, steps: int, steps_per_epoch: int, batch: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`, with `batch` samples an update."""
-        peak = self.peak * batch / self.per_batch if self.per_batch else self.peak
+        peak = self.learning_rate * batch / self.per_batch if self.per_batch else self.learning_rate
         start = self.warmup.steps(steps_per_epoch)
         if step < start:
             return peak * (self.warmup_from + (1 - self.warmup_from) * (step + 1) / (start + 1))

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`bucket`, `last_bucket`: how many bytes of gradients travel together, and how few the last ones may be.
-    `find_unused`: look for parameters without a gradient in every step (slower).
+    """`comm_buffer_size`, `last_comm_buffer_size`: bytes of gradients that travel together, and of the last ones.
+    `find_unused_parameters`: look for parameters without a gradient in every step (slower).
     `sync_batch_norm`: BatchNorm over the samples of all ranks.
     `init`: equal initial weights by sending rank 0's (`broadcast`), or by drawing them from one seed (`seed`).
     `recompute`: what backward computes again instead of keeping it.
     `check_every`: how often all weights are looked at: are they finite, and the same bits on all ranks? null for at
     the start, the end and saves only."""
 
-    bucket: Bytes = Bytes.parse("25 MB")
-    last_bucket: Bytes = Bytes.parse("1 MB")
-    find_unused: bool = False
+    comm_buffer_size: Bytes = Bytes.parse("25 MB")
+    last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
+    find_unused_parameters: bool = False
     sync_batch_norm: bool = False
     init: Literal["broadcast", "seed"] = "broadcast"
     recompute: Recompute = Recompute.parse("none")
@@ -65,7 +65,7 @@ class DataParallel:
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         kind = Learner if again == Recompute() else MeetingLater
-        how = {"averaged": self.mesh.ranks, "find_unused": self.config.find_unused}
+        how = {"averaged": self.mesh.ranks, "find_unused_parameters": self.config.find_unused_parameters}
         learner = place_whole(task, self.mesh, kind, **how)
         learner.noticed += mixing(learner.model, task.samples)
         learner.placed = self._wrap(learner)
@@ -77,7 +77,7 @@ class DataParallel:
 
         return paddle.DataParallel(
             learner.model,
-            comm_buffer_size=self.config.bucket.megabytes,
-            last_comm_buffer_size=self.config.last_bucket.megabytes,
-            find_unused_parameters=self.config.find_unused,
+            comm_buffer_size=self.config.comm_buffer_size.megabytes,
+            last_comm_buffer_size=self.config.last_comm_buffer_size.megabytes,
+            find_unused_parameters=self.config.find_unused_parameters,
         )

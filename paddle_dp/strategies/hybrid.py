@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Degrees of the axes; `data: auto` takes the ranks that the others leave.
-    `schedule`: in which order a pipeline's micros take their turns; `stages_each`: how many stages a rank holds (auto:
-    2 under interleaved, else 1). `split`: how blocks are dealt to stages: equal numbers of them (`uniform`), of their
-    `parameters`, or as many as a list says.
-    `stage`: what has one owner along the sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too;
-    `offload`: between updates optimizer states wait in host memory (GPU only).
-    `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the tokens.
-    `sync_batch_norm`: BatchNorm over the samples of all ranks that read (data, sharding).
-    `recompute`: what backward computes again instead of keeping it.
-    `check_every`: how often all weights are looked at: are they finite, and the same bits on ranks that hold the same?
-    null for at the start, the end and saves only."""
+    `pipeline_schedule`: in which order a pipeline's micro-batches take their turns; `virtual_stages`: how many stages
+    a rank holds (auto: 2 under interleaved, else 1). `partition`: how blocks are dealt to stages: equal numbers of
+    them (`uniform`), of their `parameters`, or as many as a list says. `sharding_stage`: what has one owner along the
+    sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too; `offload`: between updates optimizer states
+    wait in host memory (GPU only). `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the
+    tokens. `sync_batch_norm`: BatchNorm over the samples of all ranks that read (data, sharding). `recompute`: what
+    backward computes again instead of keeping it. `check_every`: how often all weights are looked at: are they
+    finite, and the same bits on ranks that hold the same? null for at the start, the end and saves only."""
 
     data: Positive | Literal["auto"] = "auto"
     tensor: Positive = 1
@@ -38,11 +36,11 @@ class Config:
     sharding: Positive = 1
     sequence: Positive = 1
     sequence_parallel: bool = False
-    stage: Literal[1, 2, 3] = 1
+    sharding_stage: Literal[1, 2, 3] = 1
     offload: bool = False
-    schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
-    stages_each: Positive | Literal["auto"] = "auto"
-    split: Literal["uniform", "parameters"] | Counts = "uniform"
+    pipeline_schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
+    virtual_stages: Positive | Literal["auto"] = "auto"
+    partition: Literal["uniform", "parameters"] | Counts = "uniform"
     sync_batch_norm: bool = False
     recompute: Recompute = Recompute.parse("none")
     check_every: Every | None = Every.parse("100 steps")
@@ -58,8 +56,8 @@ class Config:
     @property
     def each(self) -> int:
         """How many stages a rank holds."""
-        auto = 2 if self.schedule == "interleaved" else 1
-        return auto if self.stages_each == "auto" or self.pipeline == 1 else self.stages_each
+        auto = 2 if self.pipeline_schedule == "interleaved" else 1
+        return auto if self.virtual_stages == "auto" or self.pipeline == 1 else self.virtual_stages
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless model, batch and ranks divide by the degrees.
@@ -83,10 +81,14 @@ class Config:
         from paddle_dp.plan import Shape
 
         model, train = recipe.model, recipe.train
-        shape = Shape.of(model.config, train.batch, train.micros, anatomy(model.build))
+        shape = Shape.of(model.config, train.batch, train.micro_batches, anatomy(model.build))
         parts = recipe.loss is not None and as_loss(recipe.loss.build()).from_parts
         shape = replace(
-            shape, stages_each=self.each, schedule=self.schedule, split=self.split, loss_parts=parts
+            shape,
+            virtual_stages=self.each,
+            pipeline_schedule=self.pipeline_schedule,
+            partition=self.partition,
+            loss_parts=parts,
         )
         return shape.along(recipe.dataset.config, self.sequence_parallel)
 
@@ -163,7 +165,7 @@ class Hybrid:
             learner.placed = self._engine(model)
         if axes.sharding > 1:
             check_ungrouped(learner.optimizer, "strategy.sharding")
-            how = {"stage": self.config.stage, "offload": self.config.offload}
+            how = {"stage": self.config.sharding_stage, "offload": self.config.offload}
             learner.shards = Shards(learner.model, learner.optimizer, self.seats, **how)
         learner.check("after the weights were placed")
         return learner
@@ -209,7 +211,7 @@ class Hybrid:
         from paddle_dp.parallel.pipeline.stages import stage
 
         till = Till(loss)
-        stages, held = stage(model, till, self.seats, self.config.split, self.config.each)
+        stages, held = stage(model, till, self.seats, self.config.partition, self.config.each)
         return stages, {"till": till, "held": held, "kind": PipelineLearner}
 
     def _engine(self, stages: Any) -> Any:
@@ -217,5 +219,5 @@ class Hybrid:
 
         from paddle_dp.parallel.pipeline.schedules import ENGINES
 
-        engine = ENGINES[self.config.schedule, self.config.each > 1]
+        engine = ENGINES[self.config.pipeline_schedule, self.config.each > 1]
         return engine(stages, self.seats, fleet.fleet._user_defined_strategy)

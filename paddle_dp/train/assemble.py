@@ -50,9 +50,9 @@ class Setup:
     dataset: Callable[[Split], Any]
     task: Callable[[int, int], Task]
     batch: int
-    micros: int = 1
+    micro_batches: int = 1
     shuffle: bool = True
-    last: Literal["keep", "drop"] = "keep"
+    drop_last: bool = False
     seed: int = 0
     length: Length | None = None
     loader: LoaderSettings = field(default_factory=LoaderSettings)
@@ -80,7 +80,7 @@ class Assembly:
 
     @cached_property
     def train_loader(self) -> Loader:
-        """Shuffled, in micros."""
+        """Shuffled, in micro-batches."""
         s, dataset = self.setup, self.setup.dataset("train")
         found = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
         self._prints["train"] = found
@@ -169,7 +169,7 @@ class Assembly:
         return Loader(
             dataset,
             Share.of(len(dataset), self.setup.batch, self.mesh, **how),
-            workers=settings.workers,
+            num_workers=settings.num_workers,
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
         )

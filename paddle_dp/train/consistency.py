@@ -3,8 +3,9 @@
 Ranks on one machine are started from one command, but nodes are started one by one, and a script computes what it likes
 on each rank. What differs without an error (a batch size, a data set, a version) would be learned from in silence.
 
-What may rightly differ: `out` and `name` (the first rank's folder is taken), `loader` (how many workers a machine has
-room for), and paths: another place of the same data, whose samples are compared, or of a file with the same bytes.
+What may rightly differ: `output_dir` and `name` (the first rank's folder is taken), `loader` (how many workers a
+machine has room for), and paths: another place of the same data, whose samples are compared, or of a file with the
+same bytes.
 """
 
 from __future__ import annotations

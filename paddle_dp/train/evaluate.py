@@ -27,21 +27,21 @@ class _Tally:
     samples: int = 0
     confusion: np.ndarray | None = None
 
-    def add(self, learner: Learner, micro: Any) -> None:
-        micro = learner.mixed.taken(micro)
-        outputs = learner.predict(micro.inputs)
-        if outputs is None or not micro.samples:  # they are on another stage; they are a ghost's
+    def add(self, learner: Learner, micro_batch: Any) -> None:
+        micro_batch = learner.mixed.taken(micro_batch)
+        outputs = learner.predict(micro_batch.inputs)
+        if outputs is None or not micro_batch.samples:  # they are on another stage; they are a ghost's
             return
-        total, count = learner.loss(outputs, micro.targets)
-        sums = {"loss": total, **learner.loss.scores(outputs, micro.targets)}
-        said, classes = _answers(learner.loss, outputs, micro.targets)
+        total, count = learner.loss(outputs, micro_batch.targets)
+        sums = {"loss": total, **learner.loss.scores(outputs, micro_batch.targets)}
+        said, classes = _answers(learner.loss, outputs, micro_batch.targets)
         if not learner.mesh.speaks:  # another rank of this reader has the same sums
             return
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + number(value)
-        self.count, self.samples = self.count + number(count), self.samples + micro.samples
+        self.count, self.samples = self.count + number(count), self.samples + micro_batch.samples
         if said is not None:
-            self._confuse(said.numpy(), micro.targets.numpy().reshape(-1), classes)
+            self._confuse(said.numpy(), micro_batch.targets.numpy().reshape(-1), classes)
 
     def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
         known = (true >= 0) & (true < classes)  # what a loss leaves out may be the number of no class
@@ -80,9 +80,9 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     try:
         with paddle.no_grad():
             for batch in loader.read(0):
-                for micro in batch.micros:
-                    if micro.samples or learner.together:
-                        tally.add(learner, micro)
+                for micro_batch in batch.micro_batches:
+                    if micro_batch.samples or learner.together:
+                        tally.add(learner, micro_batch)
     except TargetError as error:
         raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None
     finally:

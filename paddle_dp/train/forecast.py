@@ -47,9 +47,9 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     optimizer = recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw"
     return Layout(
         degrees=degrees,
-        split=getattr(strategy, "split", "uniform"),
+        partition=getattr(strategy, "partition", "uniform"),
         each=getattr(strategy, "each", 1),
-        stage=getattr(strategy, "stage", 1),
+        sharding_stage=getattr(strategy, "sharding_stage", 1),
         widths=Widths.of(
             optimizer,
             low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
@@ -84,15 +84,17 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -
     model, strategy, degrees = recipe.model.config, recipe.strategy.config, layout.degrees
     if not all(hasattr(model, name) for name in ("width", "heads", "depth", "length", "vocab")):
         return None
-    samples = -(-recipe.train.batch // (recipe.train.micros * degrees.readers))
+    samples = -(-recipe.train.batch // (recipe.train.micro_batches * degrees.readers))
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=getattr(strategy, "sequence_parallel", False),
         bytes={"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2),
     )  # fmt: skip
-    schedule: Any = getattr(strategy, "schedule", "1f1b")
-    micros = waiting(schedule, degrees.pipeline, mine.seats["pipeline"], recipe.train.micros, layout.each)
-    return kept(tokens, mine.stages, len(blocks), getattr(strategy, "recompute", Recompute()), micros)
+    schedule: Any = getattr(strategy, "pipeline_schedule", "1f1b")
+    micro_batches = waiting(
+        schedule, degrees.pipeline, mine.seats["pipeline"], recipe.train.micro_batches, layout.each
+    )
+    return kept(tokens, mine.stages, len(blocks), getattr(strategy, "recompute", Recompute()), micro_batches)
 
 
 def _built(recipe: Recipe, layout: Layout, mine: Portion) -> str:

@@ -54,7 +54,7 @@ class Meter:
 
 def tokens(batch: Batch) -> int:
     """How many tokens each sample is, padding included; 0 where samples are not rows of whole numbers."""
-    inputs = batch.micros[0].inputs
+    inputs = batch.micro_batches[0].inputs
     return inputs.shape[1] if len(inputs.shape) == 2 and "int" in str(inputs.dtype) else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data.sample import Dataset
@@ -46,8 +46,8 @@ class FromPython:
         batch: int,
         test: Dataset | None = None,
         length: Length | str | None = None,
-        micros: int = 1,
-        last: Literal["keep", "drop"] = "keep",
+        micro_batches: int = 1,
+        drop_last: bool = False,
         schedule: paddle.optimizer.lr.LRScheduler | Words | None = None,
         precision: Precision | Words = "float32",
         dropout: Dropout = "exact",
@@ -65,7 +65,7 @@ class FromPython:
         """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
 
         `train` and `test` are data sets with `len(d)` and `d[i] → (input, target)`. `batch` is the global batch;
-        `micros` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
+        `micro_batches` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
         `optimizer` is finished, or a function of (learning rate, named parameters). `length` ("3 epochs") is what
         `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
         (True), from "best", or from a path; `accept` names what may be otherwise than in that checkpoint, such as
@@ -103,7 +103,13 @@ class FromPython:
             dataset=_made("datasets", train),
             loss=_made("losses", given_loss),
             strategy=_part("strategies", strategy),
-            train=_train(length=until or _SOME, batch=batch, micros=micros, precision=computed_in, last=last),
+            train=_train(
+                length=until or _SOME,
+                batch=batch,
+                micro_batches=micro_batches,
+                precision=computed_in,
+                drop_last=drop_last,
+            ),
             callbacks=tuple(c for c in told if isinstance(c, Part)),
         )
         setup = Setup(
@@ -114,8 +120,8 @@ class FromPython:
             dataset=lambda split: train if split == "train" else test,
             task=task,
             batch=batch,
-            micros=micros,
-            last=last,
+            micro_batches=micro_batches,
+            drop_last=drop_last,
             seed=seed,
             length=until,
             loader=_loader_settings(loader),

@@ -61,7 +61,7 @@ def refuse_gradients(norm: float, trainer: Trainer) -> NoReturn:
 
 
 def _refuse(what: str, trainer: Trainer) -> NoReturn:
-    helps = "A lower schedule.peak, a longer schedule.warmup or optimizer.clip usually helps."
+    helps = "A lower schedule.learning_rate, a longer schedule.warmup or optimizer.clip usually helps."
     raise explained(NotFiniteError(f"{what}: training cannot go on from here. {helps}"), trainer)
 
 

@@ -33,7 +33,7 @@ def _in_one_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
     from paddle_dp.train.consistency import one_folder
 
     folder = one_folder(recipe.folder, mesh)
-    return recipe if folder == recipe.folder else recipe.model_copy(update={"out": str(folder)})
+    return recipe if folder == recipe.folder else recipe.model_copy(update={"output_dir": str(folder)})
 
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:

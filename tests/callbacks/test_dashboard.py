@@ -110,12 +110,12 @@ def test_visualdl_lists_the_run_with_its_last_results(
     from visualdl import LogReader
     from visualdl.server import lib
 
-    recipe = SimpleNamespace(model_dump=lambda mode: {"train": {"batch": 2, "last": "keep"}})
+    recipe = SimpleNamespace(model_dump=lambda mode: {"train": {"batch": 2, "drop_last": False}})
     dashboard = started(dataclasses.replace(run, recipe=recipe), at("start", 0))
     for step, loss in ((4, 1.0), (8, 0.25)):
         dashboard.evaluated(at("evaluated", step, found(loss=loss)))
     (row,) = lib.get_hparam_list(LogReader(logdir=str(run.folder)))
-    assert row["hparams"] == {"train/batch": 2, "train/last": "keep"}
+    assert row["hparams"] == {"train/batch": 2, "train/drop_last": "no"}
     assert row["metrics"] == {"evaluation/loss": 0.25}
 
 

@@ -17,7 +17,7 @@ from paddle_dp.callbacks.timeline import Config
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.schedule import idle, orders, timeline
+from paddle_dp.plan.pipeline_schedule import idle, orders, timeline
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Moment, Run
 
@@ -26,9 +26,9 @@ model: {use: gpt, vocab: 16, width: 8, heads: 2, depth: 6, length: 8}
 dataset: {use: random_tokens, vocab: 16, length: 8, samples: 8, test_samples: 4}
 loss: {use: cross_entropy}
 optimizer: {use: sgd}
-schedule: {use: constant, peak: 0.1}
-strategy: {use: hybrid, pipeline: 2, schedule: interleaved}
-train: {length: 8 steps, batch: 4, micros: 4}
+schedule: {use: constant, learning_rate: 0.1}
+strategy: {use: hybrid, pipeline: 2, pipeline_schedule: interleaved}
+train: {length: 8 steps, batch: 4, micro_batches: 4}
 callbacks: [{use: timeline, start: 2, steps: 3}]
 """
 
@@ -70,7 +70,12 @@ def test_a_window_is_recorded_and_told(
 ) -> None:
     assert train(staged, at, trainer, 8) == [3, 4, 5]
     said = json.loads((staged.folder / "timeline.json").read_text())
-    assert (said["schedule"], said["stages"], said["stages_each"], said["micros"]) == ("interleaved", 2, 2, 4)
+    assert (said["schedule"], said["stages"], said["virtual_stages"], said["micro_batches"]) == (
+        "interleaved",
+        2,
+        2,
+        4,
+    )
     assert said["predicted"] == pytest.approx(1 / 9)
     assert [batch["step"] for batch in said["batches"]] == [3, 4, 5]
     assert said["idle"] == said["batches"][1]["idle"]  # the medians
@@ -100,7 +105,9 @@ def test_the_picture_has_a_lane_for_each_stage() -> None:
 
 def test_without_stages_it_is_refused_before_a_process_starts(tmp_path: Path) -> None:
     path = tmp_path / "flat.yaml"
-    path.write_text(RECIPE.replace("{use: hybrid, pipeline: 2, schedule: interleaved}", "{use: single}"))
+    path.write_text(
+        RECIPE.replace("{use: hybrid, pipeline: 2, pipeline_schedule: interleaved}", "{use: single}")
+    )
     recipe = read_recipe(path)
     with pytest.raises(UsageError, match="shows the stages of a pipeline, and there are none"):
         recipe.callbacks[0].config.refuse(recipe, 1)

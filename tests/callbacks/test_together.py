@@ -15,7 +15,7 @@ model: {use: mlp, inputs: 64, hidden: [16], classes: 10}
 dataset: {use: digits}
 loss: {use: cross_entropy}
 optimizer: {use: momentum}
-schedule: {use: constant, peak: 0.1}
+schedule: {use: constant, learning_rate: 0.1}
 strategy: {use: hybrid}
 train: {length: 60 steps, batch: 64}
 callbacks:
@@ -36,7 +36,7 @@ def broken_and_resumed(folder: str) -> list[Any]:
     from paddle_dp.train.build import build
 
     mesh = join(seed=0)
-    recipe = read_recipe(str(Path(folder, "recipe.yaml")), [f"out={folder}/run"])
+    recipe = read_recipe(str(Path(folder, "recipe.yaml")), [f"output_dir={folder}/run"])
     trainer = build(recipe, mesh)
     learn = trainer.learner.train_batch
 

@@ -16,10 +16,15 @@ Leave = Callable[..., int]
 
 
 def test_train_asks_for_a_job(leave: Leave, jobs: list[Job]) -> None:
-    words = ["train", "a.yaml", "train.batch=64", "--ranks", "2", "out=x", "--out", "runs/b"]
+    words = ["train", "a.yaml", "train.batch=64", "--ranks", "2", "output_dir=x", "--out", "runs/b"]
     assert leave(*words) == 7
     assert jobs == [
-        Job(recipe=Path("a.yaml"), overrides=("train.batch=64", "out=x"), ranks=2, out=Path("runs/b"))
+        Job(
+            recipe=Path("a.yaml"),
+            overrides=("train.batch=64", "output_dir=x"),
+            ranks=2,
+            output_dir=Path("runs/b"),
+        )
     ]
 
 
@@ -58,7 +63,7 @@ def test_evaluate_takes_the_recipe_of_the_run(leave: Leave, jobs: list[Job], tmp
             task="evaluate",
             recipe=tmp_path / "recipe.yaml",
             ranks=3,
-            out=tmp_path,
+            output_dir=tmp_path,
             extra={"checkpoint": "best"},
         )
     ]
@@ -70,14 +75,14 @@ def test_generate_asks_for_one_process_of_any_layout(leave: Leave, jobs: list[Jo
     (job,) = jobs
     assert (job.task, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
     wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
-    assert job.extra == wanted and job.quiet and job.out == tmp_path
+    assert job.extra == wanted and job.quiet and job.output_dir == tmp_path
 
 
 def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
     leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
     (job,) = jobs
-    assert (job.task, job.ranks, job.out) == ("export", 1, tmp_path)
+    assert (job.task, job.ranks, job.output_dir) == ("export", 1, tmp_path)
     assert job.overrides == ("strategy.use=single", "train.precision=float32")
     assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
 

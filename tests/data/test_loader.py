@@ -38,30 +38,32 @@ class InMemory(Numbers):
 def rows(loader, epoch=0, start=0):
     """Everything that a reading gives, in plain numbers."""
     return [
-        (batch.index, batch.samples, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micros])
+        (batch.index, batch.samples, [(m.inputs.tolist(), m.targets.tolist(), m.samples) for m in batch.micro_batches])
         for batch in loader.read(epoch, start)
     ]  # fmt: skip
 
 
 def test_batches_hold_the_shares_samples_as_tensors():
-    loader = Loader(Numbers(10), Share(10, 4, seed=1, micros=2))
+    loader = Loader(Numbers(10), Share(10, 4, seed=1, micro_batches=2))
     batches = list(loader.read(epoch=3))
     assert [batch.samples for batch in batches] == [4, 4, 2]
     assert [batch.index for batch in batches] == [0, 1, 2]
     for batch in batches:
         expected = loader.share.mine(3, batch.index)
-        assert [micro.targets.tolist() for micro in batch.micros] == [
+        assert [micro_batch.targets.tolist() for micro_batch in batch.micro_batches] == [
             (10 * part).tolist() for part in expected
         ]
-        assert [micro.samples for micro in batch.micros] == [len(part) for part in expected]
-    first = batches[0].micros[0]
+        assert [micro_batch.samples for micro_batch in batch.micro_batches] == [
+            len(part) for part in expected
+        ]
+    first = batches[0].micro_batches[0]
     assert first.inputs.shape == [2, 2] and first.inputs.dtype == paddle.float32
     assert first.targets.dtype == paddle.int64 and batches[0].epoch == 3 and batches[0].mine == 4
 
 
 def test_take_gives_what_one_by_one_gives():
-    for micros, readers in itertools.product((1, 3), (1, 2)):
-        share = Share(11, 4, micros=micros, readers=readers)
+    for micro_batches, readers in itertools.product((1, 3), (1, 2)):
+        share = Share(11, 4, micro_batches=micro_batches, readers=readers)
         assert rows(Loader(InMemory(11), share)) == rows(Loader(Numbers(11), share))
 
 
@@ -90,15 +92,17 @@ def test_a_place_outside_the_epoch_is_refused_at_once(epoch, start):
 def test_augmentation_depends_on_seed_epoch_and_index_alone():
     def noise(epoch=0, **share):
         batches = Loader(Noisy(12), Share(12, 5, **share)).read(epoch)
-        micros = [micro for batch in batches for micro in batch.micros if micro.samples]
+        micro_batches = [
+            micro_batch for batch in batches for micro_batch in batch.micro_batches if micro_batch.samples
+        ]
         return {
             index: tuple(values)
-            for micro in micros
-            for index, values in zip(micro.targets.tolist(), micro.inputs.tolist(), strict=True)
+            for micro_batch in micro_batches
+            for index, values in zip(micro_batch.targets.tolist(), micro_batch.inputs.tolist(), strict=True)
         }
 
     whole = noise()
-    halves = noise(readers=2, micros=2) | noise(readers=2, reader=1, micros=2)
+    halves = noise(readers=2, micro_batches=2) | noise(readers=2, reader=1, micro_batches=2)
     assert whole == halves
     assert len(set(whole.values())) == 12
     assert set(whole.values()).isdisjoint(noise(epoch=1).values())
@@ -117,7 +121,7 @@ def test_reading_leaves_the_programs_own_randomness_alone():
 
 def test_a_reader_without_a_sample_gets_a_ghost():
     batches = list(Loader(Numbers(9), Share(9, 8, reader=0, readers=2)).read(0))
-    ghost = batches[1].micros[0]
+    ghost = batches[1].micro_batches[0]
     assert ghost.is_ghost and ghost.samples == 0 and batches[1].samples == 1 and batches[1].mine == 0
     assert ghost.targets.tolist() == (10 * batches_first(9, 8)).tolist()
 
@@ -131,15 +135,15 @@ def test_a_share_of_another_length_is_refused():
         Loader(Numbers(10), Share(9, 4))
 
 
-@pytest.mark.parametrize("settings", [{"workers": -1}, {"prefetch": 0}, {"timeout": 0}])
+@pytest.mark.parametrize("settings", [{"num_workers": -1}, {"prefetch": 0}, {"timeout": 0}])
 def test_nonsense_is_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Loader(Numbers(10), Share(10, 4), **settings)
 
 
 def test_plain_is_the_short_way():
-    loader = Loader.plain(Numbers(10), batch=4, seed=2, last="drop")
-    assert loader.share == Share(10, 4, seed=2, last="drop")
+    loader = Loader.plain(Numbers(10), batch=4, seed=2, drop_last=True)
+    assert loader.share == Share(10, 4, seed=2, drop_last=True)
     assert loader.batches == 2
 
 
@@ -161,4 +165,4 @@ def test_tensors_do_not_change_with_what_they_were_read_from():
     data.take = lambda indices: (kept, indices)
     (batch,) = Loader(data, Share(4, 4)).read(0)
     kept[:] = -1
-    assert batch.micros[0].inputs.tolist()[3] == [6, 7]
+    assert batch.micro_batches[0].inputs.tolist()[3] == [6, 7]

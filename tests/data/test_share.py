@@ -12,16 +12,17 @@ SHAPES = [(1, 1), (1, 5), (7, 3), (9, 4), (10, 10), (11, 10), (50, 7), (64, 16),
 LAYOUTS = list(itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 5)))
 
 
-def shares(samples, batch, readers, micros, **settings):
+def shares(samples, batch, readers, micro_batches, **settings):
     return [
-        Share(samples, batch, reader=r, readers=readers, micros=micros, **settings) for r in range(readers)
+        Share(samples, batch, reader=r, readers=readers, micro_batches=micro_batches, **settings)
+        for r in range(readers)
     ]
 
 
 @pytest.mark.parametrize(("samples", "batch"), SHAPES)
-@pytest.mark.parametrize(("readers", "micros"), LAYOUTS)
-def test_every_sample_is_read_exactly_once(samples, batch, readers, micros):
-    everyone = shares(samples, batch, readers, micros, seed=3)
+@pytest.mark.parametrize(("readers", "micro_batches"), LAYOUTS)
+def test_every_sample_is_read_exactly_once(samples, batch, readers, micro_batches):
+    everyone = shares(samples, batch, readers, micro_batches, seed=3)
     read = np.concatenate(
         [part for share in everyone for k in range(share.batches) for part in share.mine(5, k)]
     )
@@ -29,12 +30,12 @@ def test_every_sample_is_read_exactly_once(samples, batch, readers, micros):
 
 
 @pytest.mark.parametrize(("samples", "batch"), SHAPES)
-@pytest.mark.parametrize(("readers", "micros"), LAYOUTS)
+@pytest.mark.parametrize(("readers", "micro_batches"), LAYOUTS)
 def test_a_global_batch_and_its_micros_are_the_same_sets_for_any_number_of_readers(
-    samples, batch, readers, micros
+    samples, batch, readers, micro_batches
 ):
-    alone = Share(samples, batch, micros=micros)
-    everyone = shares(samples, batch, readers, micros)
+    alone = Share(samples, batch, micro_batches=micro_batches)
+    everyone = shares(samples, batch, readers, micro_batches)
     for k in range(alone.batches):
         together = [np.concatenate(parts) for parts in zip(*(s.mine(1, k) for s in everyone), strict=True)]
         assert [list(part) for part in together] == [list(part) for part in alone.mine(1, k)]
@@ -43,15 +44,15 @@ def test_a_global_batch_and_its_micros_are_the_same_sets_for_any_number_of_reade
 
 
 def test_readers_differ_by_at_most_one_sample_in_each_micro():
-    for readers, micros in LAYOUTS:
-        for j in range(micros):
-            sizes = [len(share.mine(0, 0)[j]) for share in shares(97, 50, readers, micros)]
+    for readers, micro_batches in LAYOUTS:
+        for j in range(micro_batches):
+            sizes = [len(share.mine(0, 0)[j]) for share in shares(97, 50, readers, micro_batches)]
             assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_order_is_decided_by_seed_and_epoch_alone():
     assert list(Share(50, 7, seed=1).order(2)) == list(
-        Share(50, 9, seed=1, reader=1, readers=3, micros=2).order(2)
+        Share(50, 9, seed=1, reader=1, readers=3, micro_batches=2).order(2)
     )
     orders = {tuple(Share(50, 7, seed=seed).order(epoch)) for seed in (-1, 0, 1) for epoch in (0, 1, 2)}
     assert len(orders) == 9
@@ -75,7 +76,7 @@ def test_nobody_can_change_the_order_of_others():
 
 
 def test_dropping_the_last_batch_drops_what_does_not_fill_one():
-    share = Share(10, 4, last="drop")
+    share = Share(10, 4, drop_last=True)
     assert share.batches == 2
     assert [share.size(k) for k in range(2)] == [4, 4]
     assert Share(10, 4).batches == 3
@@ -83,7 +84,7 @@ def test_dropping_the_last_batch_drops_what_does_not_fill_one():
 
 
 def test_a_reader_without_samples_reads_a_ghost():
-    everyone = shares(9, 8, readers=4, micros=2)
+    everyone = shares(9, 8, readers=4, micro_batches=2)
     counts = [[count for _, count in share.reads(0, 1)] for share in everyone]
     assert sum(map(sum, counts)) == 1
     ghosts = [indices for share in everyone for indices, count in share.reads(0, 1) if count == 0]
@@ -91,9 +92,9 @@ def test_a_reader_without_samples_reads_a_ghost():
     assert all(ghost.tolist() == everyone[0].whole(0, 1).tolist() for ghost in ghosts)
 
 
-@pytest.mark.parametrize(("readers", "micros"), LAYOUTS)
-def test_rows_is_the_most_that_any_batch_needs(readers, micros):
-    for share in shares(53, 10, readers, micros):
+@pytest.mark.parametrize(("readers", "micro_batches"), LAYOUTS)
+def test_rows_is_the_most_that_any_batch_needs(readers, micro_batches):
+    for share in shares(53, 10, readers, micro_batches):
         assert share.rows == max(
             sum(len(indices) for indices, _ in share.reads(0, k)) for k in range(share.batches)
         )
@@ -108,7 +109,7 @@ def test_cuts_cover_everything_in_order():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [({"batch": 0}, "batch"), ({"readers": 0}, "readers"), ({"reader": 2, "readers": 2}, "reader: 2"),
-     ({"micros": 0}, "micros"), ({"last": "pad"}, "last")],
+     ({"micro_batches": 0}, "micro_batches")],
 )  # fmt: skip
 def test_nonsense_is_refused_by_name(settings, word):
     with pytest.raises(ValueError, match=word):
@@ -118,8 +119,8 @@ def test_nonsense_is_refused_by_name(settings, word):
 def test_a_data_set_that_gives_no_batch_is_a_data_error():
     with pytest.raises(DataError, match="empty"):
         Share(0, 4)
-    with pytest.raises(DataError, match=r"3 samples in batches of 4.*last: keep"):
-        Share(3, 4, last="drop")
+    with pytest.raises(DataError, match=r"3 samples in batches of 4.*drop_last: false"):
+        Share(3, 4, drop_last=True)
     with pytest.raises(IndexError, match="0 to 2"):
         Share(10, 4).size(3)
 

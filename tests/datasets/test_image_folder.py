@@ -71,9 +71,9 @@ def test_training_is_random_through_what_the_loader_seeds_alone(root):
 def test_workers_see_the_same_images(root):
     data = config(root, jitter=0.2).build("train")
     share = Share(len(data), 5, seed=2)
-    expected = [batch.micros[0].inputs.numpy() for batch in Loader(data, share).read(1)]
-    with Loader(data, share, workers=2) as loader:
-        got = [batch.micros[0].inputs.numpy() for batch in loader.read(1)]
+    expected = [batch.micro_batches[0].inputs.numpy() for batch in Loader(data, share).read(1)]
+    with Loader(data, share, num_workers=2) as loader:
+        got = [batch.micro_batches[0].inputs.numpy() for batch in loader.read(1)]
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
 

@@ -22,7 +22,7 @@ def read(data, seed=0, epoch=0):
     """All samples of an epoch, in their own order: inputs and targets [n, LENGTH]."""
     loader = Loader(data, Share(len(data), len(data), seed=seed, shuffle=False))
     (batch,) = loader.read(epoch)
-    return batch.micros[0].inputs.numpy(), batch.micros[0].targets.numpy()
+    return batch.micro_batches[0].inputs.numpy(), batch.micro_batches[0].targets.numpy()
 
 
 def test_targets_are_the_text_where_something_is_to_be_foretold(texts):
@@ -43,7 +43,7 @@ def test_gaps_change_with_the_epoch_and_the_seed_and_with_nothing_else(texts):
     assert (read(data)[0] == first).all()
     assert (read(data, epoch=1)[0] != first).any() and (read(data, seed=1)[0] != first).any()
     late = Loader(data, Share(len(data), 7, shuffle=False)).read(0, 3)
-    np.testing.assert_array_equal(next(late).micros[0].inputs.numpy(), first[21:28])
+    np.testing.assert_array_equal(next(late).micro_batches[0].inputs.numpy(), first[21:28])
 
 
 def test_held_out_gaps_stay(texts):

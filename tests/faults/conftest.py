@@ -67,7 +67,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         named = {
             "recipe": "tests/faults/tiny.yaml",
             "task": task if task == "train" else f"tests.faults.tasks:{task}",
-            "out": str(folder / "run"),
+            "output_dir": str(folder / "run"),
         }
         words = {**named, "ranks": ranks, **job, "extra": extra}
         mark = f"{os.getpid()}-{time.time_ns()}"
@@ -76,7 +76,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
             command, cwd=ROOT, env={**os.environ, **(env or {}), MARK: mark}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        jobs.append(Started(process, Path(words["out"]), folder / "pids", mark))
+        jobs.append(Started(process, Path(words["output_dir"]), folder / "pids", mark))
         return jobs[-1]
 
     yield begin

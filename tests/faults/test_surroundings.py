@@ -44,13 +44,13 @@ def test_threads_and_options_reach_the_ranks(start):
     assert ast.literal_eval(environment) == {
         "OMP_NUM_THREADS": "3", "PADDLE_NNODES": "1", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": None,
     }  # fmt: skip
-    assert set(ast.literal_eval(options)) == {"mine", "resume", "out", "claimed", "pids"}
+    assert set(ast.literal_eval(options)) == {"mine", "resume", "output_dir", "claimed", "pids"}
 
 
 def test_logs_are_private_and_each_attempt_has_its_own(start, tmp_path):
     out = str(tmp_path / "shared")
     for ranks in (1, 2):
-        assert start("say", ranks=ranks, out=out).finish()[0] == 0
+        assert start("say", ranks=ranks, output_dir=out).finish()[0] == 0
     attempts = sorted((tmp_path / "shared" / "logs").iterdir())
     assert [path.name for path in attempts] == ["attempt-001", "attempt-002"]
     for attempt in attempts:
@@ -62,7 +62,7 @@ def test_logs_are_private_and_each_attempt_has_its_own(start, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_folder_that_cannot_be_written_is_one_message_before_anything_starts(start, tmp_path, ranks):
     (tmp_path / "file").touch()
-    job = start("say", ranks=ranks, out=str(tmp_path / "file" / "run"))
+    job = start("say", ranks=ranks, output_dir=str(tmp_path / "file" / "run"))
     status, said, complained = job.finish()
     assert (status, said) == (2, "")
     assert complained.count("\n") == 1 and "cannot be written (Not a directory)" in complained
@@ -91,7 +91,11 @@ def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
     """The supervisor shows nothing of the log, and passes the terminal's name on."""
     job = {"task": "tests.faults.tasks:write_to_terminal", "ranks": 2, "recipe": "tests/faults/tiny.yaml"}
     ours, theirs = pty.openpty()
-    command = [sys.executable, "tests/faults/start.py", json.dumps({**job, "out": str(tmp_path / "run")})]
+    command = [
+        sys.executable,
+        "tests/faults/start.py",
+        json.dumps({**job, "output_dir": str(tmp_path / "run")}),
+    ]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""

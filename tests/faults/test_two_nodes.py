@@ -50,7 +50,7 @@ def begin(
 ) -> subprocess.Popen[str]:
     job = {
         "task": task if task == "train" else f"tests.faults.tasks:{task}", "overrides": overrides,
-        "recipe": "tests/faults/tiny.yaml", "out": str(out), "extra": extra,
+        "recipe": "tests/faults/tiny.yaml", "output_dir": str(out), "extra": extra,
         "nodes": 2, "master": f"{NODES[0]}:{PORT}", "node_rank": node,
     }  # fmt: skip
     command = ["ip", "netns", "exec", space, sys.executable, "tests/faults/start.py", json.dumps(job)]

@@ -46,9 +46,9 @@ def start(options: dict[str, Any]) -> Any:
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {f"{short}_degree": options.get(axis, 1) for axis, short in AXES.items()}
     strategy.hybrid_configs["sharding_configs"].split_param = options.get("version") == 2
-    micro = tiny.BATCH // options.get("data", 1) // options.get("sharding", 1) // MICROS
+    micro_batch = tiny.BATCH // options.get("data", 1) // options.get("sharding", 1) // MICROS
     strategy.pipeline_configs = {
-        "accumulate_steps": MICROS, "micro_batch_size": micro, **fleet_mends.PIPELINE_SETTINGS
+        "accumulate_steps": MICROS, "micro_batch_size": micro_batch, **fleet_mends.PIPELINE_SETTINGS
     }  # fmt: skip
     strategy.tensor_parallel_configs = {"tensor_init_seed": 7}
     fleet.init(is_collective=True, strategy=strategy)
@@ -131,7 +131,7 @@ def train(seats: Any, optimizer: str, options: dict[str, Any]) -> tuple[list[flo
 
 
 def step(placed: Any, update: Any, loss_of: Any, batch: Any, seats: Any, mend: bool) -> Any:
-    """One update from two micros; the whole loss of this rank's samples."""
+    """One update from two micro-batches; the whole loss of this rank's samples."""
     total = paddle.zeros([])
     for inputs, targets in zip(*(paddle.split(one, MICROS) for one in batch), strict=True):
         loss = loss_of(placed(inputs), targets) / MICROS

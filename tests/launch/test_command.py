@@ -33,9 +33,9 @@ def test_devices_and_nodes_are_passed_on():
 
 
 def test_the_run_folder_is_an_override_that_yaml_reads_as_text():
-    job = Job(recipe=Path("r.yaml"), overrides=("a=1",), out=Path("runs/yes: no"))
-    assert job.all_overrides == ("a=1", 'out="runs/yes: no"')
-    assert job.options["out"] == "runs/yes: no"
+    job = Job(recipe=Path("r.yaml"), overrides=("a=1",), output_dir=Path("runs/yes: no"))
+    assert job.all_overrides == ("a=1", 'output_dir="runs/yes: no"')
+    assert job.options["output_dir"] == "runs/yes: no"
 
 
 def test_leftovers_of_other_jobs_are_dropped_and_ours_are_kept():
@@ -50,7 +50,7 @@ def test_leftovers_of_other_jobs_are_dropped_and_ours_are_kept():
 
 def test_a_job_cannot_inherit_what_another_was_told():
     found = environment(plan(resume="newest", extra={"k": 1}), {"PADDLE_DP_OPTIONS": '{"resume": "other"}'})
-    assert json.loads(found["PADDLE_DP_OPTIONS"]) == {"resume": "newest", "out": None, "k": 1}
+    assert json.loads(found["PADDLE_DP_OPTIONS"]) == {"resume": "newest", "output_dir": None, "k": 1}
 
 
 def test_threads_are_the_ranks_share_of_the_cores_and_never_none():

@@ -43,7 +43,7 @@ def launch(tmp_path: Path, task: str, *words: str) -> subprocess.Popen[str]:
 def test_overrides_can_stand_together_and_apart():
     job = _read("train", ["-c", "r.yaml", "-o", "a=1", "b=2", "-o", "c=3", "--resume", "--out", "runs/x"])
     assert job.overrides == ("a=1", "b=2", "c=3")
-    assert (job.resume, job.out, job.task, job.recipe) == ("newest", "runs/x", "train", Path("r.yaml"))
+    assert (job.resume, job.output_dir, job.task, job.recipe) == ("newest", "runs/x", "train", Path("r.yaml"))
     assert _read("train", ["-c", "r.yaml", "--resume", "a/b"]).resume == "a/b"
     assert _read("evaluate", ["-c", "r.yaml", "--checkpoint", "best"]).options["checkpoint"] == "best"
 
@@ -66,7 +66,7 @@ def test_a_guarded_call_leaves_its_failure(tmp_path):
 
 
 def test_the_documented_command_does_the_task(tmp_path):
-    process = launch(tmp_path, "say", "-o", "train.batch=64", "train.seed=1", "-o", "train.micros=2")
+    process = launch(tmp_path, "say", "-o", "train.batch=64", "train.seed=1", "-o", "train.micro_batches=2")
     said, _ = process.communicate(timeout=90)
     assert process.returncode == 0, said
     assert "2 ranks on CPU · 1 thread each" in said and "rank 0 of 2 says 3" in said

@@ -69,7 +69,7 @@ class Branches(nn.Layer):
         return self.first(x) + self.second(x) if self.use else self.first(x)
 
 
-def place(ranks_without, find_unused):
+def place(ranks_without, find_unused_parameters):
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
@@ -83,7 +83,7 @@ def place(ranks_without, find_unused):
         loss=CrossEntropy().build(),
         optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
     )
-    return mesh, Config(find_unused=find_unused).build(mesh).place(task)
+    return mesh, Config(find_unused_parameters=find_unused_parameters).build(mesh).place(task)
 
 
 def step(mesh, learner):
@@ -103,10 +103,10 @@ def step(mesh, learner):
         learner.check("after a step")
 
 
-def unused(ranks_without, find_unused):
+def unused(ranks_without, find_unused_parameters):
     from paddle_dp.errors import DivergenceError
 
-    mesh, learner = place(ranks_without, find_unused)
+    mesh, learner = place(ranks_without, find_unused_parameters)
     try:
         step(mesh, learner)
     except DivergenceError as error:
@@ -117,7 +117,7 @@ def unused(ranks_without, find_unused):
 def test_a_parameter_without_gradient_on_one_rank_is_an_error():
     for said in run_ranks(f"{HERE}:unused", 2, [1], False):
         assert "parameter 'second.bias' got no gradient on rank 1" in said
-        assert "strategy.find_unused=true" in said
+        assert "strategy.find_unused_parameters=true" in said
 
 
 def test_a_parameter_without_gradient_anywhere_is_an_error_too():

@@ -94,7 +94,7 @@ def _train(strategy, model):
         samples=lambda: paddle.to_tensor(data.inputs[:2]),
     )  # fmt: skip
     learner, rows = strategy.place(task), []
-    for batch in Loader(data, Share.of(SAMPLES, BATCH, strategy.mesh, micros=2, seed=1)).read(0):
+    for batch in Loader(data, Share.of(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(0):
         learner.train_batch(batch, observe=True)
         loss = strategy.mesh.sum([learner.observed["loss"]])[0]
         rows.append([loss, float(learner.observed["gradient_norm"])])
@@ -134,7 +134,7 @@ def check(ranks, cases, allowed=1e-6):  # a ResNet makes 1e-16 a thousand millio
 
 def proposed(name, ranks):
     """The layouts that a refusal would call legal for one of the models."""
-    shape = Shape(length=6, batch=BATCH, micros=2, anatomy=anatomy(MODELS[name]))
+    shape = Shape(length=6, batch=BATCH, micro_batches=2, anatomy=anatomy(MODELS[name]))
     return [[name, degrees.as_dict()] for degrees in legal_layouts(shape, ranks)]
 
 
@@ -143,16 +143,16 @@ def test_on_two_ranks():
     axes = [axis for _, strategy in proposed("shared", 2) for axis, size in strategy.items() if size > 1]
     assert sorted(axes) == ["data", "pipeline", "sharding"]
     pipeline = {"pipeline": 2}
-    interleaved = {**pipeline, "schedule": "interleaved"}
+    interleaved = {**pipeline, "pipeline_schedule": "interleaved"}
     check(2, [
-        ["sequential", {**pipeline, "split": [2, 5]}],
+        ["sequential", {**pipeline, "partition": [2, 5]}],
         ["sequential", {**interleaved, "recompute": "full"}],
-        ["shared", {**pipeline, "split": [3, 3]}],
-        ["shared", {**interleaved, "split": [2, 1, 1, 2], "recompute": "full"}],
+        ["shared", {**pipeline, "partition": [3, 3]}],
+        ["shared", {**interleaved, "partition": [2, 1, 1, 2], "recompute": "full"}],
         ["resnet", {**interleaved, "recompute": "full"}],
-        ["convnet", {**pipeline, "split": [3, 1]}],
-        ["mlp", {**pipeline, "recompute": "every 2 blocks", "schedule": "f_then_b"}],
-        ["texts", {**pipeline, "split": [1, 4]}],
+        ["convnet", {**pipeline, "partition": [3, 1]}],
+        ["mlp", {**pipeline, "recompute": "every 2 blocks", "pipeline_schedule": "f_then_b"}],
+        ["texts", {**pipeline, "partition": [1, 4]}],
         *proposed("texts", 2),
         ["texts", {"tensor": 2, "sequence_parallel": True, "recompute": "full"}],
     ])  # fmt: skip
@@ -161,8 +161,8 @@ def test_on_two_ranks():
 def test_on_four_ranks():
     check(4, [
         ["resnet", {"pipeline": 2, "data": 2, "sync_batch_norm": True}],
-        ["sequential", {"pipeline": 2, "sharding": 2, "stage": 3, "sync_batch_norm": True}],
-        ["texts", {"pipeline": 2, "tensor": 2, "split": "parameters"}],
+        ["sequential", {"pipeline": 2, "sharding": 2, "sharding_stage": 3, "sync_batch_norm": True}],
+        ["texts", {"pipeline": 2, "tensor": 2, "partition": "parameters"}],
         ["classes", {"pipeline": 2, "tensor": 2}],
     ])  # fmt: skip
 
@@ -172,7 +172,7 @@ def test_on_four_ranks():
     ("ranks", "words"),
     [
         (2, ["strategy.pipeline=2"]),
-        (4, ["strategy.pipeline=4", "strategy.split=uniform"]),
+        (4, ["strategy.pipeline=4", "strategy.partition=uniform"]),
         (4, ["strategy.pipeline=2", "strategy.data=2", "strategy.sync_batch_norm=true", "train.batch=8"]),
         (10, ["strategy.pipeline=10"]),
     ],
@@ -188,6 +188,6 @@ def test_layers_on_devices(ranks, words):
         "--ranks",
         str(ranks),
     ]
-    small = ["--steps", "2", "train.batch=4", "train.micros=2", "dataset.shape=[3,16,16]"]
+    small = ["--steps", "2", "train.batch=4", "train.micro_batches=2", "dataset.shape=[3,16,16]"]
     done = subprocess.run([*command, *small, *words], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "SAME" in done.stdout, done.stdout + done.stderr

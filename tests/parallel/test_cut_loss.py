@@ -121,7 +121,7 @@ optimizer: {use: adamw, clip: 0.5}
 }
 REST = """
 strategy: {strategy}
-train: {{length: 6 steps, batch: 8, micros: 2, seed: 3}}
+train: {{length: 6 steps, batch: 8, micro_batches: 2, seed: 3}}
 callbacks: []
 """
 
@@ -146,7 +146,7 @@ def trained(folder, cases):
     for name, text in cases.items():
         path = Path(folder) / f"{name.replace(' ', '-')}-{mesh.rank}.yaml"
         path.write_text(text)
-        trainer = build(read_recipe(path, [f"out={folder}"]), mesh)
+        trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
         diary = Diary()
         trainer.callbacks, trainer._steppers = (diary,), [diary]
         trainer.fit("6 steps")

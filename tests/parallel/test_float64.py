@@ -14,9 +14,9 @@ model: {{use: {model}, vocab: 32, width: 16, depth: 4, heads: 4, length: 8}}
 dataset: {{use: random_tokens, vocab: 32, length: 8, samples: 13, test_samples: 5}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: adamw, clip: 0.5}}
-schedule: {{use: cosine, peak: 3.0e-3, warmup: 3 steps}}
+schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
 strategy: {{use: single}}
-train: {{length: 10 steps, batch: 8, micros: 2, seed: 3, precision: {precision}}}
+train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3, precision: {precision}}}
 callbacks: []
 """
 BOUND = 1e-12  # relative; equal computations in another order were seen to differ by 1e-13 at most
@@ -25,7 +25,7 @@ BOUND = 1e-12  # relative; equal computations in another order were seen to diff
 def gradients(folder, layouts, model, precision):
     """For each layout: loss, gradient norm and this rank's parts of the gradients, step by step; the held-out loss.
 
-    13 samples in batches of 8: two micros of 4, then two of 3 and 2, which ranks share unequally.
+    13 samples in batches of 8: two micro-batches of 4, then two of 3 and 2, which ranks share unequally.
     """
     from pathlib import Path
 
@@ -38,7 +38,7 @@ def gradients(folder, layouts, model, precision):
     path.write_text(RECIPE.format(model=model, precision=precision))
     for layout in layouts:
         join(seed=3)
-        words = [f"strategy={layout}", f"out={folder}"]
+        words = [f"strategy={layout}", f"output_dir={folder}"]
         trainer = build(read_recipe(path, words), mesh)
         learner, steps, parts = trainer.learner, [], {}
         step = learner._step
@@ -105,13 +105,13 @@ TWO = [
     "{use: hybrid, tensor: 2, sequence_parallel: true}",
     "{use: hybrid, pipeline: 2}",
     "{use: hybrid, sharding: 2}",
-    "{use: hybrid, sharding: 2, stage: 3}",
+    "{use: hybrid, sharding: 2, sharding_stage: 3}",
     "{use: hybrid, sequence: 2}",
 ]
 FOUR = [
     "{use: data_parallel}",
     "{use: hybrid, tensor: 2, pipeline: 2}",
-    "{use: hybrid, pipeline: 2, schedule: interleaved}",
+    "{use: hybrid, pipeline: 2, pipeline_schedule: interleaved}",
     "{use: hybrid, tensor: 2, sharding: 2}",
     "{use: hybrid, pipeline: 2, sharding: 2}",
 ]

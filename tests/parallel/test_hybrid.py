@@ -11,9 +11,9 @@ model: {{use: {model}, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
 dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: adamw, clip: 0.5}}
-schedule: {{use: cosine, peak: 3.0e-3, warmup: 3 steps}}
+schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
 strategy: {strategy}
-train: {{length: 10 steps, batch: 8, micros: 2, seed: 3}}
+train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3}}
 callbacks: []
 """
 
@@ -40,7 +40,9 @@ def train(folder, strategy, until, resume, model="gpt", dropout="exact"):
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, model=model))
     trainer = build(
-        read_recipe(path, [f"out={folder}", f"train.dropout={dropout}"]), mesh, "newest" if resume else None
+        read_recipe(path, [f"output_dir={folder}", f"train.dropout={dropout}"]),
+        mesh,
+        "newest" if resume else None,
     )
     diary = Diary()
     trainer.callbacks, trainer._steppers = (diary,), [diary]
@@ -78,7 +80,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("ranks", "strategy"), LAYOUTS)
 def test_a_layout_is_one_process(one, tmp_path, ranks, strategy):
-    """30 samples in batches of 8: a last batch of 6, in two micros of 3, shared unequally."""
+    """30 samples in batches of 8: a last batch of 6, in two micro-batches of 3, shared unequally."""
     many = run_ranks(f"{HERE}:train", ranks, str(tmp_path), strategy, "10 steps", False)
     for found in many:
         np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)

@@ -38,7 +38,7 @@ def learner(loss, precision="float32", model=None):
 
 def batch(*pieces):
     random = np.random.RandomState(0)
-    micros = tuple(
+    micro_batches = tuple(
         Micro(
             paddle.to_tensor(random.randn(max(n, 1), 3).astype("float32")),
             paddle.to_tensor(random.randn(max(n, 1), 2).astype("float32")),
@@ -46,18 +46,18 @@ def batch(*pieces):
         )
         for n in pieces
     )
-    return Batch(micros, sum(pieces), 0, 0)
+    return Batch(micro_batches, sum(pieces), 0, 0)
 
 
 def test_the_global_count_is_the_losss_own():
-    """Unequal micros with holes: the gradient is that of one mean over all counted targets."""
+    """Unequal micro-batches with holes: the gradient is that of one mean over all counted targets."""
     holed = batch(3, 5)
-    holed.micros[0].targets[0] = -1.0
+    holed.micro_batches[0].targets[0] = -1.0
     ours = learner(Summed())
     ours.train_batch(holed, observe=True)
     plain = learner(Summed())
-    x = paddle.concat([m.inputs for m in holed.micros])
-    y = paddle.concat([m.targets for m in holed.micros])
+    x = paddle.concat([m.inputs for m in holed.micro_batches])
+    y = paddle.concat([m.targets for m in holed.micro_batches])
     total, count = plain.loss(plain.model(x), y)
     assert count.item() == 14
     (total / count).backward()
@@ -99,7 +99,7 @@ def test_a_ghost_changes_neither_weights_nor_statistics():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
     ghostly = learner(MeanSquaredError(), model=model)
     before = {name: value.numpy().copy() for name, value in model.state_dict().items()}
-    ghost = Batch((batch(0).micros[0],), 4, 0, 0)
+    ghost = Batch((batch(0).micro_batches[0],), 4, 0, 0)
     ghostly.train_batch(ghost, observe=True)
     for name, value in model.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)

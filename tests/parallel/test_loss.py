@@ -100,9 +100,9 @@ LAYOUTS: list[dict[str, Any]] = [
     {"use": "data_parallel"},
     {"use": "data_parallel", "recompute": "every 2 blocks"},
     {"use": "hybrid"},
-    {"use": "hybrid", "sharding": 2, "stage": 2},
+    {"use": "hybrid", "sharding": 2, "sharding_stage": 2},
     {"use": "hybrid", "pipeline": 2},
-    {"use": "hybrid", "pipeline": 2, "schedule": "f_then_b"},
+    {"use": "hybrid", "pipeline": 2, "pipeline_schedule": "f_then_b"},
 ]
 
 
@@ -150,7 +150,7 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
         precision=Precision(dtype=dtype, scale=128.0),
     )
     learner = read_part("strategies", strategy or {"use": "single"}).build(mesh).place(task)
-    share = Share.of(SAMPLES, BATCH, learner.mesh, micros=MICROS, seed=4)
+    share = Share.of(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
     losses = []
     for batch in Loader(texts(loss), share).read(0):
         learner.train_batch(batch, observe=True)
@@ -262,7 +262,7 @@ def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) 
     data.y[:] = IGNORED
     before = [p.numpy().copy() for p in learner.model.parameters()]
     for observe, batch in zip(
-        (True, False), Loader(data, Share(SAMPLES, BATCH, micros=2)).read(0), strict=False
+        (True, False), Loader(data, Share(SAMPLES, BATCH, micro_batches=2)).read(0), strict=False
     ):
         learner.train_batch(batch, observe)
         assert learner.empty

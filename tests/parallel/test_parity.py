@@ -30,7 +30,7 @@ def network(norm):
     return nn.Sequential(nn.Linear(FEATURES, 16), *norms, nn.GELU(), nn.Linear(16, CLASSES))
 
 
-def learn(batch=10, micros=1, norm=False, epochs=2, kind="momentum", dtype="float32", **settings):
+def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtype="float32", **settings):
     """Trains on all ranks; returns [losses, gradient norms, weights] of this rank's view of the whole."""
     import paddle
 
@@ -58,7 +58,7 @@ def learn(batch=10, micros=1, norm=False, epochs=2, kind="momentum", dtype="floa
         precision=Precision(dtype=dtype),
     )
     learner = Config(**settings).build(mesh).place(task)
-    loader = Loader(Points(), Share.of(SAMPLES, batch, mesh, micros=micros, seed=1))
+    loader = Loader(Points(), Share.of(SAMPLES, batch, mesh, micro_batches=micro_batches, seed=1))
     losses, norms = [], []
     for epoch in range(epochs):
         for group in loader.read(epoch):
@@ -96,10 +96,10 @@ def test_plain_model_with_a_short_last_batch(ranks):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"micros": 3},
-        {"micros": 2, "norm": True, "sync_batch_norm": True},
+        {"micro_batches": 3},
+        {"micro_batches": 2, "norm": True, "sync_batch_norm": True},
         {"batch": 45, "norm": True, "sync_batch_norm": True},
-        {"find_unused": True, "kind": "adamw", "init": "seed"},
+        {"find_unused_parameters": True, "kind": "adamw", "init": "seed"},
         {"dtype": "bfloat16"},
         {"dtype": "float16"},
     ],

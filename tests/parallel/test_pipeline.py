@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.plan.schedule import orders
+from paddle_dp.plan.pipeline_schedule import orders
 from tests.ranks import run_ranks
 
 HERE = "tests/parallel/test_pipeline.py"
@@ -68,7 +68,9 @@ def _train(placer, case):
     learner, mesh = placer.place(_task(case)), placer.mesh
     words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
     tokens = read_part("datasets", words).build("train")
-    loader = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, micros=case.get("micros", 4), seed=1))
+    loader = Loader(
+        tokens, Share.of(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
+    )
     held_out = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, shuffle=False))
     rows, epoch, ordered = [], 0, None
     while len(rows) < STEPS:
@@ -99,30 +101,30 @@ def _order(recordings, mesh):
     spans = recordings[0].spans
     lanes = [[s for s in spans if s.stage == stage] for stage in range(mesh.axes.pipeline)]
     assert all(a.stop <= b.start for lane in lanes for a, b in itertools.pairwise(lane))
-    return [[[s.work.kind, s.work.micro, s.work.chunk] for s in lane] for lane in lanes]
+    return [[[s.work.kind, s.work.micro_batch, s.work.chunk] for s in lane] for lane in lanes]
 
 
 DEEP = {"depth": 6}  # eight blocks
 TIED = {"tied": True}
 FEW = [
-    {"strategy": {"schedule": "1f1b"}, "model": TIED},
-    {"strategy": {"schedule": "f_then_b", "split": "parameters"}},
-    {"strategy": {"schedule": "interleaved"}},
-    {"strategy": {"schedule": "interleaved"}, "norms": True},
-    {"strategy": {"split": [5, 1]}, "micros": 1},
+    {"strategy": {"pipeline_schedule": "1f1b"}, "model": TIED},
+    {"strategy": {"pipeline_schedule": "f_then_b", "partition": "parameters"}},
+    {"strategy": {"pipeline_schedule": "interleaved"}},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "norms": True},
+    {"strategy": {"partition": [5, 1]}, "micro_batches": 1},
 ]
 MORE = [
-    {"strategy": {"schedule": "interleaved", "stages_each": 3}},
-    {"strategy": {"schedule": "interleaved"}, "model": TIED},
-    {"strategy": {"schedule": "interleaved"}, "micros": 2},
-    {"strategy": {"schedule": "f_then_b", "stages_each": 2, "split": [1, 2, 1, 2]}},
+    {"strategy": {"pipeline_schedule": "interleaved", "virtual_stages": 3}},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "model": TIED},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "micro_batches": 2},
+    {"strategy": {"pipeline_schedule": "f_then_b", "virtual_stages": 2, "partition": [1, 2, 1, 2]}},
 ]
 FOUR = [
     {"model": {**DEEP, **TIED}},
-    {"strategy": {"schedule": "f_then_b"}, "model": DEEP},
-    {"strategy": {"schedule": "interleaved"}, "model": {**DEEP, **TIED}},
-    {"strategy": {"schedule": "f_then_b", "stages_each": 2}, "model": DEEP},
-    {"strategy": {"split": [1, 3, 2, 2]}, "model": DEEP, "micros": 1},
+    {"strategy": {"pipeline_schedule": "f_then_b"}, "model": DEEP},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "model": {**DEEP, **TIED}},
+    {"strategy": {"pipeline_schedule": "f_then_b", "virtual_stages": 2}, "model": DEEP},
+    {"strategy": {"partition": [1, 3, 2, 2]}, "model": DEEP, "micro_batches": 1},
 ]
 
 
@@ -135,7 +137,7 @@ def truth(cases):
 
 
 def _kind(case):
-    return (*case.get("model", {}).items(), case.get("micros", 4), case.get("norms"))
+    return (*case.get("model", {}).items(), case.get("micro_batches", 4), case.get("norms"))
 
 
 @pytest.fixture(scope="module")
@@ -163,14 +165,14 @@ def check(ranks, strategy, cases, one):
 def _foretold(strategy, case):
     """The order in which arithmetic says that the stages work."""
     words = case.get("strategy", {})
-    schedule = words.get("schedule", "1f1b")
-    each = words.get("stages_each", 2 if schedule == "interleaved" else 1)
-    ordered = orders(schedule, strategy["pipeline"], case.get("micros", 4), each)
-    return [[[work.kind, work.micro, work.chunk] for work in lane] for lane in ordered]
+    schedule = words.get("pipeline_schedule", "1f1b")
+    each = words.get("virtual_stages", 2 if schedule == "interleaved" else 1)
+    ordered = orders(schedule, strategy["pipeline"], case.get("micro_batches", 4), each)
+    return [[[work.kind, work.micro_batch, work.chunk] for work in lane] for lane in ordered]
 
 
 def test_on_two_ranks(one):
-    """Every schedule, split and a tied weight: 30 samples in batches of 8, a last one of 6, micros of 2 and 1."""
+    """Schedules, partitions, a tied weight: 30 samples in batches of 8, a last one of 6, micro-batches of 2 and 1."""
     check(2, {"pipeline": 2}, FEW, one)
 
 

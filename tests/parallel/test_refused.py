@@ -15,7 +15,7 @@ dataset: {use: random_tokens, vocab: 32, length: 6}
 loss: {use: %s}
 optimizer: {use: adamw}
 strategy: {use: hybrid}
-train: {length: 1 epoch, batch: 8, micros: 4}
+train: {length: 1 epoch, batch: 8, micro_batches: 4}
 """
 OWN = """
 from paddle import nn
@@ -76,7 +76,12 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             2,
             "all of a model in its `blocks`, and 'head.bias' is in none",
         ),
-        ("own_models.chain", ["pipeline=2", "split=[1,1]"], 2, "split deals 2 blocks, and the model has 3"),
+        (
+            "own_models.chain",
+            ["pipeline=2", "partition=[1,1]"],
+            2,
+            "split deals 2 blocks, and the model has 3",
+        ),
     ],
 )
 def test_what_a_model_does_not_allow_is_said(recipe, model, overrides, ranks, said):

@@ -104,8 +104,8 @@ def test_a_loss_that_no_number_of_ranks_can_share_is_refused(loss: Any, said: st
 
 
 def test_targets_that_are_broadcast_against_every_output_are_refused() -> None:
-    (micro,) = batch().micros
-    of_floats = Batch((Micro(micro.inputs, micro.targets.astype("float32"), 8),), 8, 0, 0)
+    (micro_batch,) = batch().micro_batches
+    of_floats = Batch((Micro(micro_batch.inputs, micro_batch.targets.astype("float32"), 8),), 8, 0, 0)
     with pytest.raises(
         LossError, match=r"64 things for 8 samples .* \[8, 1\] and targets \[8\] are probably broad"
     ):
@@ -164,12 +164,12 @@ def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
     assert one._samplewise.differences(Mesh.alone()) == []
     assert np.abs(centre.centre.numpy()).max() > 0  # its one call's, and not of the trials'
     with paddle.no_grad():
-        expected = 0.1 * network()(batch().micros[0].inputs).mean(0)
+        expected = 0.1 * network()(batch().micro_batches[0].inputs).mean(0)
     np.testing.assert_allclose(centre.centre.numpy(), expected.numpy(), rtol=1e-5)
 
 
 def test_a_model_that_looks_at_other_samples_is_named() -> None:
-    pair = batch(2).micros[0].inputs
+    pair = batch(2).micro_batches[0].inputs
     (said,) = mixing(Alike(), lambda: pair)
     assert said.startswith("the outputs of Alike for a sample depend on the other samples in its batch")
     honest = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Dropout(0.5), nn.LSTM(8, 4))
@@ -202,7 +202,7 @@ def named_differences() -> list[Any]:
     mesh = join(seed=0)
     model = nn.Sequential(Alike(), nn.SyncBatchNorm(CLASSES))
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    whole = batch().micros[0]
+    whole = batch().micro_batches[0]
     task = Task(model=model, loss=contrastive, optimizer=optimizer, samples=lambda: whole.inputs[:2])
     one = DataParallel(sync_batch_norm=True).build(mesh).place(task)
     half = 8 // mesh.ranks

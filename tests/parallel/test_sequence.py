@@ -29,7 +29,7 @@ def weights(path):
 
 
 def check(folder, model, ranks, layout):
-    """Ten steps of AdamW with clip, two micros, and short last batches, on both sides."""
+    """Ten steps of AdamW with clip, two micro-batches, and short last batches, on both sides."""
     strategy = f"{{use: hybrid, {layout}}}"
     one = run_ranks(TRAIN, 1, str(folder / "one"), "{use: single}", "10 steps", False, model, timeout=300)[0]
     many = run_ranks(TRAIN, ranks, str(folder / "many"), strategy, "10 steps", False, model, timeout=600)
@@ -55,8 +55,8 @@ LONG = [
     ("gpt", 4, "tensor: 4, sequence_parallel: true"),
     ("gpt", 4, "sequence: 4"),
     ("gpt", 4, "sequence: 2, pipeline: 2, recompute: every 2 blocks"),
-    ("gpt", 4, "sequence: 2, sharding: 2, stage: 2"),
-    ("gpt", 4, "tensor: 2, sharding: 2, stage: 3, sequence_parallel: true"),
+    ("gpt", 4, "sequence: 2, sharding: 2, sharding_stage: 2"),
+    ("gpt", 4, "tensor: 2, sharding: 2, sharding_stage: 3, sequence_parallel: true"),
     ("llama", 4, "pipeline: 2, tensor: 2, sequence_parallel: true"),
     ("gpt", 8, "sequence: 2, tensor: 2, pipeline: 2, sequence_parallel: true"),
 ]
@@ -74,7 +74,7 @@ def test_every_layout_with_stretches_is_one_process(tmp_path, model, ranks, layo
 
 
 def learned(strategy, mesh, model, loss, length=LENGTH):
-    """[loss, gradient norm, scores] of a few updates, batches of 6 and a last of 4, in two micros, over the ranks."""
+    """[loss, gradient norm, scores] of a few updates: batches of 6, then 4; two micro-batches, over the ranks."""
     from paddle_dp.data import Loader, Share
     from paddle_dp.parallel import Task
 
@@ -97,7 +97,7 @@ def learned(strategy, mesh, model, loss, length=LENGTH):
         optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named]),
     )
     learner = strategy.place(task)
-    loader = Loader(Samples(), Share.of(10, 6, mesh, seed=0, shuffle=True, last="keep", micros=2))
+    loader = Loader(Samples(), Share.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
     rows = []
     for batch in [*loader.read(0), *loader.read(1)]:
         learner.train_batch(batch, observe=True)

@@ -12,9 +12,9 @@ model: {{use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
 dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
 loss: {{use: cross_entropy}}
 optimizer: {optimizer}
-schedule: {{use: cosine, peak: 3.0e-3, warmup: 3 steps}}
+schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
 strategy: {strategy}
-train: {{length: 10 steps, batch: 8, micros: 2, seed: 3}}
+train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3}}
 callbacks: []
 """
 ADAMW = "{use: adamw, clip: 0.5}"
@@ -46,7 +46,7 @@ def learn(folder, strategy, optimizer, until, resume):
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, optimizer=optimizer))
-    trainer = build(read_recipe(path, [f"out={folder}"]), mesh, "newest" if resume else None)
+    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
     diary, holdings = Diary(), Holdings(trainer.learner)
     trainer.callbacks, trainer._steppers = (diary,), [diary]
     trainer.fit(until)
@@ -93,11 +93,11 @@ def by_layout(ranks, folder, strategies):
 
 
 def stages(axes, of=(1, 2, 3)):
-    return [f"{{use: hybrid, {axes}, stage: {stage}}}" for stage in of]
+    return [f"{{use: hybrid, {axes}, sharding_stage: {stage}}}" for stage in of]
 
 
 def test_every_stage_is_one_process_and_holds_what_the_formula_says(one, tmp_path):
-    """30 samples in batches of 8: a last batch of 6, in two micros of 3, shared unequally."""
+    """30 samples in batches of 8: a last batch of 6, in two micro-batches of 3, shared unequally."""
     for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2")), start=1):
         check(many, one)
         sizes = many[0]["sizes"]
@@ -148,7 +148,7 @@ def mixtures(folder, strategies, drifting):
 
 def test_mixtures_are_one_process_and_know_who_holds_equal_weights(one, tmp_path):
     mixed = stages("sharding: 2, tensor: 2", [2])
-    drifting = [{"sharding": 2, "tensor": 2, "stage": stage} for stage in (1, 3)]
+    drifting = [{"sharding": 2, "tensor": 2, "sharding_stage": stage} for stage in (1, 3)]
     ranks = run_ranks(f"{HERE}:mixtures", 4, str(tmp_path), mixed, drifting, timeout=400)
     check([rank["learned"][0] for rank in ranks], one)
     for rank in ranks:
@@ -161,8 +161,8 @@ def test_a_checkpoint_goes_on_in_other_layouts(one, tmp_path):
     """In mid-epoch from tensor × pipeline to data × sharding, to sharding × pipeline, and to one process."""
     chain = [
         (4, "{use: hybrid, tensor: 2, pipeline: 2}", "3 steps"),
-        (4, "{use: hybrid, data: 2, sharding: 2, stage: 3}", "5 steps"),
-        (4, "{use: hybrid, pipeline: 2, sharding: 2, stage: 2}", "7 steps"),
+        (4, "{use: hybrid, data: 2, sharding: 2, sharding_stage: 3}", "5 steps"),
+        (4, "{use: hybrid, pipeline: 2, sharding: 2, sharding_stage: 2}", "7 steps"),
         (1, "{use: single}", "10 steps"),
     ]
     rows = []

@@ -38,7 +38,7 @@ def test_a_tied_checkpoint_goes_on_in_other_layouts(tmp_path):
 
     for name in ("one", "many"):
         (tmp_path / name).mkdir()
-    found = rows(2, "{use: hybrid, pipeline: 2, schedule: interleaved}", "3 steps", False)
+    found = rows(2, "{use: hybrid, pipeline: 2, pipeline_schedule: interleaved}", "3 steps", False)
     found += rows(4, "{use: hybrid, pipeline: 2, tensor: 2}", "7 steps", True)
     found += rows(1, "{use: single}", "10 steps", True)
     np.testing.assert_allclose(found, rows(1, "{use: single}", "10 steps", False, "one"), rtol=1e-5)

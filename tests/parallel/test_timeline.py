@@ -12,12 +12,12 @@ import pytest
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from paddle_dp.plan.schedule import bubble, idle
+from paddle_dp.plan.pipeline_schedule import bubble, idle
 from tests.ranks import run_ranks
 
 HERE = "tests/parallel/test_timeline.py"
 FORWARD, BACKWARD, STEPS = 0.02, 0.04, 5  # seconds of a block
-CASES = [(schedule, micros) for schedule in ("1f1b", "interleaved") for micros in (2, 4, 8, 16)]
+CASES = [(schedule, micro_batches) for schedule in ("1f1b", "interleaved") for micro_batches in (2, 4, 8, 16)]
 
 
 class Slow(PyLayer):
@@ -59,16 +59,16 @@ def measure(cases):
     words = {"use": "hybrid", "pipeline": 2}
     placer = read_part("strategies", words).build(join(seed=0))
     found = []
-    for schedule, micros in cases:
+    for schedule, micro_batches in cases:
         task = Task(
             model=Sleepers(),
             loss=lambda outputs, targets: ((outputs - targets).square().sum(), len(outputs)),
             optimizer=lambda rate, named: paddle.optimizer.SGD(0.01, [p for _, p in named]),
         )
-        config = read_part("strategies", {**words, "schedule": schedule}).config
+        config = read_part("strategies", {**words, "pipeline_schedule": schedule}).config
         learner = replace(placer, config=config).place(task)
         x = paddle.ones([1, 4])
-        batch, shares = Batch((Micro(x, x, 1),) * micros, micros, 0, 0), []
+        batch, shares = Batch((Micro(x, x, 1),) * micro_batches, micro_batches, 0, 0), []
         for step in range(STEPS + 1):
             learner.recorder.armed = step > 0
             learner.train_batch(batch)
@@ -81,7 +81,7 @@ def measure(cases):
 @pytest.mark.long
 def test_measured_idle_time_is_the_formulas():
     measured = run_ranks(f"{HERE}:measure", 2, CASES, timeout=300)[0]
-    for (schedule, micros), shares in zip(CASES, measured, strict=True):
-        foretold = bubble(2, micros, 2 if schedule == "interleaved" else 1)
-        print(schedule, micros, shares, foretold)
-        assert shares == pytest.approx([foretold] * 2, abs=0.15), (schedule, micros)
+    for (schedule, micro_batches), shares in zip(CASES, measured, strict=True):
+        foretold = bubble(2, micro_batches, 2 if schedule == "interleaved" else 1)
+        print(schedule, micro_batches, shares, foretold)
+        assert shares == pytest.approx([foretold] * 2, abs=0.15), (schedule, micro_batches)

@@ -18,7 +18,7 @@ class Inner:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     width: Positive
-    bucket: Bytes = Bytes.parse("1 MB")
+    comm_buffer_size: Bytes = Bytes.parse("1 MB")
     sizes: list[int] = field(default_factory=lambda: [1])
     inner: Inner | None = None
     derived: int = field(default=3, init=False)
@@ -32,7 +32,7 @@ class Plain(BaseModel):
 def test_settings_in_the_order_of_the_file() -> None:
     assert settings_of(Config) == [
         Setting(name="width", type="whole number, 1 or more", default=None),
-        Setting(name="bucket", type="quantity such as 25 MB", default="1 MB"),
+        Setting(name="comm_buffer_size", type="quantity such as 25 MB", default="1 MB"),
         Setting(name="sizes", type="list: whole number", default="[1]"),
         Setting(name="inner", type="Inner or null", default="null"),
     ]

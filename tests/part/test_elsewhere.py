@@ -5,7 +5,8 @@ from paddle_dp.recipe import read_recipe
 
 
 @pytest.mark.parametrize(
-    ("word", "place"), [("lr", "schedule.peak"), ("lrr", "schedule.peak"), ("Batch_Size", "train.batch")]
+    ("word", "place"),
+    [("lr", "schedule.learning_rate"), ("lrr", "schedule.learning_rate"), ("Batch_Size", "train.batch")],
 )
 def test_other_tools_words_are_known(word, place):
     assert elsewhere(word) == f" In a recipe that is {place}."
@@ -19,9 +20,9 @@ def test_a_word_that_nobody_has_says_nothing():
 def test_every_place_is_one_that_a_recipe_has(place):
     """The places are overrides of a recipe: `read_recipe` would refuse one that is not there."""
     values = {
-        "schedule.peak": "0.1", "schedule.warmup": "1 steps", "train.length": "1 epochs", "train.batch": "8",
-        "train.micros": "1", "train.precision": "float32", "train.seed": "1", "loader.workers": "0",
+        "schedule.learning_rate": "0.1", "schedule.warmup": "1 steps", "train.length": "1 epochs", "train.batch": "8",
+        "train.micro_batches": "1", "train.precision": "float32", "train.seed": "1", "loader.num_workers": "0",
         "optimizer.clip": "1.0", "strategy.data": "1", "strategy.tensor": "1", "strategy.pipeline": "1",
-        "strategy.sharding": "1", "out": "x",
+        "strategy.sharding": "1", "output_dir": "x",
     }  # fmt: skip
     read_recipe("configs/gpt_tiny.yaml", [f"{place}={values[place]}"])

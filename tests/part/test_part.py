@@ -77,12 +77,12 @@ def test_a_module_is_known_by_its_config(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_part_of_a_shelf() -> None:
-    part = read_part("schedules", {"use": "cosine", "peak": 3e-4})
-    assert part.config.peak == 3e-4 and part.settings["use"] == "cosine"
+    part = read_part("schedules", {"use": "cosine", "learning_rate": 3e-4})
+    assert part.config.learning_rate == 3e-4 and part.settings["use"] == "cosine"
 
 
 def test_an_unknown_part_is_told_with_the_near_miss_and_the_shelf() -> None:
-    said = refusal({"use": "cosin", "peak": 1.0}, "schedules")
+    said = refusal({"use": "cosin", "learning_rate": 1.0}, "schedules")
     assert said.startswith(
         "there is no schedule 'cosin'. Did you mean 'cosine'? On the shelf schedules: constant, "
     )
@@ -100,7 +100,10 @@ def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({}, "optimizer needs 'use', the name of a part on the shelf optimizers: adamw, "),
         ({"use": 3}, "optimizer needs 'use'"),
         (None, "optimizer needs 'use'"),
-        ({"use": "sgd", "lrr": 0.1}, "optimizer sgd has no setting 'lrr'. In a recipe that is schedule.peak"),
+        (
+            {"use": "sgd", "lrr": 0.1},
+            "optimizer sgd has no setting 'lrr'. In a recipe that is schedule.learning_rate",
+        ),
         ({"use": "sgd", "clip": "x"}, "optimizer.clip: 'x' is not a number"),
         ({"use": "sgd", "clip": 1.0, "clip_value": 1.0}, "optimizer.clip_value: give clip"),
     ],
@@ -137,5 +140,5 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
 
 
 def test_a_part_made_in_python() -> None:
-    config = find("schedules", "cosine")(peak=1.0)
-    assert Part("schedules", "cosine", config).settings["peak"] == 1.0
+    config = find("schedules", "cosine")(learning_rate=1.0)
+    assert Part("schedules", "cosine", config).settings["learning_rate"] == 1.0

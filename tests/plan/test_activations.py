@@ -28,13 +28,13 @@ def test_selective_saves_what_the_paper_says():
 
 
 def test_the_first_stage_keeps_as_much_as_all_layers_of_one_micro():
-    """Section 4.2.3: whatever the degree, L layers of one micro; interleaved, 1 + (p - 1)/(p·m) times that."""
+    """Section 4.2.3: whatever the degree, L layers of one micro-batch; interleaved, 1 + (p - 1)/(p·m) times that."""
     stages, tokens = [[0, *range(1, 13)]], Tokens(**GPT3)
-    micros = waiting("1f1b", 4, 0, 16, 1)
-    assert micros == 4
-    assert kept(tokens, stages, 50, Recompute(), micros) == 48 * tokens.block("none")
-    micros = waiting("interleaved", 4, 0, 16, 3)
-    assert micros * 3 * 4 == pytest.approx(
+    micro_batches = waiting("1f1b", 4, 0, 16, 1)
+    assert micro_batches == 4
+    assert kept(tokens, stages, 50, Recompute(), micro_batches) == 48 * tokens.block("none")
+    micro_batches = waiting("interleaved", 4, 0, 16, 3)
+    assert micro_batches * 3 * 4 == pytest.approx(
         48 * (1 + 3 / (4 * 3))
     )  # of 4 blocks, 3 stages of them, where L is 48
 

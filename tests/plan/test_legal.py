@@ -9,7 +9,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan import Anatomy, Shape, legal_layouts, problems, refusal
 
 SIX = Anatomy(blocks=6, cut=(("qkv", 384),), attends=True)
-GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, micros=2)
+GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, micro_batches=2)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_loss_that_has_no_parts_wants_whole_scores(degrees):
 
 
 def test_interleaved_stages_want_whole_rounds_of_micros():
-    shape = Shape(anatomy=Anatomy(blocks=8), batch=12, micros=3, stages_each=2)
+    shape = Shape(anatomy=Anatomy(blocks=8), batch=12, micro_batches=3, virtual_stages=2)
     assert "multiple of pipeline 2" in " ".join(problems(Degrees(pipeline=2), shape, 2))
 
 
@@ -124,12 +124,13 @@ def test_a_weight_that_two_stages_share_is_not_sharded():
 
 
 def test_a_stage_in_which_nothing_learns_is_refused():
-    shape = Shape(anatomy=Anatomy(blocks=4, sizes=(0, 5, 0, 5), learns=(0, 2, 0, 2)), split=(1, 3))
+    shape = Shape(anatomy=Anatomy(blocks=4, sizes=(0, 5, 0, 5), learns=(0, 2, 0, 2)), partition=(1, 3))
     (said,) = problems(Degrees(pipeline=2), shape, 2)
     assert said == (
-        "stage 0 of the pipeline would hold nothing that learns (block 0): deal by split: parameters, or by a list"
+        "stage 0 of the pipeline would hold nothing that learns (block 0): set strategy.partition to parameters, or to "
+        "a list"
     )
-    assert not problems(Degrees(pipeline=2), replace(shape, split="parameters"), 2)
+    assert not problems(Degrees(pipeline=2), replace(shape, partition="parameters"), 2)
 
 
 def test_each_seat_of_the_sharding_axis_owns_something():

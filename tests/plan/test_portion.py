@@ -30,7 +30,7 @@ def test_only_what_is_cut_gets_smaller_over_the_tensor_axis():
 
 
 def test_a_rank_with_several_stages_holds_runs_of_blocks():
-    first, last = held(pipeline=2, each=2, split=(1, 2, 1, 2))
+    first, last = held(pipeline=2, each=2, partition=(1, 2, 1, 2))
     assert (first.stages, last.stages) == (((0,), (3,)), ((1, 2), (4, 5)))
     assert first.blocks == (0, 3)
 
@@ -38,7 +38,7 @@ def test_a_rank_with_several_stages_holds_runs_of_blocks():
 @pytest.mark.parametrize(("stage", "kept"), [(1, (1, 1, 0)), (2, (1, 0, 0)), (3, (0, 0, 0))])
 def test_sharding_takes_away_what_its_stage_says(stage, kept):
     widths = Widths(parameter=2, gradient=2, optimizer=12)
-    seats = held(sharding=2, stage=stage, widths=widths)
+    seats = held(sharding=2, sharding_stage=stage, widths=widths)
     sums = [
         sum(getattr(one.held, name) for one in seats) for name in ("parameters", "gradients", "optimizer")
     ]

@@ -29,7 +29,7 @@ def test_a_recipe_is_refused(overrides: list[str], ranks: int, device: str, said
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["strategy.sharding=2", "strategy.stage=3"], ["strategy.sharding=4"]]
+    "overrides", [[], ["strategy.sharding=2", "strategy.sharding_stage=3"], ["strategy.sharding=4"]]
 )
 def test_data_auto_is_what_sharding_leaves(overrides: list[str]) -> None:
     recipe = read_recipe("configs/gpt_tiny.yaml", overrides)

@@ -113,7 +113,9 @@ def mean_of_means():
     """Every rank's mean counts alike."""
     factor = Learner._factor
 
-    Learner._factor = lambda self, micro, count: factor(self, micro, count) * count / (2 * micro.samples)
+    Learner._factor = lambda self, micro_batch, count: (
+        factor(self, micro_batch, count) * count / (2 * micro_batch.samples)
+    )
 
 
 def local_norm():

@@ -27,7 +27,9 @@ def test_weights_move_by_their_last_place_and_seeds_differ():
 def test_permuted_samples_are_the_same_samples():
     x = paddle.arange(12, dtype="float32").reshape([6, 2])
     batch = Batch((Micro(x, paddle.arange(6), 6),), 6, 0, 0)
-    moved = noise.permute(batch, next(one.order for one in noise.runs("float32", 2) if one.order)).micros[0]
+    moved = noise.permute(
+        batch, next(one.order for one in noise.runs("float32", 2) if one.order)
+    ).micro_batches[0]
     places = moved.targets.numpy()
     assert sorted(places) == list(range(6)) and list(places) != list(range(6))
     assert (moved.inputs.numpy() == x.numpy()[places]).all()

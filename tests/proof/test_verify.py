@@ -19,9 +19,9 @@ model: {{use: convnet, classes: 10, norm: {norm}}}
 dataset: {{use: digits, as_image: true}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: {optimizer}}}
-schedule: {{use: constant, peak: {peak}}}
+schedule: {{use: constant, learning_rate: {peak}}}
 strategy: {{use: data_parallel, sync_batch_norm: true}}
-train: {{length: 1 epoch, batch: 50, micros: 2}}
+train: {{length: 1 epoch, batch: 50, micro_batches: 2}}
 """
 FAULTS = "tests.proof.faults:"
 
@@ -49,7 +49,11 @@ def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
 
 def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path):
     done = verify(
-        str(recipe(tmp_path, norm="none", optimizer="sgd")), "--steps", "2", "schedule.peak=1e-300", "--json"
+        str(recipe(tmp_path, norm="none", optimizer="sgd")),
+        "--steps",
+        "2",
+        "schedule.learning_rate=1e-300",
+        "--json",
     )
     assert done.returncode == 3, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -119,12 +123,16 @@ class Referred(nn.Layer):
 def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
     """It was measured as if it were rounding, and so large that a step of SGD on two ranks was the same."""
     path = recipe(tmp_path, optimizer="sgd")
-    mine = ("model={use: tests.proof.test_verify.Referred}", "dataset.as_image=false", "train.micros=1")
+    mine = (
+        "model={use: tests.proof.test_verify.Referred}",
+        "dataset.as_image=false",
+        "train.micro_batches=1",
+    )
     comparison = Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path)
     many = comparison.many(2)
     verdict = compare_sides(comparison.one([many]), many)
     assert verdict.status == 1
-    assert "with the samples of each micro in another order" in verdict.sentences[0]
+    assert "with the samples of each micro-batch in another order" in verdict.sentences[0]
     assert verdict.where is not None and verdict.where.kind == "output"
     assert not verdict.wide.without_gradient
 

@@ -23,7 +23,7 @@ PLAIN = """\
 model: {use: recipe_model.Config, width: 8}
 dataset: {use: digits}
 optimizer: {use: sgd}
-schedule: {use: cosine, peak: 3e-4}
+schedule: {use: cosine, learning_rate: 3e-4}
 train: {length: 3 epochs, batch: 32}
 callbacks:
   - {use: metrics}

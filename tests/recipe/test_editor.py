@@ -31,7 +31,7 @@ def test_every_part_is_a_variant(schema: dict[str, Any], shelf: str) -> None:
 
 def test_a_variant_tells_help_settings_and_what_is_needed(schema: dict[str, Any]) -> None:
     (cosine,) = [v for v in variants(schema, "schedule") if v.get("title") == "cosine"]
-    assert cosine["required"] == ["use", "peak"] and cosine["additionalProperties"] is False
+    assert cosine["required"] == ["use", "learning_rate"] and cosine["additionalProperties"] is False
     assert cosine["description"].startswith("Half a cosine")
     assert cosine["properties"]["warmup"]["default"] == "0 steps"
 

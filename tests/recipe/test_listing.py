@@ -27,7 +27,7 @@ def test_all_shelves_with_the_first_docstring_lines() -> None:
 def test_one_shelf_with_settings() -> None:
     lines = [line.split("  ") for line in screen("schedules").splitlines()]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert ["peak", "number, 0 or more", "must be given"] in rows
+    assert ["learning_rate", "number, 0 or more", "must be given"] in rows
     assert ["warmup", "quantity such as 3 epochs", "0 steps"] in rows
 
 

@@ -10,7 +10,7 @@ from paddle_dp.recipe.override import lay_over
 from paddle_dp.recipe.page import Page, parse
 
 TEXT = """\
-strategy: {use: data_parallel, bucket: 5 MB}
+strategy: {use: data_parallel, comm_buffer_size: 5 MB}
 train: {batch: 32, precision: float16}
 milestones: [1, 2]
 callbacks: [{use: console, every: 1 step}, {use: metrics}]
@@ -32,10 +32,10 @@ def laid(*overrides: str) -> Page:
         ("train.batch=3e-4", ("train", "batch"), 3e-4),
         ("train.batch='64'", ("train", "batch"), "64"),
         ("train.length=3 epochs", ("train", "length"), "3 epochs"),
-        ("out=", ("out",), None),
-        ("out=runs/a=b", ("out",), "runs/a=b"),
+        ("output_dir=", ("output_dir",), None),
+        ("output_dir=runs/a=b", ("output_dir",), "runs/a=b"),
         ("loss.use=cross_entropy", ("loss",), {"use": "cross_entropy"}),
-        ("loader.workers=2", ("loader",), {"workers": 2}),
+        ("loader.num_workers=2", ("loader",), {"num_workers": 2}),
         ("train={batch: 1}", ("train",), {"batch": 1}),
         ("callbacks=[]", ("callbacks",), []),
         ("callbacks.0.every=5 steps", ("callbacks", 0, "every"), "5 steps"),
@@ -44,7 +44,11 @@ def laid(*overrides: str) -> Page:
         ("callbacks.1={use: profile}", ("callbacks", 1), {"use": "profile"}),
         ("milestones.1=5", ("milestones",), [1, 5]),
         ("milestones.2=5", ("milestones",), [1, 2, 5]),
-        ("strategy.bucket=1 MB", ("strategy",), {"use": "data_parallel", "bucket": "1 MB"}),
+        (
+            "strategy.comm_buffer_size=1 MB",
+            ("strategy",),
+            {"use": "data_parallel", "comm_buffer_size": "1 MB"},
+        ),
     ],
 )
 def test_one_override(override: str, path: tuple[Any, ...], value: Any) -> None:
@@ -76,7 +80,7 @@ def test_mistakes_are_placed_at_the_override() -> None:
     page = laid("train.batch=64", "strategy.use=hybrid")
     assert page.place(("train", "batch")) == "override 'train.batch=64'"
     assert page.place(("strategy", "tensor")) == "override 'strategy.use=hybrid'"
-    assert page.place(("strategy", "bucket")) == "override 'strategy.use=hybrid'"
+    assert page.place(("strategy", "comm_buffer_size")) == "override 'strategy.use=hybrid'"
     assert page.place(("train", "precision")) == "a.yaml:2"
 
 

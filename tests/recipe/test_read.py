@@ -26,7 +26,7 @@ def refused(path: Path, *overrides: str) -> list[str]:
 def test_a_recipe_is_read(write: Write) -> None:
     recipe = read_recipe(write())
     assert recipe.name == "tiny" and recipe.folder == Path("runs/tiny")
-    assert recipe.model.config.width == 8 and recipe.schedule.config.peak == 3e-4
+    assert recipe.model.config.width == 8 and recipe.schedule.config.learning_rate == 3e-4
     assert recipe.train.length == Length(3, "epochs") and recipe.train.batch == 32
     assert [c.name for c in recipe.callbacks] == ["metrics", "evaluate"]
     assert recipe.callbacks[1].config.every == Every(2, "epochs")
@@ -36,16 +36,14 @@ def test_what_a_recipe_does_not_say(write: Write) -> None:
     recipe = read_recipe(write())
     assert recipe.strategy.name == "data_parallel" and recipe.loss is None
     assert (
-        recipe.train.precision == Precision()
-        and recipe.train.last == "keep"
-        and recipe.train.device == "auto"
+        recipe.train.precision == Precision() and not recipe.train.drop_last and recipe.train.device == "auto"
     )
-    assert (recipe.loader.workers, recipe.loader.prefetch, recipe.loader.timeout) == (0, 2, Duration(120))
+    assert (recipe.loader.num_workers, recipe.loader.prefetch, recipe.loader.timeout) == (0, 2, Duration(120))
 
 
 def test_overrides_are_laid_over(write: Write) -> None:
     recipe = read_recipe(
-        write(), ["train.batch=64", "callbacks.evaluate.every=1 epoch", "out=/tmp/x", "name=other"]
+        write(), ["train.batch=64", "callbacks.evaluate.every=1 epoch", "output_dir=/tmp/x", "name=other"]
     )
     assert recipe.train.batch == 64 and recipe.callbacks[1].config.every == Every(1, "epochs")
     assert recipe.folder == Path("/tmp/x") and recipe.name == "other"
@@ -56,7 +54,10 @@ def test_callbacks_can_be_left_out(write: Write) -> None:
 
 
 def test_a_default_part_can_be_overridden(write: Write) -> None:
-    assert read_recipe(write(), ["strategy.find_unused=true"]).strategy.config.find_unused is True
+    assert (
+        read_recipe(write(), ["strategy.find_unused_parameters=true"]).strategy.config.find_unused_parameters
+        is True
+    )
 
 
 def test_every_mistake_at_once_each_on_its_line(write: Write) -> None:
@@ -71,7 +72,7 @@ train:
   batch: abc
   batch: 3
   precision: float61
-  micros: 0
+  micro_batches: 0
 colour: red
 callbacks: [{use: metrics, every: 5}]
 """)
@@ -80,12 +81,12 @@ callbacks: [{use: metrics, every: 5}]
         "tiny.yaml:3: model recipe_model.Config has no setting 'widht'. Did you mean 'width'? It takes depth, width.",
         "tiny.yaml:4: there is no dataset 'digit'. Did you mean 'digits'? On the shelf datasets: ",
         "tiny.yaml:5: optimizer.clip: 'x' is not a number",
-        "tiny.yaml:6: schedule cosine needs 'peak'",
+        "tiny.yaml:6: schedule cosine needs 'learning_rate'",
         "tiny.yaml:7: train needs 'length' (such as 3 epochs)",
         "tiny.yaml:8: train.batch: 'abc' is not a whole number",
         "tiny.yaml:9: 'batch' is set twice, first on line 8",
         "tiny.yaml:10: train.precision.dtype: 'float61' is not one of 'float32', 'float64', 'bfloat16' or ",
-        "tiny.yaml:11: train.micros: 0 is less than 1",
+        "tiny.yaml:11: train.micro_batches: 0 is less than 1",
         "tiny.yaml:12: a recipe has no setting 'colour'. It takes callbacks, dataset, loader, loss, model, name, ",
         "tiny.yaml:13: callbacks.metrics.every: '5' has no unit: write a quantity like '50 steps' (units: ",
         "override 'train.sead=1': train has no setting 'sead'. Did you mean 'seed'? It takes batch, device, ",
@@ -103,13 +104,20 @@ callbacks: [{use: metrics, every: 5}]
         (["train.batch=true"], "train.batch: true is not a whole number"),
         (["train.batch=1e3"], "train.batch: 1000.0 is not a whole number: write 1000"),
         (["train.length=0 epochs"], "train.length: '0 epochs' is no training at all"),
-        (["train.batch=4", "train.micros=8"], "train.micros: a batch of 4 cannot be cut into 8: some would be empty"),
+        (
+            ["train.batch=4", "train.micro_batches=8"],
+            "train.micro_batches: a batch of 4 cannot be cut into 8: some would be empty",
+        ),
         (["train=3"], "train: 3 is not a group of settings"),
         (["model=null"], "override 'model=null': model needs 'use'"),
         (["model=resnet"], "model: a part is a group of settings: write model: {use: resnet}"),
         (["callbacks=metrics"], "callbacks: 'metrics' is not a list"),
         (["callbacks.0.use=metric"], "there is no callback 'metric'. Did you mean 'metrics'?"),
-        (["strategy.bucket=1 MB", "strategy.use=single"], "strategy single has no setting 'bucket'. It takes"),
+        (["strategy.offload=true", "strategy.use=single"], "strategy single has no setting 'offload'. It takes"),
+        (["train.micros=8"], "train.micros is now train.micro_batches."),
+        (["strategy.use=hybrid", "strategy.stage=3"], "strategy.stage is now strategy.sharding_stage."),
+        (["out=runs/x"], "out is now output_dir."),
+        (["train.last=drop"], "train.last is now train.drop_last, true or false."),
         (["name=a/b"], "name: 'a/b' cannot be the name of a folder"),
         (["name=3"], "name: 3 is not a text: write '3', in quotes"),
         (["train.precision={dtype: float16, scale: 0}"], "train.precision.scale: 0 is not more than 0"),

@@ -18,7 +18,7 @@ def made(**more: Any) -> Recipe:
         "model": read_part("models", {"use": "collections.Counter"}),
         "dataset": read_part("datasets", {"use": "digits"}),
         "optimizer": {"use": "sgd"},  # a mapping will do as well
-        "schedule": {"use": "constant", "peak": 0.1},
+        "schedule": {"use": "constant", "learning_rate": 0.1},
         "strategy": {"use": "single"},
         "callbacks": (),
         "train": Train(length=Length(1, "epochs"), batch=8),
@@ -41,7 +41,7 @@ def test_a_recipe_is_frozen_and_closed() -> None:
 
 def test_the_home_folder_may_be_written_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    assert made(out="~/runs/a").folder == Path("/home/ada/runs/a")
+    assert made(output_dir="~/runs/a").folder == Path("/home/ada/runs/a")
 
 
 @pytest.mark.parametrize(

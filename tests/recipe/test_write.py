@@ -14,13 +14,13 @@ from paddle_dp.recipe.write import recipe_text
 
 Write = Callable[..., Path]
 UNUSUAL = [
-    "schedule.peak=1e-05",
+    "schedule.learning_rate=1e-05",
     "schedule.warmup=0.3333333333 epochs",
-    "strategy.bucket=1234567 B",
+    "strategy.comm_buffer_size=1234567 B",
     "strategy.check_every=null",
     "train.precision={dtype: float16, scale: 1024}",
     "loss.use=cross_entropy",
-    "out='12'",
+    "output_dir='12'",
     "name='1e3'",
 ]
 
@@ -39,7 +39,7 @@ def test_defaults_are_written_out_and_the_command_stands_on_top(write: Write, tm
     write_recipe(read_recipe(write()), tmp_path / "recipe.yaml")
     text = (tmp_path / "recipe.yaml").read_text()
     assert f"paddle-dp train {tmp_path}/recipe.yaml" in text.splitlines()[0]
-    assert "name: tiny" in text and "bucket: 25 MB" in text and "precision: float32" in text
+    assert "name: tiny" in text and "comm_buffer_size: 25 MB" in text and "precision: float32" in text
     assert text.index("model:") < text.index("train:") < text.index("callbacks:")
 
 

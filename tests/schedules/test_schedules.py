@@ -40,7 +40,7 @@ def test_cosine_is_paddles() -> None:
     from paddle.optimizer.lr import CosineAnnealingDecay
 
     theirs = walk(CosineAnnealingDecay(0.5, T_max=100, eta_min=0.05))
-    assert rates(cosine.Config(peak=0.5, floor=0.1)) == pytest.approx(theirs)
+    assert rates(cosine.Config(learning_rate=0.5, floor=0.1)) == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
@@ -48,66 +48,66 @@ def test_polynomial_is_paddles(power: float) -> None:
     from paddle.optimizer.lr import PolynomialDecay
 
     theirs = walk(PolynomialDecay(0.5, decay_steps=100, end_lr=0.05, power=power))
-    assert rates(polynomial.Config(peak=0.5, floor=0.1, power=power)) == pytest.approx(theirs)
+    assert rates(polynomial.Config(learning_rate=0.5, floor=0.1, power=power)) == pytest.approx(theirs)
 
 
 def test_milestones_are_paddles() -> None:
     from paddle.optimizer.lr import MultiStepDecay
 
     theirs = walk(MultiStepDecay(0.5, milestones=[30, 70], gamma=0.2))
-    assert rates(ALL["milestones"](peak=0.5, factor=0.2)) == pytest.approx(theirs)
+    assert rates(ALL["milestones"](learning_rate=0.5, factor=0.2)) == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_warm_up_is_paddles_without_its_update_at_rate_0(name: str) -> None:
     from paddle.optimizer.lr import LinearWarmup
 
-    config = ALL[name](peak=0.5, warmup=Length.parse("2 epochs"), warmup_from=0.2)
+    config = ALL[name](learning_rate=0.5, warmup=Length.parse("2 epochs"), warmup_from=0.2)
     theirs = walk(LinearWarmup(0.5, warmup_steps=21, start_lr=0.1, end_lr=0.5), 21)
     assert rates(config)[:20] == pytest.approx(theirs[1:])
     assert rates(config)[20] == pytest.approx(0.5)
-    assert min(rates(ALL[name](peak=0.5, warmup=Length.parse("2 epochs")))[:20]) > 0
+    assert min(rates(ALL[name](learning_rate=0.5, warmup=Length.parse("2 epochs")))[:20]) > 0
 
 
 @pytest.mark.parametrize("name", ["cosine", "polynomial"])
 def test_what_falls_begins_to_fall_when_the_warm_up_is_over(name: str) -> None:
-    after = rates(ALL[name](peak=0.5, floor=0.1, warmup=Length.parse("20 steps")))[20:]
-    assert after == pytest.approx(rates(ALL[name](peak=0.5, floor=0.1), steps=80))
+    after = rates(ALL[name](learning_rate=0.5, floor=0.1, warmup=Length.parse("20 steps")))[20:]
+    assert after == pytest.approx(rates(ALL[name](learning_rate=0.5, floor=0.1), steps=80))
 
 
 def test_milestones_are_counted_from_the_start_warm_up_included() -> None:
-    seen = rates(ALL["milestones"](peak=1.0, warmup=Length.parse("1 epoch")))
+    seen = rates(ALL["milestones"](learning_rate=1.0, warmup=Length.parse("1 epoch")))
     assert [seen[step] for step in (10, 29, 30, 69, 70, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_rate_follows_the_batch_on_request(name: str) -> None:
-    plain, scaled = ALL[name](peak=0.1), ALL[name](peak=0.1, per_batch=256)
+    plain, scaled = ALL[name](learning_rate=0.1), ALL[name](learning_rate=0.1, per_batch=256)
     assert rates(scaled, batch=1024) == pytest.approx([4 * rate for rate in rates(plain)])
     assert rates(plain, batch=1024) == rates(plain)
 
 
 @pytest.mark.parametrize("name", ["cosine", "polynomial"])
 def test_training_on_past_the_end_stays_at_the_floor(name: str) -> None:
-    assert ALL[name](peak=0.5, floor=0.1).rate(1000, **SETTING) == pytest.approx(0.05)
+    assert ALL[name](learning_rate=0.5, floor=0.1).rate(1000, **SETTING) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("steps", [1, 2, 20, 21])
 def test_a_run_cut_short_within_its_warm_up_has_rates(name: str, steps: int) -> None:
-    seen = rates(ALL[name](peak=0.5, warmup=Length.parse("2 epochs")), steps=steps)
+    seen = rates(ALL[name](learning_rate=0.5, warmup=Length.parse("2 epochs")), steps=steps)
     assert all(0 < rate <= 0.5 for rate in seen)
     assert seen == sorted(seen)
 
 
 def test_no_milestones_are_a_mistake() -> None:
     with pytest.raises(ValueError, match=r"^milestones: "):
-        milestones.Config(peak=0.1, milestones=())
+        milestones.Config(learning_rate=0.1, milestones=())
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_built_gives_the_rates_and_goes_on_from_json(name: str) -> None:
-    config = ALL[name](peak=0.5, warmup=Length.parse("1 epoch"), per_batch=32)
+    config = ALL[name](learning_rate=0.5, warmup=Length.parse("1 epoch"), per_batch=32)
     schedule = config.build(**SETTING)
     assert walk(schedule, 37) == rates(config)[:37]
     state = json.loads(json.dumps(schedule.state_dict()))

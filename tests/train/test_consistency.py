@@ -119,7 +119,8 @@ def made(folder: str, **how: Any) -> Trainer:
     paddle.seed(3)
     words: dict[str, Any] = {
         "model": nn.Linear(6, 4), "loss": "cross_entropy", "optimizer": "adamw", "train": Points(), "batch": 8,
-        "schedule": {"use": "constant", "peak": 3e-3}, "length": "4 steps", "folder": folder, "callbacks": ["metrics"],
+        "schedule": {"use": "constant", "learning_rate": 3e-3}, "length": "4 steps", "folder": folder,
+        "callbacks": ["metrics"],
     }  # fmt: skip
     return Trainer.of(**{**words, **how})
 
@@ -133,7 +134,7 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"train": Points(draw=1)}, "sample 0 of the training data: inputs float32[1, 6] "),
     (lambda: {"train": Replaced()}, "samples 17, 10, 3, 20 of the training data: "),
     (
-        lambda: {"train": Points(draw=1), "loader": {"workers": 1}},
+        lambda: {"train": Points(draw=1), "loader": {"num_workers": 1}},
         "sample 0 of the training data: inputs float32[1, 6]",
     ),
     (lambda: {"resume": True}, "resume: null on rank 0"),
@@ -141,8 +142,8 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"test": Points()}, "samples in the held-out data: null on rank 0"),
     (lambda: {"model": nn.Linear(6, 5)}, "parameter weight: float32[6, 4] on rank 0"),
     (
-        lambda: {"strategy": {"use": "data_parallel", "find_unused": True}},
-        "strategy.find_unused: false on rank 0",
+        lambda: {"strategy": {"use": "data_parallel", "find_unused_parameters": True}},
+        "strategy.find_unused_parameters: false on rank 0",
     ),
     (
         lambda: {"loss": {"use": "cross_entropy", "label_smoothing": 0.3}},

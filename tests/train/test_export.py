@@ -128,13 +128,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("run")
     (folder / "recipe.yaml").write_text(RECIPE)
-    recipe = read_recipe(folder / "recipe.yaml", [f"out={folder}"])
+    recipe = read_recipe(folder / "recipe.yaml", [f"output_dir={folder}"])
     build(recipe, Mesh.alone()).fit("4 steps")
     return folder
 
 
 def recipe_of(run: Path, *words: str) -> Any:
-    return read_recipe(run / "recipe.yaml", [f"out={run}", *words])
+    return read_recipe(run / "recipe.yaml", [f"output_dir={run}", *words])
 
 
 def test_a_checkpoint_becomes_a_folder_that_plain_paddle_loads(

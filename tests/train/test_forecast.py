@@ -39,7 +39,7 @@ def test_a_portion_is_built_as_planned():
         ("gpt_345m", 8, 5, ()),
         ("gpt_1_3b", 32, 9, ()),
         ("gpt_6_7b", 8, 7, ()),
-        ("gpt_6_7b", 32, 31, ("strategy.tensor=4", "strategy.pipeline=4", "strategy.split=parameters")),
+        ("gpt_6_7b", 32, 31, ("strategy.tensor=4", "strategy.pipeline=4", "strategy.partition=parameters")),
         ("llama_7b", 32, 17, ("strategy.tensor=4", "strategy.pipeline=2", "strategy.sharding=4")),
     ],
 )

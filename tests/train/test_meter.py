@@ -14,7 +14,7 @@ from paddle_dp.train.meter import Meter, tokens
 
 
 def batch(inputs: Any) -> Batch:
-    return Batch(micros=(Micro(inputs, inputs, len(inputs)),), samples=8, index=0, epoch=0)
+    return Batch(micro_batches=(Micro(inputs, inputs, len(inputs)),), samples=8, index=0, epoch=0)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ model: {use: convnet, classes: 10, norm: batch, dropout: 0.2}
 dataset: {use: digits, as_image: true}
 loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 1.0}
-schedule: {use: cosine, peak: 2.0e-3, warmup: 5 steps}
+schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 5 steps}
 strategy: {use: data_parallel, sync_batch_norm: true}
-train: {length: 40 steps, batch: 50, micros: 2}
+train: {length: 40 steps, batch: 50, micro_batches: 2}
 callbacks:
   - {use: metrics, every: 1 step}
   - {use: checkpoint, every: 7 steps, keep: 3}

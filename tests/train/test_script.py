@@ -94,7 +94,7 @@ def described(folder: Path, **more: Any) -> dict[str, Any]:
         "train": Points(),
         "test": Points(30),
         "batch": 16,
-        "micros": 2,
+        "micro_batches": 2,
         "folder": folder,
         "callbacks": CALLBACKS,
         **more,
@@ -103,11 +103,17 @@ def described(folder: Path, **more: Any) -> dict[str, Any]:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": {"use": "hybrid", "pipeline": 4}}, "the degrees make 4 ranks, and there are 2"),
-    ({"strategy": {"use": "hybrid", "pipeline": 2, "schedule": "interleaved"}, "micros": 3}, "micros"),
+    (
+        {
+            "strategy": {"use": "hybrid", "pipeline": 2, "pipeline_schedule": "interleaved"},
+            "micro_batches": 3,
+        },
+        "micro_batches",
+    ),
     ({"strategy": {"use": "hybrid", "pipeline": 2}, "model": nn.Linear(6, 4)}, "ordered `blocks`"),
     ({"strategy": "single"}, "strategy single runs on one rank"),
     ({"callbacks": [*CALLBACKS, "timeline"]}, "callback timeline shows the stages of a pipeline"),
-    ({"micros": 17}, "a batch of 16 cannot be cut into 17"),
+    ({"micro_batches": 17}, "a batch of 16 cannot be cut into 17"),
 ]
 
 
@@ -184,7 +190,7 @@ def test_parts_in_a_recipes_words(tmp_path: Path) -> None:
     words = {
         "loss": {"use": "cross_entropy", "label_smoothing": 0.1},
         "optimizer": {"use": "adamw", "clip": 1.0},
-        "schedule": {"use": "cosine", "peak": 0.01, "warmup": "2 steps"},
+        "schedule": {"use": "cosine", "learning_rate": 0.01, "warmup": "2 steps"},
         "precision": "bfloat16",
         "loader": {"timeout": "30 s"},
         "length": "2 epochs",
@@ -224,7 +230,7 @@ def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -
     ("wrong", "error", "said"),
     [
         ({"precision": "bfloat61"}, RecipeError, "bfloat16"),
-        ({"schedule": {"use": "cosine", "peak": 0.01}}, UsageError, r'give length="3 epochs"'),
+        ({"schedule": {"use": "cosine", "learning_rate": 0.01}}, UsageError, r'give length="3 epochs"'),
         ({"strategy": "data_paralel"}, RecipeError, "Did you mean 'data_parallel'"),
         ({"loader": {"worker": 1}}, RecipeError, "Did you mean 'workers'"),
         ({"epochs": 3}, TypeError, "epochs"),

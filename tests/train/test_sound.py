@@ -66,7 +66,7 @@ def model() -> nn.Layer:
 def made(folder: Path, *callbacks: Any, **how: Any) -> Trainer:
     words: dict[str, Any] = {
         "model": model(), "loss": "cross_entropy", "optimizer": {"use": "adamw", "clip": 1.0},
-        "schedule": {"use": "constant", "peak": 3e-3},
+        "schedule": {"use": "constant", "learning_rate": 3e-3},
         "train": Points(), "test": Points(), "batch": 8, "length": "12 steps", "strategy": "single", "folder": folder,
     }  # fmt: skip
     kept = [{"use": "checkpoint", "every": "2 steps", "keep": 2, "best": "acc1"}]
@@ -262,7 +262,7 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
         "optimizer: {use: adamw}\nstrategy: {use: single}\ntrain: {length: 2 steps, batch: 50}\n"
         "callbacks: [{use: checkpoint}]\n"
     )
-    recipe = read_recipe(tmp_path / "recipe.yaml", [f"out={tmp_path}"])
+    recipe = read_recipe(tmp_path / "recipe.yaml", [f"output_dir={tmp_path}"])
     build(recipe, Mesh.alone()).fit("2 steps")
     saved = tmp_path / "checkpoints" / "step-00000002"
     name = "model/head.bias"
@@ -281,7 +281,7 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {"use": "data_parallel"},
-    "sharding 3": {"use": "hybrid", "sharding": 2, "stage": 3},
+    "sharding 3": {"use": "hybrid", "sharding": 2, "sharding_stage": 3},
     "tensor": {"use": "hybrid", "tensor": 2},
     "pipeline": {"use": "hybrid", "pipeline": 2},
 }

@@ -107,8 +107,8 @@ def updates(
     whole = model == "gpt"
     inputs = random.randint(0, classes, shape) if whole else random.randn(*shape).astype("float32")
     targets = random.randint(0, classes, shape if whole else shape[:1])
-    micro = Micro(paddle.to_tensor(inputs), paddle.to_tensor(targets), shape[0])
-    batch = Batch((micro,), shape[0], 0, 0)
+    micro_batch = Micro(paddle.to_tensor(inputs), paddle.to_tensor(targets), shape[0])
+    batch = Batch((micro_batch,), shape[0], 0, 0)
     ways = {"none (own)": (0.0, "own"), "none (exact)": (0.0, "exact")}
     ways |= {"0.1 (own)": (0.1, "own"), "0.1 (exact)": (0.1, "exact")}
     learners = {name: learner(model, settings, *how) for name, how in ways.items()}

@@ -49,7 +49,7 @@ model: {{use: mlp, inputs: {inputs}, hidden: [{width}, {width}], classes: 10}}
 dataset: {{use: random_images, shape: [{inputs}], classes: 10, samples: {samples}}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: momentum}}
-schedule: {{use: constant, peak: 1.0e-3}}
+schedule: {{use: constant, learning_rate: 1.0e-3}}
 train: {{length: 1 steps, batch: {batch}}}
 callbacks:
   - {{use: console}}
@@ -92,7 +92,7 @@ def shared(data: Arrays, batch: int) -> Iterator[tuple[Any, Any]]:
     loader = Loader.plain(data, batch)
     for epoch in itertools.count():
         for one in loader.read(epoch):
-            yield one.micros[0].inputs, one.micros[0].targets
+            yield one.micro_batches[0].inputs, one.micro_batches[0].targets
 
 
 def loaded(data: Arrays, batch: int) -> Iterator[tuple[Any, Any]]:
@@ -155,7 +155,7 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="overhead-"))
         text = RECIPE.format(width=width, inputs=inputs, samples=samples, batch=batch)
         (self.folder / "recipe.yaml").write_text(text)
-        self.recipe = read_recipe(self.folder / "recipe.yaml", [f"out={self.folder}/run"])
+        self.recipe = read_recipe(self.folder / "recipe.yaml", [f"output_dir={self.folder}/run"])
         random = np.random.RandomState(0)
         self.data = Arrays(
             random.rand(samples, inputs).astype("float32"), random.randint(0, 10, samples).astype("int64")

@@ -12,7 +12,7 @@ def settings(recipe: dict[str, Any]) -> dict[str, int | float | str]:
     """
     flat: dict[str, int | float | str] = {}
     for name, value in recipe.items():
-        if name in ("callbacks", "name", "out", "loader"):
+        if name in ("callbacks", "name", "output_dir", "loader"):
             continue
         for key, leaf in _leaves(name, value):
             if isinstance(leaf, bool):

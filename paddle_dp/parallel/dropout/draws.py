@@ -32,11 +32,13 @@ class Draws:
         if exact:
             install()
 
-    def around(self, batch: Batch, micro: Micro, layers: Callable[[], Layers]) -> AbstractContextManager[Any]:
+    def around(
+        self, batch: Batch, micro_batch: Micro, layers: Callable[[], Layers]
+    ) -> AbstractContextManager[Any]:
         """Around the forward of one micro-batch; `layers`: those of the model that lie here, with their names."""
         if not self.exact and self._watch is None:
             return nullcontext()
-        scope = self._scope(batch, micro)
+        scope = self._scope(batch, micro_batch)
         if self._watch is None:
             return scope
         both = ExitStack()
@@ -95,8 +97,8 @@ class Draws:
             f"{who} {whose} random numbers, others on another number of ranks: only dropout's are the same"
         ]
 
-    def _scope(self, batch: Batch, micro: Micro) -> AbstractContextManager[Any]:
+    def _scope(self, batch: Batch, micro_batch: Micro) -> AbstractContextManager[Any]:
         if not self.exact:
             return nullcontext()
-        samples = max(micro.samples, 1)
-        return Scope(batch.seed, batch.epoch, batch.index, micro.first, samples, micro.places)
+        samples = max(micro_batch.samples, 1)
+        return Scope(batch.seed, batch.epoch, batch.index, micro_batch.first, samples, micro_batch.places)

@@ -18,13 +18,13 @@ from paddle_dp.parallel.pipeline.schedules import Engine
 from paddle_dp.parallel.pipeline.stages import Held
 from paddle_dp.parallel.pipeline.timeline import Recorder
 from paddle_dp.parallel.readers import Readers
-from paddle_dp.plan.schedule import Work
+from paddle_dp.plan.pipeline_schedule import Work
 
 Sums = dict[str, paddle.Tensor]
 
 
 class Till:
-    """The loss that fleet's last stage calls once a micro: weighs each total, keeps sums for the log, and counts."""
+    """The loss that fleet's last stage calls for each micro-batch: weighs its total, keeps sums, and counts."""
 
     def __init__(self, loss: Loss):
         self.loss = loss
@@ -33,29 +33,29 @@ class Till:
         self.sums: list[Sums] = []
         self.counted: Count = 0
         self.first: tuple[Any, Any, paddle.Tensor] | None = (
-            None  # outputs, targets and total of a batch's first micro
+            None  # outputs, targets and total of a batch's first micro-batch
         )
 
-    def open(self, micros: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
-        """Before a batch: its micros, what each one's total is multiplied with, and whether scores are wanted."""
-        self.coming, self.observe, self.sums = iter(zip(micros, factors, strict=True)), observe, []
+    def open(self, micro_batches: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
+        """Before a batch: its micro-batches, the factor of each one's total, and whether scores are wanted."""
+        self.coming, self.observe, self.sums = iter(zip(micro_batches, factors, strict=True)), observe, []
         self.counted, self.first = 0, None
 
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
-        micro, factor = next(self.coming)
+        micro_batch, factor = next(self.coming)
         total, count = self.loss(outputs, targets)
-        self.counted = self.counted + count if micro.samples else self.counted
-        if micro.samples and self.first is None:
+        self.counted = self.counted + count if micro_batch.samples else self.counted
+        if micro_batch.samples and self.first is None:
             self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
         with paddle.no_grad():
             sums = {"loss": total.detach(), **(self.loss.scores(outputs, targets) if self.observe else {})}
-            self.sums.append(sums if micro.samples else {name: paddle.zeros([]) for name in sums})
+            self.sums.append(sums if micro_batch.samples else {name: paddle.zeros([]) for name in sums})
         return total * factor
 
 
 @dataclass(kw_only=True)
 class PipelineLearner(HybridLearner):
-    """Keeps the learner's promise by fleet's own schedules: forwards and backwards of the micros interleave."""
+    """Keeps the learner's promise by fleet's own schedules: forwards and backwards of the micro-batches interleave."""
 
     till: Till
     held: Held
@@ -67,14 +67,18 @@ class PipelineLearner(HybridLearner):
         self.recorder = Recorder(self.mesh)
 
     def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
-        self.batch, micros = batch, batch.micros
-        # Fleet divides each micro's loss by their number; the factor has that, and the divisor, already in it.
-        self.till.open(micros, [self._factor(micro, divisor) * len(micros) for micro in micros], observe)
+        self.batch, micro_batches = batch, batch.micro_batches
+        # Fleet divides each micro-batch's loss by their number; the factor has that, and the divisor, already in it.
+        self.till.open(
+            micro_batches,
+            [self._factor(micro_batch, divisor) * len(micro_batches) for micro_batch in micro_batches],
+            observe,
+        )
         self.recorder.begin()
         engine: Engine = self.placed
         engine.around = self._around
         with self.mixed.context():
-            engine.learn([m.inputs for m in micros], [m.targets for m in micros])
+            engine.learn([m.inputs for m in micro_batches], [m.targets for m in micro_batches])
         if self.till.first is not None:
             with self.mixed.context():
                 self._samplewise.look(*self.till.first)
@@ -85,17 +89,17 @@ class PipelineLearner(HybridLearner):
     def _around(self, work: Work) -> Iterator[None]:
         """Around each forward and backward: its time, its random numbers, no trace of a ghost in running statistics."""
         assert self.batch is not None
-        micro = self.batch.micros[work.micro]
-        drawing = self._drawing(micro) if work.kind == "forward" else nullcontext()
-        with self.recorder.span(work), nullcontext() if micro.samples else self._ghost(), drawing:
+        micro_batch = self.batch.micro_batches[work.micro_batch]
+        drawing = self._drawing(micro_batch) if work.kind == "forward" else nullcontext()
+        with self.recorder.span(work), nullcontext() if micro_batch.samples else self._ghost(), drawing:
             yield
 
-    def _drawing(self, micro: Micro) -> AbstractContextManager[Any]:
+    def _drawing(self, micro_batch: Micro) -> AbstractContextManager[Any]:
         assert self.batch is not None
-        return self._draws.around(self.batch, micro, self.named_layers)
+        return self._draws.around(self.batch, micro_batch, self.named_layers)
 
     def _seen(self) -> list[dict[str, float]]:
-        """Each micro's sums where they count, and nothing, under the same names, everywhere else. Collective once."""
+        """Each micro-batch's sums where they count; nothing, under the same names, everywhere else. Collective once."""
         sums = self.till.sums if self.mesh.speaks else []
         if not self.names:
             told = self.mesh.gather(list(sums[0]) if sums else [])

@@ -4,12 +4,12 @@
 |----------------------------|--------------------------------------|---------------------------------------|
 | 1f1b                       | PipelineParallel                     |                                       |
 | f_then_b                   | PipelineParallel                     | every forward is one of its warm-up   |
-| f_then_b, stages_each: 2 … | PipelineParallelWithInterleaveFthenB | on two ranks, too                     |
+| f_then_b, virtual_stages: 2 … | PipelineParallelWithInterleaveFthenB | on two ranks, too                     |
 | interleaved                | PipelineParallelWithInterleave       | on two ranks, too; also with as many  |
-|                            |                                      | micros as ranks                       |
+|                            |                                      | micro-batches as ranks                       |
 
-Fleet's zero bubble (DualPipeVParallel) is not here: it needs CUDA streams and deep_ep, equal micros, and layers that
-split their backward in two.
+Fleet's zero bubble (DualPipeVParallel) is not here: it needs CUDA streams and deep_ep, equal micro-batches, and
+layers that split their backward in two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelinePar
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.pipeline.p2p import Lanes
-from paddle_dp.plan.schedule import Work
+from paddle_dp.plan.pipeline_schedule import Work
 
 Around = Callable[[Work], AbstractContextManager[Any]]
 REMEMBERED = 16  # shapes of batches; training has two, whole and last, and evaluation as many
@@ -41,19 +41,19 @@ class Engine(PipelineParallel):
     _p2p_helper: Any
 
     def learn(self, inputs: list[Any], targets: list[Any]) -> None:
-        """Forward and backward of all micros, in this schedule's order. Collective over the pipeline."""
+        """Forward and backward of all micro-batches, in this schedule's order. Collective over the pipeline."""
         self._begin(("learn", *(tuple(x.shape) for x in inputs)))
         if self.accumulate_steps != len(inputs):
             self.accumulate_steps = len(inputs)
-            self._init_user_hooks()  # counts on the number of micros that it was made with
+            self._init_user_hooks()  # counts on the number of micro-batches that it was made with
         self.loss_fn_idx = 0
         self.forward_backward_pipeline([inputs, targets], scaler=None)
 
     def predict(self, inputs: Any) -> Any:
-        """The outputs of one micro on the last stage, None elsewhere. Collective over the pipeline.
+        """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
 
-        Not fleet's eval_batch, whose interleaved schedule needs as many micros as there are stages. The stages need not
-        wait for each other here: the first may be at the next micro while the last is at this one.
+        Not fleet's eval_batch, whose interleaved schedule needs as many micro-batches as there are stages. The stages
+        need not wait for each other here: the first may be at the next micro-batch while the last is at this one.
         """
         self._begin(("predict", tuple(inputs.shape)))
         chunks, x = self._layers.get_num_virtual_stages(), inputs
@@ -69,7 +69,7 @@ class Engine(PipelineParallel):
         return x
 
     def _broadcast_final_loss(self, *_: Any) -> None:
-        """Nothing: `Till` knows the loss of each micro, and nobody asks the other stages for it.
+        """Nothing: `Till` knows the loss of each micro-batch, and nobody asks the other stages for it.
 
         Fleet's own sends it to them as float32, or else takes it for float16 (3.3.1): in float64 the stages send and
         receive different numbers of bytes, and wait for ever.
@@ -78,8 +78,8 @@ class Engine(PipelineParallel):
     def _begin(self, shapes: tuple[Any, ...]) -> None:
         """Takes up what the stages have told each other of such a batch's shapes; a new one's they will tell again.
 
-        Fleet's list of shapes grows with every micro under 1f1b, and is never renewed under interleaved, where a short
-        batch then fails (3.3.1). Every stage reads the same samples, so all know which list is meant.
+        Fleet's list of shapes grows with every micro-batch under 1f1b, and is never renewed under interleaved, where
+        a short batch then fails (3.3.1). Every stage reads the same samples, so all know which list is meant.
         """
         self._done: Counter[tuple[str, int]] = Counter()
         if shapes not in self._lists and len(self._lists) >= REMEMBERED:
@@ -89,7 +89,7 @@ class Engine(PipelineParallel):
         self.set_virtual_pipeline_rank(0)
 
     def _next(self, kind: Any) -> Work:
-        """The work that begins now: each chunk takes the micros in order."""
+        """The work that begins now: each chunk takes the micro-batches in order."""
         chunk = self._virtual_pp_rank or 0
         self._done[kind, chunk] += 1
         return Work(kind, self._done[kind, chunk] - 1, chunk)
@@ -121,7 +121,7 @@ def _with_gradient(output: Any) -> Any:
     if not _floats(output):
         raise UsageError(
             f"strategy.pipeline: a stage gives {output.dtype}, which has no gradient for the stage before it. Let it "
-            "end behind a later block: set strategy.split."
+            "end behind a later block: set strategy.partition."
         )
     output = output.detach()
     output.stop_gradient = False
@@ -133,7 +133,7 @@ def _floats(given: Any) -> bool:
 
 
 class ForwardThenBackward(Engine):
-    """All forwards, then all backwards: simple, and every micro's activations are kept until the last forward."""
+    """All forwards, then all backwards: simple, and every micro-batch's activations are kept until the last forward."""
 
     def forward_backward_pipeline(self, *args: Any, **more: Any) -> Any:
         seat = self.stage_id
@@ -149,7 +149,7 @@ class _Several(Engine):
     """Several stages on each rank. Fleet refuses two ranks, where the one before and the one after are the same."""
 
     def _check_sanity(self) -> None:
-        """Nothing: plan.legal has asked for whole rounds of micros, and two ranks have `Lanes`."""
+        """Nothing: plan.legal has asked for whole rounds of micro-batches, and two ranks have `Lanes`."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)

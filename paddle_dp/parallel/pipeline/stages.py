@@ -13,8 +13,8 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import learns_of, outside, settle, sizes_of
-from paddle_dp.plan import Split, deal
-from paddle_dp.plan.deal import amiss, unlearning
+from paddle_dp.plan import Partition, stage_bounds
+from paddle_dp.plan.partition import check_partition, unlearning
 
 Named = list[tuple[str, paddle.Tensor]]
 
@@ -103,15 +103,15 @@ class Held:
 
 
 def stage(
-    model: nn.Layer, loss: Any, seats: Any, split: Split = "uniform", each: int = 1
+    model: nn.Layer, loss: Any, seats: Any, partition: Partition = "uniform", each: int = 1
 ) -> tuple[Stages, Held]:
     """The model's blocks as fleet's PipelineLayer, of which this rank keeps its stages (`each` of them). Collective.
 
     Raises UsageError for a model that is more, or less, than a list of blocks, and for a `split` that does not fit it.
     """
     blocks = _blocks(model)
-    if not (wrong := amiss(split, len(blocks), _stages(seats) * each)):
-        bounds = deal(sizes_of(blocks), _stages(seats) * each, split)
+    if not (wrong := check_partition(partition, len(blocks), _stages(seats) * each)):
+        bounds = stage_bounds(sizes_of(blocks), _stages(seats) * each, partition)
         wrong = unlearning(bounds, _stages(seats), learns_of(blocks))
     if wrong:
         raise UsageError(f"strategy.pipeline: {'; '.join(wrong)}.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import paddle
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.plan.schedule import Span, Work
+from paddle_dp.plan.pipeline_schedule import Span, Work
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Recorder:
 
         Clocks of one machine are one clock; another machine's is set to it where they set out together.
         """
-        mine = [[work.kind, work.micro, work.chunk, start, stop] for work, start, stop in self.rows]
+        mine = [[work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows]
         told = self.mesh.gather([self.mesh.host, self.zero, self.on_core, mine])
         host, zero, _, _ = told[0]
         found: dict[tuple[int, ...], list[Span]] = {}
@@ -77,8 +77,8 @@ class Recorder:
                 zero if where == host else set_out,
             )
             spans = [
-                Span(stage, Work(kind, micro, chunk), a - ahead, z - ahead)
-                for kind, micro, chunk, a, z in rows
+                Span(stage, Work(kind, micro_batch, chunk), a - ahead, z - ahead)
+                for kind, micro_batch, chunk, a, z in rows
             ]
             found.setdefault(pipeline, []).extend(spans)
             share = on_core / sum(span.stop - span.start for span in spans)

@@ -101,24 +101,31 @@ class MixedPrecision:
             return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
         return model, optimizer
 
-    def taken(self, micro: Micro) -> Micro:
+    def taken(self, micro_batch: Micro) -> Micro:
         """What a loader read, as the model reads it: under float64 its floating-point tensors are float64, else what is
         float64 becomes float32."""
         if self.double:
             return replace(
-                micro, inputs=cast(micro.inputs, "float64"), targets=cast(micro.targets, "float64")
+                micro_batch,
+                inputs=cast(micro_batch.inputs, "float64"),
+                targets=cast(micro_batch.targets, "float64"),
             )
-        if self.reads == "float32" and paddle.float64 in (_dtype(micro.inputs), _dtype(micro.targets)):
+        if self.reads == "float32" and paddle.float64 in (
+            _dtype(micro_batch.inputs),
+            _dtype(micro_batch.targets),
+        ):
             return replace(
-                micro, inputs=cast(micro.inputs, "float32"), targets=cast(micro.targets, "float32")
+                micro_batch,
+                inputs=cast(micro_batch.inputs, "float32"),
+                targets=cast(micro_batch.targets, "float32"),
             )
-        return micro
+        return micro_batch
 
     def taken_batch(self, batch: Batch) -> Batch:
-        """`taken` for all micros of a batch."""
-        micros = tuple(map(self.taken, batch.micros))
-        same = all(ours is given for ours, given in zip(micros, batch.micros, strict=True))
-        return batch if same else replace(batch, micros=micros)
+        """`taken` for all micro-batches of a batch."""
+        micro_batches = tuple(map(self.taken, batch.micro_batches))
+        same = all(ours is given for ours, given in zip(micro_batches, batch.micro_batches, strict=True))
+        return batch if same else replace(batch, micro_batches=micro_batches)
 
     def context(self) -> AbstractContextManager[Any]:
         """Around every forward, in training and in evaluation."""

@@ -64,7 +64,7 @@ class Shards:
         """Raises DivergenceError unless all ranks have the same gradients to exchange. Collective."""
         met = {id(parameter) for parameter in self.met}
         had = has_gradient if self.stage == 1 else lambda parameter: id(parameter) in met
-        check_gradients(named, mesh, find_unused=False, had=had)
+        check_gradients(named, mesh, find_unused_parameters=False, had=had)
 
     def exchange(self) -> None:
         """Leaves each gradient summed over the axis with its owner, and nowhere else. Collective."""
@@ -85,7 +85,7 @@ class Shards:
     def _meet(self, parameter: paddle.Tensor, *_: Any) -> None:
         """Adds a gradient up at its owner and frees it elsewhere.
 
-        In stages 2 and 3 at every backward: the owner's sums earlier micros, the others' are of this one alone.
+        In stages 2 and 3 at every backward: the owner's sums earlier micro-batches, the others' are of this one alone.
         """
         if parameter.grad is None:
             return

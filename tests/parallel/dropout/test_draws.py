@@ -52,8 +52,8 @@ def learner(how="", dropout="exact", loss=loss):
     return place_whole(task, Mesh.alone())
 
 
-def trained(one, epochs=1, micros=2, seed=0):
-    loader = Loader(Samples(), Share(12, 6, seed=seed, shuffle=False, micros=micros))
+def trained(one, epochs=1, micro_batches=2, seed=0):
+    loader = Loader(Samples(), Share(12, 6, seed=seed, shuffle=False, micro_batches=micro_batches))
     for epoch in range(epochs):
         for batch in loader.read(epoch):
             one.train_batch(batch, observe=True)
@@ -122,7 +122,7 @@ def test_masks_depend_on_seed_and_update_and_on_nothing_that_was_drawn_before():
     paddle.seed(7)
     other = learner()
     paddle.rand([100])
-    np.testing.assert_allclose(trained(other, 2, micros=3), first, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(trained(other, 2, micro_batches=3), first, rtol=1e-5, atol=1e-7)
     assert np.abs(trained(learner(), 2, seed=1) - first).max() > 1e-3
 
 

@@ -45,8 +45,8 @@ class Images(Texts):
         return random.randn(1, 8, 8).astype("float32"), random.randint(5)
 
 
-def learned(strategy, name, micros, recompute="none"):
-    """[[loss, gradient norm] of each update]: batches of 8, 8 and 4, which no two ranks share equally in 3 micros."""
+def learned(strategy, name, micro_batches, recompute="none"):
+    """[[loss, gradient norm] of each update]: batches of 8, 8, 4, which no ranks share equally in 3 micro-batches."""
     from dataclasses import replace
 
     from paddle_dp.data import Loader, Share
@@ -62,7 +62,9 @@ def learned(strategy, name, micros, recompute="none"):
     learner, mesh = replace(strategy, config=config).place(task), strategy.mesh
     paddle.seed(mesh.rank)  # nothing of what follows depends on it
     data, rows = Images() if name == "vit" else Texts(), []
-    for batch in Loader(data, Share.of(20, 8, mesh, seed=5, shuffle=True, micros=micros)).read(1):
+    for batch in Loader(data, Share.of(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)).read(
+        1
+    ):
         learner.train_batch(batch, observe=True)
         rows.append([mesh.sum([learner.observed["loss"]])[0], learner.observed["gradient_norm"]])
     assert learner.random_differences() == []
@@ -70,7 +72,7 @@ def learned(strategy, name, micros, recompute="none"):
 
 
 def learn(cases):
-    """The rows of every case (strategy's word, settings, model, micros, recompute)."""
+    """The rows of every case (strategy's word, settings, model, micro-batches, recompute)."""
     from paddle_dp.mesh import join
     from paddle_dp.part import read_part
 
@@ -103,16 +105,16 @@ def test_micros_and_recompute_on_one_process_change_nothing():
 TWO = [
     ("data_parallel", {}, "everywhere", 3),
     ("data_parallel", {}, "vit", 1, "full"),
-    ("hybrid", {"sharding": 2, "stage": 2}, "everywhere", 1),
-    ("hybrid", {"sharding": 2, "stage": 3}, "everywhere", 3, "full"),
+    ("hybrid", {"sharding": 2, "sharding_stage": 2}, "everywhere", 1),
+    ("hybrid", {"sharding": 2, "sharding_stage": 3}, "everywhere", 3, "full"),
     ("hybrid", {"tensor": 2}, "everywhere", 3),
     ("hybrid", ALONG, "everywhere", 1, "full"),
     ("hybrid", ALONG, "vit", 1),
     ("hybrid", {"sequence": 2}, "everywhere", 3, "selective"),
     ("hybrid", {"sequence": 2}, "bert", 1, "full"),
     ("hybrid", {"pipeline": 2}, "everywhere", 3, "full"),
-    ("hybrid", {"pipeline": 2, "schedule": "interleaved"}, "everywhere", 4, "selective"),
-    ("hybrid", {"pipeline": 2, "schedule": "f_then_b"}, "gpt", 2),
+    ("hybrid", {"pipeline": 2, "pipeline_schedule": "interleaved"}, "everywhere", 4, "selective"),
+    ("hybrid", {"pipeline": 2, "pipeline_schedule": "f_then_b"}, "gpt", 2),
 ]
 
 
@@ -126,8 +128,8 @@ FOUR = [
     ("hybrid", {**ALONG, "sequence": 2}, "everywhere", 1),
     ("hybrid", {"tensor": 2, "sequence": 2}, "everywhere", 3, "full"),
     ("hybrid", {"sequence": 2, "pipeline": 2}, "everywhere", 2, "full"),
-    ("hybrid", {"sharding": 2, "stage": 1}, "bert", 1),
-    ("hybrid", {"tensor": 2, "sharding": 2, "stage": 2}, "everywhere", 1),
+    ("hybrid", {"sharding": 2, "sharding_stage": 1}, "bert", 1),
+    ("hybrid", {"tensor": 2, "sharding": 2, "sharding_stage": 2}, "everywhere", 1),
     ("hybrid", {"pipeline": 4}, "everywhere", 4, "full"),
 ]
 

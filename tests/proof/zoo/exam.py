@@ -57,7 +57,7 @@ def _recipe(case: Any, folder: Path, ranks: int) -> Any:
     words = case.setting.overrides
     if ranks == 1:
         words = (*(w for w in words if not w.startswith("strategy")), "strategy.use=single")
-    return read_recipe(case.setting.path, (*words, f'out="{folder}"'))
+    return read_recipe(case.setting.path, (*words, f'output_dir="{folder}"'))
 
 
 def _compare(case: Any, folder: Path, ranks: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.proof.zoo.case import Honest, Setting, strategy
 
-ADAMW = ("optimizer={use: adamw}", "schedule.peak=1e-3")
+ADAMW = ("optimizer={use: adamw}", "schedule.learning_rate=1e-3")
 HERE = "tests.proof.zoo.models"
 
 LAYOUTS = {
@@ -13,10 +13,10 @@ LAYOUTS = {
     "tensor 2 with stretches": strategy("gpt", tensor=2, sequence_parallel=True),
     "sequence 2": strategy("gpt", sequence=2),
     "pipeline 2": strategy("gpt", pipeline=2),
-    "pipeline 2, interleaved": strategy("gpt", pipeline=2, schedule="interleaved"),
+    "pipeline 2, interleaved": strategy("gpt", pipeline=2, pipeline_schedule="interleaved"),
     "pipeline 2, tied": strategy("gpt", pipeline=2).with_("model.tied=true"),
     "sharding 2": strategy("gpt", sharding=2),
-    "sharding 2, stage 3": strategy("gpt", sharding=2, stage=3),
+    "sharding 2, stage 3": strategy("gpt", sharding=2, sharding_stage=3),
     "tensor 2 × pipeline 2": strategy("gpt", 4, tensor=2, pipeline=2),
     "recompute": strategy("gpt", data=2, recompute="full"),
 }
@@ -61,7 +61,7 @@ HONEST = (
         Honest(name=f"rehearsal, {name}", says="Interrupted and resumed.", setting=s, exam="rehearsal")
         for name, s in {"mlp": Setting("mlp"), "convnet": Setting("convnet"), **LAYOUTS}.items()
     ),
-    Honest(name="perceptron", says="GELU, momentum, clip, two micros.", setting=Setting("mlp")),
+    Honest(name="perceptron", says="GELU, momentum, clip, two micro-batches.", setting=Setting("mlp")),
     Honest(name="convnet", says="Synchronized BatchNorm, unequal shares.", setting=Setting("convnet")),
     Honest(
         name="dropout",
@@ -70,8 +70,8 @@ HONEST = (
     ),
     Honest(
         name="accumulation",
-        says="Seven micros of unequal sizes, some of them empty on a rank.",
-        setting=Setting("mlp", 2, ("train.micros=7", "train.batch=10")),
+        says="Seven micro-batches of unequal sizes, some of them empty on a rank.",
+        setting=Setting("mlp", 2, ("train.micro_batches=7", "train.batch=10")),
     ),
     Honest(
         name="bfloat16",

@@ -77,7 +77,7 @@ def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
 def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     options = {"cases": list(names), "folder": str(folder), "ranks": ranks, "claimed": True}
     job = Job(
-        task="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks, out=folder / f"job{number}",
+        task="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks, output_dir=folder / f"job{number}",
         extra=options, quiet=True,
     )  # fmt: skip
     said = io.StringIO()

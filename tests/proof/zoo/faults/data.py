@@ -28,8 +28,11 @@ def padded_shares() -> AbstractContextManager[None]:
     def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
         def padded(self: Any, size: int) -> list[tuple[int, int]]:
             found = []
-            for micro, (start, _) in enumerate(cuts(self, size)):
-                low, high = micro * size // self.micros, (micro + 1) * size // self.micros
+            for micro_batch, (start, _) in enumerate(cuts(self, size)):
+                low, high = (
+                    micro_batch * size // self.micro_batches,
+                    (micro_batch + 1) * size // self.micro_batches,
+                )
                 each = -(-(high - low) // self.readers)
                 start = min(start, high - each)
                 found.append((start, start + each))
@@ -43,7 +46,7 @@ def padded_shares() -> AbstractContextManager[None]:
 def dropped_remainder() -> AbstractContextManager[None]:
     def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
         def even(self: Any, size: int) -> list[tuple[int, int]]:
-            least = size // self.micros // self.readers
+            least = size // self.micro_batches // self.readers
             return [(start, start + min(least, stop - start)) for start, stop in cuts(self, size)]
 
         return even if ranks() > 1 else cuts

@@ -15,21 +15,23 @@ WRAP = "paddle_dp.strategies.data_parallel:DataParallel._wrap"
 
 
 def scaled_by(factor: Callable[[Any, Any, Any], float]) -> Callable[[], AbstractContextManager[None]]:
-    """Each micro's loss is weighed by `factor(learner, micro, count)` too much."""
+    """Each micro-batch's loss is weighed by `factor(learner, micro-batch, count)` too much."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def weighed(self: Any, micro: Any, count: Any) -> Any:
-            found = original(self, micro, count)
-            return found * factor(self, micro, count) if ranks() > 1 and micro.samples else found
+        def weighed(self: Any, micro_batch: Any, count: Any) -> Any:
+            found = original(self, micro_batch, count)
+            return found * factor(self, micro_batch, count) if ranks() > 1 and micro_batch.samples else found
 
         return weighed
 
     return lambda: replaced(f"{LEARNER}._factor", make)
 
 
-def local_mean(learner: Any, micro: Any, count: Any) -> float:
-    """From «sum over the global count» to «mean of the own share, averaged over ranks and micros»."""
-    return float(count) / (micro.samples * learner.mesh.readers * 2)  # recipes/mlp.yaml has 2 micros
+def local_mean(learner: Any, micro_batch: Any, count: Any) -> float:
+    """From «sum over the global count» to «mean of the own share, averaged over ranks and micro-batches»."""
+    return float(count) / (
+        micro_batch.samples * learner.mesh.readers * 2
+    )  # recipes/mlp.yaml has 2 micro-batches
 
 
 def not_in_the_bucket() -> AbstractContextManager[None]:
@@ -45,7 +47,7 @@ def not_in_the_bucket() -> AbstractContextManager[None]:
     return replaced(WRAP, make)
 
 
-def exchange_after_the_first_micro() -> AbstractContextManager[None]:
+def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
     def make(quiet: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, more_to_come: quiet(self, not more_to_come if ranks() > 1 else more_to_come)
 
@@ -143,7 +145,7 @@ def not_cleared() -> AbstractContextManager[None]:
 
 def wrong_divisor_of_a_short_batch() -> AbstractContextManager[None]:
     def make(factor: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, micro, divisor: factor(self, micro, 50 if ranks() > 1 else divisor)
+        return lambda self, micro_batch, divisor: factor(self, micro_batch, 50 if ranks() > 1 else divisor)
 
     return replaced(f"{LEARNER}._factor", make)
 
@@ -195,14 +197,14 @@ FAULTS = (
         says="Gradients are summed over the ranks where they should be averaged.",
         source="TTrace, wrong loss scaling under data parallelism",
         setting=MLP,
-        patch=scaled_by(lambda learner, micro, count: float(learner.mesh.ranks)),
+        patch=scaled_by(lambda learner, micro_batch, count: float(learner.mesh.ranks)),
     ),
     Fault(
         name="averaged twice",
         says="The loss is divided by the number of ranks, and the exchange averages once more.",
         source="TTrace, wrong loss scaling under context parallelism",
         setting=MLP,
-        patch=scaled_by(lambda learner, micro, count: 1 / learner.mesh.ranks),
+        patch=scaled_by(lambda learner, micro_batch, count: 1 / learner.mesh.ranks),
     ),
     Fault(
         name="mean of means",
@@ -229,10 +231,10 @@ FAULTS = (
     ),
     Fault(
         name="exchange too early",
-        says="With two micros a batch, gradients meet after the first, and the last one's stay at home.",
+        says="With two micro-batches a batch, gradients meet after the first, and the last one's stay at home.",
         source="DeepSpeed #8224: reduction before all uses are done",
         setting=MLP,
-        patch=exchange_after_the_first_micro,
+        patch=exchange_after_the_first_micro_batch,
         guard="weights",
     ),
     Fault(

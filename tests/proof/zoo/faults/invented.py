@@ -60,8 +60,8 @@ def lazy_exchange() -> AbstractContextManager[None]:
 
 def unequal_heirs() -> AbstractContextManager[None]:
     def make(factor: Callable[..., Any]) -> Callable[..., Any]:
-        def even(self: Any, micro: Any, divisor: float) -> Any:
-            return factor(self, micro, divisor // self.mesh.readers * self.mesh.readers)
+        def even(self: Any, micro_batch: Any, divisor: float) -> Any:
+            return factor(self, micro_batch, divisor // self.mesh.readers * self.mesh.readers)
 
         return even
 

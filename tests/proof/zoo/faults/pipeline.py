@@ -1,4 +1,4 @@
-"""Stages: tied weights that drift apart or count twice, micros that are lost, blocks in the wrong place."""
+"""Stages: tied weights that drift apart or count twice, micro-batches that are lost, blocks in the wrong place."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def tied_counted_per_stage() -> AbstractContextManager[None]:
     return replaced("paddle_dp.parallel.hybrid:HybridLearner.gradient_norm", make)
 
 
-def divided_by_micros_twice() -> AbstractContextManager[None]:
+def divided_by_micro_batches_twice() -> AbstractContextManager[None]:
     def make(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, outputs, targets: call(self, outputs, targets) / 2  # the recipe has 2 micros
+        return lambda self, outputs, targets: (
+            call(self, outputs, targets) / 2
+        )  # the recipe has 2 micro-batches
 
     return replaced(TILL, make)
 
 
-def last_micro_lost() -> AbstractContextManager[None]:
+def last_micro_batch_lost() -> AbstractContextManager[None]:
     def make(call: Callable[..., Any]) -> Callable[..., Any]:
         def losing(self: Any, outputs: Any, targets: Any) -> Any:
             total = call(self, outputs, targets)
@@ -64,8 +66,8 @@ def last_micro_lost() -> AbstractContextManager[None]:
     return replaced(TILL, make)
 
 
-def targets_of_the_next_micro() -> AbstractContextManager[None]:
-    """The last stage reads one micro ahead of the activations that reach it."""
+def targets_of_the_next_micro_batch() -> AbstractContextManager[None]:
+    """The last stage reads one micro-batch ahead of the activations that reach it."""
 
     def make(learn: Callable[..., Any]) -> Callable[..., Any]:
         def ahead(self: Any, inputs: list[Any], targets: list[Any]) -> None:
@@ -147,25 +149,25 @@ FAULTS = (
         patch=tied_counted_per_stage,
     ),
     Fault(
-        name="divided by micros twice",
-        says="The loss is divided by the number of micros, and the schedule does it once more.",
+        name="divided by micro-batches twice",
+        says="The loss is divided by the number of micro-batches, and the schedule does it once more.",
         source="TTrace, wrong loss scaling; Megatron-LM #7452 (3)",
         setting=PIPELINE2,
-        patch=divided_by_micros_twice,
+        patch=divided_by_micro_batches_twice,
     ),
     Fault(
-        name="last micro lost",
-        says="The last micro of each batch has no gradient.",
+        name="last micro-batch lost",
+        says="The last micro-batch of each batch has no gradient.",
         source="silent-fault catalogue, PAR",
         setting=PIPELINE2,
-        patch=last_micro_lost,
+        patch=last_micro_batch_lost,
     ),
     Fault(
-        name="next micro's targets",
-        says="The last stage compares each micro's outputs with the targets of the next.",
+        name="next micro-batch's targets",
+        says="The last stage compares each micro-batch's outputs with the targets of the next.",
         source="silent-fault catalogue, PAR",
         setting=PIPELINE2,
-        patch=targets_of_the_next_micro,
+        patch=targets_of_the_next_micro_batch,
     ),
     Fault(
         name="blocks change places",

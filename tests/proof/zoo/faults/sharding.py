@@ -153,7 +153,7 @@ FAULTS = (
         name="stale loan",
         says="With sharded parameters a rank goes on computing with those that it was lent first.",
         source="TTrace, stale parameters",
-        setting=strategy("gpt", sharding=2, stage=3),
+        setting=strategy("gpt", sharding=2, sharding_stage=3),
         patch=stale_loan,
     ),
     Fault(

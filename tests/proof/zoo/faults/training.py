@@ -269,7 +269,7 @@ def another_recipe_on_one_rank() -> AbstractContextManager[None]:
             from dataclasses import replace
 
             if last():
-                case = replace(case, setting=case.setting.with_("schedule.peak=0.05"))
+                case = replace(case, setting=case.setting.with_("schedule.learning_rate=0.05"))
             return recipe(case, *more)
 
         return other
@@ -391,7 +391,7 @@ FAULTS = (
         "A resumed run begins its schedule again.",
         "silent-fault catalogue, CKPT",
         resumes_with_the_first_rate,
-        setting=Setting("mlp", 2, ("schedule={use: cosine, peak: 0.1, warmup: 4 steps}",)),
+        setting=Setting("mlp", 2, ("schedule={use: cosine, learning_rate: 0.1, warmup: 4 steps}",)),
     ),
     _fault(
         "resume: first scale",

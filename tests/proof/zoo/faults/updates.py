@@ -162,7 +162,7 @@ FAULTS = (
         name="schedule per rank",
         says="The schedule moves once a rank: warm-up and decay take half as long on two.",
         source="trainers that step a schedule num_processes times",
-        setting=Setting("mlp", 2, ("schedule={use: cosine, peak: 0.1, warmup: 4 steps}",)),
+        setting=Setting("mlp", 2, ("schedule={use: cosine, learning_rate: 0.1, warmup: 4 steps}",)),
         patch=schedule_moves_once_a_rank,
     ),
     Fault(

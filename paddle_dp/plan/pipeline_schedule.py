@@ -15,10 +15,10 @@ Kind = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One micro's forward or backward through one of a rank's stages: its `chunk`-th, counted from 0."""
+    """One micro-batch's forward or backward through one of a rank's stages: its `chunk`-th, counted from 0."""
 
     kind: Kind
-    micro: int
+    micro_batch: int
     chunk: int = 0
 
 
@@ -32,59 +32,68 @@ class Span:
     stop: float
 
 
-def bubble(stages: int, micros: int, stages_each: int = 1) -> float:
+def bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
     """The share of time that each stage stands idle when all have equal work and sending takes none.
 
     (p − 1) / (m + p − 1) (Huang et al. 2019, arXiv:1811.06965); with v stages on each rank (p − 1) / (v·m + p − 1)
     (Narayanan et al. 2021, arXiv:2104.04473, whose (p − 1) / (v·m) is over the time of the work alone).
     """
-    return (stages - 1) / (stages_each * micros + stages - 1)
+    return (stages - 1) / (virtual_stages * micro_batches + stages - 1)
 
 
-def unfit(schedule: str, stages: int, micros: int, stages_each: int = 1) -> list[str]:
+def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[str]:
     """Why a schedule cannot run so, one sentence each; empty when it can."""
     found = []
-    if schedule == "1f1b" and stages_each > 1:
+    if schedule == "1f1b" and virtual_stages > 1:
         found.append(
-            f"schedule 1f1b has one stage on each rank, and stages_each is {stages_each}: take interleaved"
+            f"schedule 1f1b has one stage on each rank, and virtual_stages is {virtual_stages}: take interleaved"
         )
-    if schedule == "interleaved" and stages_each == 1:
-        found.append("schedule interleaved needs stages_each of 2 or more")
-    if stages_each > 1 and micros % stages:
-        found.append(f"several stages on a rank need micros ({micros}) to be a multiple of pipeline {stages}")
+    if schedule == "interleaved" and virtual_stages == 1:
+        found.append("schedule interleaved needs virtual_stages of 2 or more")
+    if virtual_stages > 1 and micro_batches % stages:
+        found.append(
+            f"several stages on a rank need micro-batches ({micro_batches}) to be a multiple of pipeline {stages}"
+        )
     return found
 
 
-def orders(schedule: str, stages: int, micros: int, stages_each: int = 1) -> list[list[Work]]:
+def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[list[Work]]:
     """For each of `stages` ranks, its work in the order in which fleet does it.
 
-    interleaved needs micros in whole rounds of `stages`, and f_then_b too where ranks have several stages.
+    interleaved needs micro-batches in whole rounds of `stages`, and f_then_b too where ranks have several stages.
     """
-    forwards, backwards = _directions(schedule, stages, micros, stages_each)
-    ahead = [_ahead(schedule, stages, micros, stages_each, stage) for stage in range(stages)]
+    forwards, backwards = _directions(schedule, stages, micro_batches, virtual_stages)
+    ahead = [_ahead(schedule, stages, micro_batches, virtual_stages, stage) for stage in range(stages)]
     return [list(_in_turn(forwards, backwards, first)) for first in ahead]
 
 
-def _directions(schedule: str, stages: int, micros: int, stages_each: int) -> tuple[list[Work], list[Work]]:
-    """All forwards and all backwards of any one rank, each in order: in rounds of micros, chunk by chunk."""
-    turn = stages if schedule == "interleaved" else micros
-    rounds = [range(first, min(first + turn, micros)) for first in range(0, micros, turn)]
-    chunks = range(stages_each)
-    forwards = [Work("forward", micro, chunk) for some in rounds for chunk in chunks for micro in some]
+def _directions(
+    schedule: str, stages: int, micro_batches: int, virtual_stages: int
+) -> tuple[list[Work], list[Work]]:
+    """All forwards and all backwards of any one rank, each in order: in rounds of micro-batches, chunk by chunk."""
+    turn = stages if schedule == "interleaved" else micro_batches
+    rounds = [range(first, min(first + turn, micro_batches)) for first in range(0, micro_batches, turn)]
+    chunks = range(virtual_stages)
+    forwards = [
+        Work("forward", micro_batch, chunk) for some in rounds for chunk in chunks for micro_batch in some
+    ]
     backwards = [
-        Work("backward", micro, chunk) for some in rounds for chunk in reversed(chunks) for micro in some
+        Work("backward", micro_batch, chunk)
+        for some in rounds
+        for chunk in reversed(chunks)
+        for micro_batch in some
     ]
     return forwards, backwards
 
 
-def _ahead(schedule: str, stages: int, micros: int, stages_each: int, stage: int) -> int:
+def _ahead(schedule: str, stages: int, micro_batches: int, virtual_stages: int, stage: int) -> int:
     """How many forwards a stage has done before its first backward, the one that comes right before it not counted."""
     after = stages - stage - 1
     if schedule == "f_then_b":
-        return micros * stages_each
+        return micro_batches * virtual_stages
     if schedule == "1f1b":
-        return min(after, micros)
-    return min(2 * after + (stages_each - 1) * stages, micros * stages_each)
+        return min(after, micro_batches)
+    return min(2 * after + (virtual_stages - 1) * stages, micro_batches * virtual_stages)
 
 
 def _in_turn(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterable[Work]:
@@ -117,7 +126,7 @@ def timeline(
                 if needs is not None and needs not in done:
                     break
                 start = max(free[stage], done[needs] if needs else 0.0)
-                free[stage] = done[work.kind, work.micro, place] = start + takes(stage, work)
+                free[stage] = done[work.kind, work.micro_batch, place] = start + takes(stage, work)
                 spans.append(Span(stage, work, start, free[stage]))
                 at[stage] += 1
         if len(spans) == before:
@@ -126,10 +135,10 @@ def timeline(
 
 
 def _needs(work: Work, place: int, last: int) -> tuple[Kind, int, int] | None:
-    """What must be done before: the same micro's forward one place earlier, or its backward one place later."""
+    """What must be done before: the same micro-batch's forward one place earlier, or its backward one place later."""
     if work.kind == "forward":
-        return ("forward", work.micro, place - 1) if place else None
-    return ("backward", work.micro, place + 1) if place < last else ("forward", work.micro, place)
+        return ("forward", work.micro_batch, place - 1) if place else None
+    return ("backward", work.micro_batch, place + 1) if place < last else ("forward", work.micro_batch, place)
 
 
 def idle(spans: Sequence[Span], stages: int) -> list[float]:

@@ -6,33 +6,33 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal
 
-Split = Literal["uniform", "parameters"] | tuple[int, ...]
+Partition = Literal["uniform", "parameters"] | tuple[int, ...]
 
 
-def deal(weights: Sequence[int], stages: int, split: Split = "uniform") -> list[int]:
+def stage_bounds(weights: Sequence[int], stages: int, partition: Partition = "uniform") -> list[int]:
     """Where each stage begins, and where the last one ends: stage s holds blocks [bounds[s], bounds[s + 1]).
 
     `weights` are the blocks' parameters. uniform: equal numbers of blocks, what is left over to the last stages, as
     fleet deals. parameters: the largest stage is as small as it can be. A tuple says how many blocks each stage gets.
     """
-    if split == "parameters":
+    if partition == "parameters":
         return _balanced(list(accumulate(weights, initial=0)), stages)
-    if split == "uniform":
+    if partition == "uniform":
         each, more = divmod(len(weights), stages)
         return list(accumulate([each] * (stages - more) + [each + 1] * more, initial=0))
-    return list(accumulate(split, initial=0))
+    return list(accumulate(partition, initial=0))
 
 
-def amiss(split: Split, blocks: int, stages: int) -> list[str]:
+def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]:
     """Why so many blocks cannot be dealt to so many stages like this, one sentence each; empty when they can."""
     if stages > blocks:
         return [f"{stages} pipeline stages need as many blocks, and the model has {blocks}"]
-    if isinstance(split, str):
+    if isinstance(partition, str):
         return []
-    if len(split) != stages:
-        return [f"split names {len(split)} stages, and there are {stages}"]
-    if sum(split) != blocks:
-        return [f"split deals {sum(split)} blocks, and the model has {blocks}"]
+    if len(partition) != stages:
+        return [f"partition names {len(partition)} stages, and there are {stages}"]
+    if sum(partition) != blocks:
+        return [f"partition deals {sum(partition)} blocks, and the model has {blocks}"]
     return []
 
 
@@ -48,8 +48,8 @@ def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], shardin
         count, blocks = sum(learns[number] for number in held), ", ".join(map(str, held))
         if not count:
             found.append(
-                f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): deal by split: "
-                "parameters, or by a list"
+                f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): "
+                "set strategy.partition to parameters, or to a list"
             )
         elif count < sharding:
             found.append(

@@ -4,18 +4,18 @@ import re
 
 import pytest
 
-from paddle_dp.plan.schedule import Work, bubble, idle, orders, timeline, unfit
+from paddle_dp.plan.pipeline_schedule import Work, bubble, check_schedule, idle, orders, timeline
 
 KINDS = [("f_then_b", 1), ("1f1b", 1), ("f_then_b", 2), ("interleaved", 2), ("interleaved", 3)]
 
 
 @pytest.mark.parametrize(("schedule", "each"), KINDS)
-@pytest.mark.parametrize(("stages", "micros"), [(2, 2), (2, 16), (3, 6), (4, 4), (4, 12)])
-def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, each, stages, micros):
-    spans = timeline(orders(schedule, stages, micros, each))
-    assert idle(spans, stages) == pytest.approx([bubble(stages, micros, each)] * stages)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (2, 16), (3, 6), (4, 4), (4, 12)])
+def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, each, stages, micro_batches):
+    spans = timeline(orders(schedule, stages, micro_batches, each))
+    assert idle(spans, stages) == pytest.approx([bubble(stages, micro_batches, each)] * stages)
     everything = {(s.stage, s.work) for s in spans}
-    assert len(everything) == len(spans) == 2 * stages * each * micros
+    assert len(everything) == len(spans) == 2 * stages * each * micro_batches
 
 
 def test_the_formula():
@@ -59,20 +59,20 @@ def test_stages_that_wait_for_each_other_are_said():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "micros", "each", "said"),
+    ("schedule", "micro_batches", "each", "said"),
     [
         ("1f1b", 4, 2, "one stage on each rank"),
-        ("interleaved", 4, 1, "stages_each of 2 or more"),
-        ("interleaved", 5, 2, r"micros \(5\) to be a multiple of pipeline 2"),
-        ("f_then_b", 3, 2, r"micros \(3\) to be a multiple of pipeline 2"),
+        ("interleaved", 4, 1, "virtual_stages of 2 or more"),
+        ("interleaved", 5, 2, r"micro-batches \(5\) to be a multiple of pipeline 2"),
+        ("f_then_b", 3, 2, r"micro-batches \(3\) to be a multiple of pipeline 2"),
     ],
 )
-def test_what_cannot_run_is_said(schedule, micros, each, said):
-    (sentence,) = unfit(schedule, 2, micros, each)
+def test_what_cannot_run_is_said(schedule, micro_batches, each, said):
+    (sentence,) = check_schedule(schedule, 2, micro_batches, each)
     assert re.search(said, sentence)
 
 
 def test_what_can_run_is_not_refused():
-    assert not unfit("1f1b", 4, 1)
-    assert not unfit("f_then_b", 4, 3)
-    assert not unfit("interleaved", 4, 4, 3)
+    assert not check_schedule("1f1b", 4, 1)
+    assert not check_schedule("f_then_b", 4, 3)
+    assert not check_schedule("interleaved", 4, 4, 3)
