@@ -12,7 +12,7 @@ from paddle_dp.cli.options import (
     Master,
     NodeRank,
     Nodes,
-    Out,
+    OutputDir,
     Overrides,
     Ranks,
     RecipeFile,
@@ -42,7 +42,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe on any number of processes."""
-    here = {"ranks": ranks, "devices": numbers(devices), "out": out, "resume": resume}
+    here = {"ranks": ranks, "devices": numbers(devices), "output_dir": output_dir, "resume": resume}
     if accept is not None and resume is None:
         raise UsageError(
             f"--accept {accept}: it says what --resume may find changed, and there is no --resume."

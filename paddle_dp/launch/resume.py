@@ -36,7 +36,7 @@ def command(job: Job) -> str:
         "--nodes": job.nodes,
         "--master": job.master,
         "--node-rank": job.node_rank,
-        "--out": job.out,
+        "--output-dir": job.output_dir,
     }
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     return shlex.join(["paddle-dp", "train", str(job.recipe), *job.overrides, *options, "--resume"])

@@ -118,8 +118,8 @@ def _read(task: str, argv: Sequence[str] | None) -> Job:
     parser.add_argument("--task", default=task, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     return Job(
-        recipe=given.recipe, task=given.task, overrides=tuple(given.override), out=given.out, resume=given.resume,
-        extra={
+        recipe=given.recipe, task=given.task, overrides=tuple(given.override), output_dir=given.output_dir,
+        resume=given.resume, extra={
             **({} if given.checkpoint is None else {"checkpoint": given.checkpoint}),
             **({"accept": given.accept.split(",")} if given.accept else {}),
         },

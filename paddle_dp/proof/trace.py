@@ -106,9 +106,9 @@ class Side:
         joined = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
         self.chosen = first_samples(recipe, options["steps"], options["ranks"])
         samples = len(self.chosen.dataset)
-        self.per_epoch = Share(samples, recipe.train.batch, last=recipe.train.last).batches
+        self.per_epoch = Share(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
         self.given = Given(recipe.train.precision)
-        read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "last": "keep"}
+        read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings()}
         self.assembly = Assembly(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh

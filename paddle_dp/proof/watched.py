@@ -101,7 +101,10 @@ class Watched:
 
     def _learn(self, step: int, batch: Batch) -> None:
         """One step, watched where it is worth it: in float64 each, else the first that ends in an update."""
-        rows, counted = [len(m.targets) for m in batch.micros], [m.samples for m in batch.micros]
+        rows, counted = (
+            [len(m.targets) for m in batch.micro_batches],
+            [m.samples for m in batch.micro_batches],
+        )
         asked = self.side.chosen.read
         read = _counting(asked[-sum(rows) :], rows, counted)
         asked.clear()
@@ -142,7 +145,7 @@ def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]
 
 
 def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
-    """Where each sample of the batch went, when the samples of its micros were put into another order."""
+    """Where each sample of the batch went, when the samples of its micro-batches were put into another order."""
     found, start = [], 0
     for samples in counted:
         places = np.argsort(order(samples)) if order is not None else np.arange(samples)

@@ -85,7 +85,9 @@ class Assembly:
         found = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
         self._prints["train"] = found
         self._noticed += consistency.random_samples("training", found)
-        return self._loader(dataset, seed=s.seed, shuffle=s.shuffle, last=s.last, micros=s.micros)
+        return self._loader(
+            dataset, seed=s.seed, shuffle=s.shuffle, drop_last=s.drop_last, micro_batches=s.micro_batches
+        )
 
     @cached_property
     def test_loader(self) -> Loader | None:

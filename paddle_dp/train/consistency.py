@@ -73,7 +73,7 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
         compare({**packages(mesh), **files, **recipe_facts(recipe)}, mesh, SAME_START)
         return
     script = {"script": file_crc(getattr(sys.modules.get("__main__"), "__file__", None))}
-    said = {word: getattr(setup, word) for word in ("batch", "micros", "shuffle", "last", "seed")}
+    said = {word: getattr(setup, word) for word in ("batch", "micro_batches", "shuffle", "drop_last", "seed")}
     length = {"length": None if setup.length is None else str(setup.length)}
     strategy = flat("strategy", setup.strategy.settings)
     compare({**packages(mesh), **script, **said, **length, **strategy}, mesh, SAME_SCRIPT)
@@ -89,7 +89,7 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     if dataset is None:
         return {}
     seconds = SECONDS if split == "training" else SECONDS / 4
-    found = fingerprint(dataset, seed, bool(settings.workers), settings.timeout.seconds, seconds)
+    found = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds, seconds)
     mesh.wait("samples read")  # a slow disk may take longer than a collective may wait
     tables = mesh.gather(found) if mesh.ranks > 1 else [found]
     shared = [key for key in found if all(key in table for table in tables)]

@@ -18,7 +18,7 @@ from paddle_dp.part import Part
 from paddle_dp.recipe import Recipe
 
 Facts = Mapping[str, Any]
-MAY_DIFFER = ("out", "name", "loader")
+MAY_DIFFER = ("output_dir", "name", "loader")
 _PLACES = ("rank", "device", "place", "host", "path", "folder", "dir", "file", "name", "training")
 _LARGEST = 2**28  # bytes of a file that is worth reading to compare it
 

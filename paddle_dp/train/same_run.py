@@ -46,10 +46,10 @@ FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "
 VERDICTS = {
     "": REFUSED,
     "callbacks": FREE, "train.patience": FREE,
-    "strategy": TOLD, "train.micros": TOLD, "train.device": TOLD, "code of": TOLD, "package": TOLD, "python": TOLD,
+    "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD, "package": TOLD, "python": TOLD,
     "device": TOLD,
     "schedule": RATES, "train.length": RATES,
-    "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.last": NEVER,
+    "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
 }  # fmt: skip
 _PARTS = ("model", "dataset", "loss", "optimizer", "schedule", "strategy")
 _PLACES = ("path", "folder", "dir", "file", "cache", "root")
@@ -143,8 +143,8 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
         code = {f"code of {p.shelf} {p.name}": crc for p in parts if p is not None and (crc := code_of(p))}
         return {**code, **recipe_facts(recipe)}
     train = {
-        "length": None if setup.length is None else str(setup.length), "batch": setup.batch, "micros": setup.micros,
-        "shuffle": setup.shuffle, "last": setup.last, "seed": setup.seed, "dropout": task.dropout,
+        "length": None if setup.length is None else str(setup.length), "batch": setup.batch, "micro_batches": setup.micro_batches,
+        "shuffle": setup.shuffle, "drop_last": setup.drop_last, "seed": setup.seed, "dropout": task.dropout,
         "precision": vars(task.precision),
     }  # fmt: skip
     words = {"strategy": setup.strategy.settings, "train": train, **setup.words}
@@ -222,7 +222,7 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
         if _ABSENT in (was, value) and not same_version:  # it has come or gone with the version
             continue
         verdict = _verdict(key, was, value, task)
-        if key == "train.last" and now.data["train"]["samples"] % setup.batch == 0:
+        if key == "train.drop_last" and now.data["train"]["samples"] % setup.batch == 0:
             verdict = TOLD  # there is no short batch
         if verdict != FREE:
             yield Change(key, was, value, verdict)

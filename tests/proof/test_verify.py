@@ -93,7 +93,7 @@ FOUND = {
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    comparison = Comparison(recipe(folder), ("train.micros=1",), 2, 2, folder)
+    comparison = Comparison(recipe(folder), ("train.micro_batches=1",), 2, 2, folder)
     many = {fault: comparison.many(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
     return comparison.one(list(many.values())), many
 

@@ -25,8 +25,8 @@ model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
 dataset: {use: digits}
 loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 1.0}
-schedule: {use: cosine, peak: 2.0e-3, warmup: 2 steps}
-train: {length: 20 steps, batch: 50, micros: 2}
+schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 2 steps}
+train: {length: 20 steps, batch: 50, micro_batches: 2}
 callbacks: [{use: checkpoint, every: 20 steps}]
 """
 FEW = 6  # updates before the checkpoint
@@ -54,18 +54,18 @@ def test_nothing_changed_is_nothing_said(run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("train.micros=1", ["train.micros was 2 and is 1"]),
+        ("train.micro_batches=1", ["train.micro_batches was 2 and is 1"]),
         (
             "strategy.sync_batch_norm=true",
             ["strategy.sync_batch_norm was false and is true"],
         ),  # there is none
-        ("train.last=drop train.batch=50 dataset.held_out=0.2", None),
-        ("name=other loader.workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
+        ("train.drop_last=true train.batch=50 dataset.held_out=0.2", None),
+        ("name=other loader.num_workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
     ],
 )
 def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:
     if said is None:  # 1437 samples are 28 batches of 50 and 37: without the short one, it is another run
-        with pytest.raises(UsageError, match=r"train\.last was keep and is drop\. Give .*\(recipe\)\.$"):
+        with pytest.raises(UsageError, match=r"train\.drop_last was false and is true\. Give .*\(recipe\)\.$"):
             again(run, *words.split())
     else:
         assert list(again(run, *words.split()).run.changes) == said
@@ -80,12 +80,12 @@ def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:
         ("train.precision=bfloat16", "train.precision was float32 and is bfloat16"),
         ("train.dropout=own", "train.dropout was exact and is own"),
         (
-            "schedule.peak=1e-3",
-            r"schedule.peak was 0.002 and is 0.001 (update 1: rate 0.000666667, and now 0.000333333)",
+            "schedule.learning_rate=1e-3",
+            r"schedule.learning_rate was 0.002 and is 0.001 (update 1: rate 0.000666667, and now 0.000333333)",
         ),
         ("train.length=30steps", "train.length was 20 steps and is 30 steps (update 4: rate"),
         (
-            "schedule={use: polynomial, peak: 2.0e-3, warmup: 2 steps}",
+            "schedule={use: polynomial, learning_rate: 2.0e-3, warmup: 2 steps}",
             "schedule was cosine and is polynomial (update",
         ),
     ],
@@ -126,13 +126,16 @@ def test_a_schedule_may_change_where_no_update_has_been(tmp_path: Path) -> None:
     longer = again(tmp_path, "train.length=50steps")
     assert list(longer.run.changes) == ["train.length was 20 steps and is 50 steps"]
     steps = again(
-        tmp_path, "schedule={use: milestones, peak: 2.0e-3, warmup: 2 steps, milestones: [10 steps]}"
+        tmp_path, "schedule={use: milestones, learning_rate: 2.0e-3, warmup: 2 steps, milestones: [10 steps]}"
     )
     assert list(steps.run.changes) == ["schedule was constant and is milestones"]
     with pytest.raises(
         UsageError, match=r"constant and is milestones \(update 6: rate 0\.002, and now 0\.0002\)"
     ):
-        again(tmp_path, "schedule={use: milestones, peak: 2.0e-3, warmup: 2 steps, milestones: [5 steps]}")
+        again(
+            tmp_path,
+            "schedule={use: milestones, learning_rate: 2.0e-3, warmup: 2 steps, milestones: [5 steps]}",
+        )
     with pytest.raises(UsageError, match=r"schedule\.warmup was 2 steps and is 4 steps \(update 1: "):
         again(tmp_path, "schedule.warmup=4steps")
 
@@ -156,7 +159,7 @@ def script(folder: Path, **changed: Any) -> Trainer:
     words: dict[str, Any] = {
         "loss": nn.CrossEntropyLoss(reduction="none"),
         "optimizer": lambda rate, named: paddle.optimizer.AdamW(rate, parameters=[p for _, p in named]),
-        "train": Points(), "batch": 16, "length": "14 steps", "schedule": {"use": "constant", "peak": 0.1},
+        "train": Points(), "batch": 16, "length": "14 steps", "schedule": {"use": "constant", "learning_rate": 0.1},
         "callbacks": ["checkpoint"], "folder": folder / "run",
     }  # fmt: skip
     return Trainer.of(model=model, **{**words, **changed})
@@ -177,7 +180,7 @@ CHANGES: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"model": frozen()}, "frozen parameters was none and is 1, CRC-32"),
     (lambda: {"train": Points(replaced=57)}, "dataset (samples "),
     (lambda: {"precision": "bfloat16"}, "train.precision.dtype was float32 and is bfloat16"),
-    (lambda: {"schedule": {"use": "constant", "peak": 0.01}}, "schedule.peak was 0.1 and is 0.01"),
+    (lambda: {"schedule": {"use": "constant", "learning_rate": 0.01}}, "schedule.learning_rate was 0.1 and is 0.01"),
     (lambda: {"schedule": paddle.optimizer.lr.StepDecay(0.1, 100)}, "schedule was constant and is paddle"),
 ]  # fmt: skip
 
