@@ -52,7 +52,7 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stage
         found.append("schedule interleaved needs virtual_stages of 2 or more")
     if virtual_stages > 1 and micro_batches % stages:
         found.append(
-            f"several stages on a rank need micro-batches ({micro_batches}) to be a multiple of pipeline {stages}"
+            f"several stages on a rank need micro_batches ({micro_batches}) to be a multiple of pipeline {stages}"
         )
     return found
 

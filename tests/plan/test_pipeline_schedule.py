@@ -63,8 +63,8 @@ def test_stages_that_wait_for_each_other_are_said():
     [
         ("1f1b", 4, 2, "one stage on each rank"),
         ("interleaved", 4, 1, "virtual_stages of 2 or more"),
-        ("interleaved", 5, 2, r"micro-batches \(5\) to be a multiple of pipeline 2"),
-        ("f_then_b", 3, 2, r"micro-batches \(3\) to be a multiple of pipeline 2"),
+        ("interleaved", 5, 2, r"micro_batches \(5\) to be a multiple of pipeline 2"),
+        ("f_then_b", 3, 2, r"micro_batches \(3\) to be a multiple of pipeline 2"),
     ],
 )
 def test_what_cannot_run_is_said(schedule, micro_batches, each, said):
