@@ -46,8 +46,8 @@ FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "
 VERDICTS = {
     "": REFUSED,
     "callbacks": FREE, "train.patience": FREE,
-    "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD, "package": TOLD, "python": TOLD,
-    "device": TOLD,
+    "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD,
+    "package": TOLD, "python": TOLD, "device": TOLD,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
 }  # fmt: skip
@@ -143,8 +143,8 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
         code = {f"code of {p.shelf} {p.name}": crc for p in parts if p is not None and (crc := code_of(p))}
         return {**code, **recipe_facts(recipe)}
     train = {
-        "length": None if setup.length is None else str(setup.length), "batch": setup.batch, "micro_batches": setup.micro_batches,
-        "shuffle": setup.shuffle, "drop_last": setup.drop_last, "seed": setup.seed, "dropout": task.dropout,
+        "length": None if setup.length is None else str(setup.length), "batch": setup.batch,
+        "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last, "seed": setup.seed, "dropout": task.dropout,
         "precision": vars(task.precision),
     }  # fmt: skip
     words = {"strategy": setup.strategy.settings, "train": train, **setup.words}

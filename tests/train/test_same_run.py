@@ -65,7 +65,9 @@ def test_nothing_changed_is_nothing_said(run: Path) -> None:
 )
 def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:
     if said is None:  # 1437 samples are 28 batches of 50 and 37: without the short one, it is another run
-        with pytest.raises(UsageError, match=r"train\.drop_last was false and is true\. Give .*\(recipe\)\.$"):
+        with pytest.raises(
+            UsageError, match=r"train\.drop_last was false and is true\. Give .*\(recipe\)\.$"
+        ):
             again(run, *words.split())
     else:
         assert list(again(run, *words.split()).run.changes) == said
