@@ -144,8 +144,8 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
         return {**code, **recipe_facts(recipe)}
     train = {
         "length": None if setup.length is None else str(setup.length), "batch": setup.batch,
-        "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last, "seed": setup.seed, "dropout": task.dropout,
-        "precision": vars(task.precision),
+        "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
+        "seed": setup.seed, "dropout": task.dropout, "precision": vars(task.precision),
     }  # fmt: skip
     words = {"strategy": setup.strategy.settings, "train": train, **setup.words}
     said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
