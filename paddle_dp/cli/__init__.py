@@ -4,6 +4,6 @@ Nothing is computed here and nothing imports paddle; what a verb does stands in 
 A job's argv and environment are made in `launch/`, a recipe is read in `recipe/`, a proof made in `proof/`.
 """
 
-from paddle_dp.cli.entry import app, main
+from paddle_dp.cli.commands import app, main
 
 __all__ = ["app", "main"]

@@ -14,8 +14,9 @@ import pytest
 
 import paddle_dp
 from paddle_dp import cli
-from paddle_dp.cli import job
+from paddle_dp.cli import commands
 from paddle_dp.errors import RunError
+from paddle_dp.launch.command import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 Leave = Callable[..., int]
@@ -67,13 +68,13 @@ def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.Captu
 def test_an_error_on_purpose_is_its_message_alone(
     leave: Leave, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job, "start", lambda **_: (_ for _ in ()).throw(RunError("rank 1 is gone")))
+    monkeypatch.setattr(commands, "_run", lambda job: (_ for _ in ()).throw(RunError("rank 1 is gone")))
     assert leave("train", "a.yaml") == 1
     assert capsys.readouterr().err == "rank 1 is gone\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "start", lambda **_: {}["a bug"])
+    monkeypatch.setattr(commands, "_run", lambda job: {}["a bug"])
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["train", "a.yaml"])
 
@@ -82,10 +83,10 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_paddle_is_told_with_the_command(
     leave: Leave, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(**_: Any) -> None:
+    def run(job: Job) -> None:
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
-    monkeypatch.setattr(job, "start", run)
+    monkeypatch.setattr(commands, "_run", run)
     if missing == "paddle":
         assert leave("train", "a.yaml") == 2 and "pip install -e '.[cpu]'" in capsys.readouterr().err
     else:

@@ -1,0 +1,358 @@
+"""The command line: every verb of `paddle-dp`, and the door where a mistake becomes its message and its exit status.
+
+A verb says what it takes and hands over; nothing of paddle is imported for `--help`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+import paddle_dp
+from paddle_dp.cli.options import (
+    Checkpoint,
+    Devices,
+    Master,
+    NodeRank,
+    Nodes,
+    OutputDir,
+    Overrides,
+    Ranks,
+    RecipeFile,
+    Run,
+    numbers,
+    recipes_and_settings,
+    require,
+    words,
+)
+from paddle_dp.errors import InstallError, PaddleDPError, UsageError
+from paddle_dp.launch.command import Job
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
+
+
+def train(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    devices: Devices = None,
+    nodes: Nodes = None,
+    master: Master = None,
+    node_rank: NodeRank = None,
+    output_dir: OutputDir = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="[PATH]", help="Go on from the newest checkpoint, or from this one.")
+    ] = None,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,…", help="What --resume may find changed: loss,optimizer.clip (docs/checks.md)."
+        ),
+    ] = None,
+) -> None:
+    """Train a recipe on any number of processes."""
+    if accept is not None and resume is None:
+        raise UsageError(
+            f"--accept {accept}: it says what --resume may find changed, and there is no --resume."
+        )
+    _run(
+        Job(
+            recipe=recipe,
+            overrides=tuple(overrides or ()),
+            ranks=ranks,
+            devices=numbers(devices),
+            nodes=nodes,
+            master=master,
+            node_rank=node_rank,
+            output_dir=output_dir,
+            resume=resume,
+            extra={"accept": words(accept)} if accept else {},
+        )
+    )
+
+
+def evaluate(
+    run: Run,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    devices: Devices = None,
+    checkpoint: Checkpoint = "newest",
+) -> None:
+    """Evaluate a run's checkpoint on every held-out sample, each exactly once."""
+    from paddle_dp.recipe import resolved
+
+    _run(
+        Job(
+            task="evaluate",
+            recipe=resolved(run),
+            overrides=tuple(overrides or ()),
+            ranks=ranks,
+            devices=numbers(devices),
+            output_dir=run,
+            extra={"checkpoint": checkpoint},
+        )
+    )
+
+
+def verify(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to compare with one.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="K", help="How many of the recipe's own steps.")] = 8,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Also an evaluation, a checkpoint, a second epoch and a resume."),
+    ] = False,
+) -> None:
+    """Run a recipe's first steps on 1 and on N processes and compare every gradient and update, and where they differ.
+
+    Two steps in float64, where rounding hides nothing, and K as the recipe has them. What rounding may do is measured
+    on one process (docs/proof.md), not chosen.
+
+    Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
+    was learned, so nothing is proven; 4 a side could not be run; 128 + n ended by signal n.
+    """
+    from paddle_dp.launch.silence import import_paddle
+
+    import_paddle()
+    from paddle_dp import proof
+
+    status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse)
+    raise typer.Exit(status)
+
+
+def audit(
+    context: typer.Context,
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
+    ],
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to run it on.")] = 2,
+    steps: Annotated[
+        int, typer.Option(metavar="K", help="Updates to watch in each of the first two epochs.")
+    ] = 3,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End the script when it does nothing for so long.")
+    ] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run a script that knows nothing of paddle_dp on N ranks and tell what is silently wrong with it.
+
+    Options of audit stand before SCRIPT; what stands behind it are the script's own arguments. The script really runs,
+    and writes what it writes. Exit status: 0 nothing found, 1 findings, 2 usage, 3 the script itself failed.
+    """
+    from paddle_dp.audit import Options, audit
+
+    options = Options(ranks=ranks, steps=steps, patience=patience, json=as_json)
+    raise typer.Exit(audit(script, context.args, options))
+
+
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint's.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    checkpoint: Checkpoint = "newest",
+) -> None:
+    """Write a checkpoint of any layout as one safetensors file: the plain one-process model."""
+    from paddle_dp import checkpoint as checkpoints
+
+    folder = run / "checkpoints"
+    found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
+    typer.echo(f"{out}: {checkpoints.merge(found, out)} tensors of {found}")
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "def ",
+    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to write.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token; 1: as learned.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest only.")] = None,
+    seed: Annotated[int, typer.Option(help="Equal seeds draw equally.")] = 0,
+    checkpoint: Checkpoint = "newest",
+) -> None:
+    """Write text on from a prompt with what a language model's run has learned."""
+    from paddle_dp.recipe import resolved
+
+    options = {
+        "prompt": prompt,
+        "tokens": tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "seed": seed,
+        "checkpoint": checkpoint,
+    }
+    alone = ("strategy.use=single",)
+    _run(
+        Job(
+            task="generate",
+            recipe=resolved(run),
+            overrides=alone,
+            ranks=1,
+            output_dir=run,
+            quiet=True,
+            extra=options,
+        )
+    )
+
+
+def export(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to; by default RUN/export.")
+    ] = None,
+    checkpoint: Checkpoint = "newest",
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, through paddle2onnx.")] = False,
+) -> None:
+    """Write a run's model as a program that runs without this package, proven equal to the model."""
+    from paddle_dp.recipe import resolved
+
+    if onnx:
+        require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
+    plain = ("strategy.use=single", "train.precision=float32")
+    options = {"to": None if out is None else str(out), "checkpoint": checkpoint, "onnx": onnx}
+    _run(
+        Job(
+            task="export",
+            recipe=resolved(run),
+            overrides=plain,
+            ranks=1,
+            output_dir=run,
+            quiet=True,
+            extra=options,
+        )
+    )
+
+
+def dashboard(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or the folder of all runs.")],
+    port: Annotated[int, typer.Option(metavar="PORT")] = 8040,
+) -> None:
+    """Show runs in the browser with VisualDL, on this machine only."""
+    from paddle_dp.launch import dashboard
+
+    dashboard.start(folder, port)
+
+
+def parts(
+    shelf: Annotated[str | None, typer.Argument(metavar="SHELF", help="models, datasets, losses, …")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One part of the shelf.")] = None,
+) -> None:
+    """List the shelves, the parts of one shelf with their settings, or one part."""
+    from rich.console import Console
+
+    from paddle_dp.recipe import listing
+
+    Console().print(listing.listing(shelf, name))
+
+
+def check(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE… [KEY=VALUE…]", help="Recipes to check, and other settings."),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Also say what a rank of N would hold.")
+    ] = None,
+    build: Annotated[
+        int | None, typer.Option(metavar="RANK", help="Also build what this rank of --ranks would hold.")
+    ] = None,
+) -> None:
+    """Check recipes without starting anything: every mistake with its file and line; and plan what each rank holds."""
+    from paddle_dp.recipe.check import check_all
+
+    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build)))
+
+
+def _forecast(ranks: int | None, build: int | None) -> Callable[[Recipe], Iterator[str]] | None:
+    """What `check --ranks` adds to a recipe's line; None without --ranks."""
+    if ranks is None:
+        if build is not None:
+            raise UsageError(f"--build {build} needs --ranks N: how many ranks there are.")
+        return None
+    from paddle_dp.launch.plan import check_ranks
+    from paddle_dp.launch.silence import import_paddle
+
+    check_ranks(ranks)
+    import_paddle()
+    from paddle_dp.train.forecast import forecast
+
+    return lambda recipe: forecast(recipe, ranks, build)
+
+
+def schema() -> None:
+    """Print the JSON schema of a recipe, for editors that know the YAML language server."""
+    import json
+
+    from paddle_dp.recipe import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _run(job: Job) -> NoReturn:
+    """Carries a job out, and leaves with its status."""
+    from paddle_dp.launch.start import run
+
+    raise typer.Exit(run(job))
+
+
+# In the order of --help.
+VERBS = (train, evaluate, verify, audit, merge, generate, export, dashboard, parts, check, schema)
+
+app = typer.Typer(
+    name="paddle-dp",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a bug shows Python's own traceback
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# What stands behind a foreign script is the script's own, options too.
+FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
+for verb in VERBS:
+    app.command(context_settings=FOREIGN if verb is audit else None)(verb)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"paddle-dp {paddle_dp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Distributed training for PaddlePaddle that is provably the single-device run, only faster."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The console script: a mistake is its message alone on stderr, with its own exit status."""
+    try:
+        app(args=with_resume_value(sys.argv[1:] if words is None else words), prog_name="paddle-dp")
+    except PaddleDPError as error:
+        _leave(error)
+    except ModuleNotFoundError as error:
+        if error.name != "paddle":
+            raise
+        _leave(InstallError.of_paddle())
+
+
+def with_resume_value(words: Sequence[str]) -> list[str]:
+    """A bare `--resume` means the newest: an option, KEY=VALUE or a recipe behind it is not its value."""
+    following = [*words[1:], "-"]
+    bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
+    return [
+        "--resume=newest" if word == "--resume" and bare.fullmatch(after) else word
+        for word, after in zip(words, following, strict=True)
+    ]
+
+
+def _leave(error: PaddleDPError) -> None:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)
