@@ -61,7 +61,7 @@ def main() -> None:
         config = replace(strategy.config, recompute=Recompute.parse(word))
         learner = replace(strategy, config=config).place(task(recipe, 1, 1))
         rows.append((word, max(strategy.mesh.gather(kept(learner, micro_batch)))))
-    if strategy.mesh.is_first:
+    if strategy.mesh.is_main:
         print("| recompute | kept by a rank for backward | |", "|---|---|---|", sep="\n")
         for word, count in rows:
             print(f"| `{word}` | {count / 2**20:.1f} MB | {count / rows[0][1]:.0%} |")

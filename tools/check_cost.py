@@ -65,7 +65,7 @@ def main(millions: int) -> None:
         everything = seconds(lambda: trainer.check("now", states=True))
         saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - everything
         update = seconds(lambda: learn(trainer)) / 2
-    if mesh.is_first:
+    if mesh.is_main:
         size = sum(p.size for p in trainer.learner.model.parameters())
         print(
             f"{size / 1e6:.1f} million parameters, {mesh.ranks} ranks, {mesh.device}; update {update * 1e3:.0f} ms"

@@ -48,7 +48,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
         overrides = tuple(given.overrides)
         sides = Comparison(
-            given.recipe, overrides, given.steps, given.ranks, Path(scratch), wide=False, holdings=True
+            given.recipe, overrides, given.steps, given.ranks, Path(scratch), wide=False, measure_memory=True
         )
         print(HEAD, "|---" * 7 + "|", sep="\n", flush=True)
         for stage in range(4):

@@ -116,7 +116,7 @@ def main() -> int:
     table, all_same = [HEAD, "|---" * 8 + "|"], True
     with scratch_folder("paddle-dp-matrix-") as scratch:
         words = tuple(given.overrides)
-        comparison = Comparison(given.recipe, words, given.steps, given.ranks, scratch, holdings=True)
+        comparison = Comparison(given.recipe, words, given.steps, given.ranks, scratch, measure_memory=True)
         every = []
         for layout in layouts:
             for named in variants(layout, shape, given.recompute):

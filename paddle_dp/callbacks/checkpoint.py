@@ -50,7 +50,7 @@ class Checkpoint(Callback):
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
             self._saved = (moment.progress.step, resumed.folder)
         if self.config.best:
-            mine = self._remembered(moment.progress.step) if self.run.mesh.is_first else None
+            mine = self._remembered(moment.progress.step) if self.run.mesh.is_main else None
             self._best = self.run.mesh.gather(mine)[0]
 
     def step(self, moment: Moment) -> None:
@@ -68,7 +68,7 @@ class Checkpoint(Callback):
         value = _watched.read(name, moment.detail, "checkpoint.best")
         if _watched.better(name, value, than=self._best):
             self._best, path = value, self._save(moment)
-            if self.run.mesh.is_first:
+            if self.run.mesh.is_main:
                 checkpoints.set_best(self.folder, path, moment.detail.numbers)
                 checkpoints.prune(self.folder, self.config.keep, trusted=path)  # the best until now may go
 
@@ -82,7 +82,7 @@ class Checkpoint(Callback):
             return self._saved[1]
         path = checkpoints.save(trainer.snapshot(), self.folder, self.run.mesh)
         self._saved = (step, path)
-        if self.run.mesh.is_first:
+        if self.run.mesh.is_main:
             checkpoints.prune(self.folder, self.config.keep, trusted=path)
         trainer.tell("saved", detail=path)
         return path

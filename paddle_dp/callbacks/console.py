@@ -23,7 +23,7 @@ class Config:
     every: Every = Every.parse("10 steps")
 
     def build(self, run: Run) -> Callback:
-        return Console(run, self.every) if run.mesh.is_first else Silent(self.every)
+        return Console(run, self.every) if run.mesh.is_main else Silent(self.every)
 
 
 class Console(Callback):

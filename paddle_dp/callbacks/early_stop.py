@@ -35,7 +35,7 @@ class EarlyStop(Callback):
         self.history: list[list[float]] = []
 
     def start(self, moment: Moment) -> None:
-        mine = self._read() if self.run.mesh.is_first else []
+        mine = self._read() if self.run.mesh.is_main else []
         history = self.run.mesh.gather(mine)[0]
         self.history = [[step, value] for step, value in history if step <= moment.progress.step]
 
@@ -45,7 +45,7 @@ class EarlyStop(Callback):
             _watched.read(self.config.watch, moment.detail, "early_stop.watch"),
         )
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
-        if self.run.mesh.is_first:
+        if self.run.mesh.is_main:
             content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}
             self.run.folder.mkdir(parents=True, exist_ok=True)
             replace(self.path, json.dumps(content).encode())

@@ -52,13 +52,13 @@ class Evaluate(Callback):
     def end(self, moment: Moment) -> None:
         """The last word, and the picture: drawing takes longer than many an evaluation, so it is done once."""
         self._evaluate(moment)
-        if self.run.mesh.is_first and self.config.confusion and self._found.confusion is not None:
+        if self.run.mesh.is_main and self.config.confusion and self._found.confusion is not None:
             replace(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
 
     def evaluated(self, moment: Moment) -> None:
         """Writes the files, whoever asked for the evaluation."""
         self._step, self._found = moment.progress.step, moment.detail
-        if not self.run.mesh.is_first:
+        if not self.run.mesh.is_main:
             return
         self.run.folder.mkdir(parents=True, exist_ok=True)
         replace(self.run.folder / "evaluation.json", as_json(self._content(moment), indent=1).encode())

@@ -24,7 +24,7 @@ class Config:
     every: Every = Every.parse("10 steps")
 
     def build(self, run: Run) -> Callback:
-        return Metrics(run, self.every) if run.mesh.is_first else Silent(self.every)
+        return Metrics(run, self.every) if run.mesh.is_main else Silent(self.every)
 
 
 class Metrics(Callback):

@@ -32,7 +32,7 @@ class Profile(Callback):
     def __init__(self, run: Run, config: Config):
         self.run, self.config = run, config
         self.folder = run.folder / "profile"
-        self._wanted = config.all_ranks or run.mesh.is_first
+        self._wanted = config.all_ranks or run.mesh.is_main
         self._first = 0
         self._profiler: Any = None
 

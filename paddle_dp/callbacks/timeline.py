@@ -61,9 +61,9 @@ class Timeline(Callback):
         self._arm(moment)
 
     def end(self, moment: Moment) -> None:
-        if self.batches and self.run.mesh.is_first:
+        if self.batches and self.run.mesh.is_main:
             self._finish(moment)
-        elif self.run.mesh.is_first:
+        elif self.run.mesh.is_main:
             print(
                 f"timeline: nothing was recorded, the training ended before its step {self._first + 1}.",
                 flush=True,

@@ -78,7 +78,7 @@ def newest(folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _
     if mesh is None or mesh.ranks == 1:
         return _newest(Path(folder), say)
     try:
-        answer = str(_newest(Path(folder), say) or "") if mesh.is_first else ""
+        answer = str(_newest(Path(folder), say) or "") if mesh.is_main else ""
         error = ""
     except CheckpointError as found:
         answer, error = "", str(found)

@@ -50,12 +50,12 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
     step is replaced.
     """
     final = Path(folder) / step_name(snapshot.step)
-    partial = final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_first else None)[0]
+    partial = final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_main else None)[0]
     try:
         reports = _together(mesh, final, lambda: _write_rank(snapshot, partial, mesh.rank))
-        _together(mesh, final, lambda: _finish(snapshot, partial, final, reports) if mesh.is_first else None)
+        _together(mesh, final, lambda: _finish(snapshot, partial, final, reports) if mesh.is_main else None)
     except CheckpointError:
-        if mesh.is_first:
+        if mesh.is_main:
             shutil.rmtree(partial, ignore_errors=True)
         mesh.wait("checkpoint undone")
         raise

@@ -42,7 +42,7 @@ class Mesh:
         return cls()
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this rank speaks for all: writes the logs, the dashboard and the screen."""
         return self.rank == 0
 
@@ -66,7 +66,7 @@ class Mesh:
         return self.axes.readers
 
     @property
-    def speaks(self) -> bool:
+    def is_loss_rank(self) -> bool:
         """Whether this rank's numbers count: one rank of each reader, on the last stage, where the loss is."""
         seats = self.seats
         return seats["pipeline"] == self.axes.pipeline - 1 and not (seats["tensor"] or seats["sequence"])

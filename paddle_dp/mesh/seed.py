@@ -12,7 +12,7 @@ def own_seed(seed: int, name: int | str) -> int:
     return zlib.crc32(f"{seed}/{name}".encode())
 
 
-def part_ways(seed: int, mesh: Mesh) -> None:
+def seed_ranks(seed: int, mesh: Mesh) -> None:
     """Gives every rank its random streams; call it when the equal things (initial weights) have been drawn.
 
     Paddle's own stream is one for all seats of a tensor axis, which hold the same activations and must drop the same of

@@ -36,7 +36,7 @@ class Buffers:
         self._updates, self._any = 0, mesh.ranks > 1
         self._apart: list[str] = []
 
-    def meet(self) -> None:
+    def sync(self) -> None:
         """After an update: gives all ranks the first one's values of those that go apart. Collective.
 
         Which do is looked up after the updates 1, 2, 4, 8, …: at moments that no checkpoint and no evaluation moves.

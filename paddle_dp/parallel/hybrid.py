@@ -32,7 +32,7 @@ class HybridLearner(Learner):
     clip: float | None = None
     shards: Shards | None = None
 
-    def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
+    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def _exchange(self) -> None:
@@ -55,7 +55,7 @@ class HybridLearner(Learner):
             norm = self.gradient_norm()
             factor = self.clip / paddle.maximum(norm, paddle.full_like(norm, self.clip))
             gradients.scale(self.trainable, factor)
-        with self.states_at_hand():
+        with self.optimizer_states_on_device():
             self.optimizer.step()
         if self.shards is not None:
             self.shards.share()
@@ -72,11 +72,11 @@ class HybridLearner(Learner):
         return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
 
     @property
-    def together(self) -> bool:
+    def predict_is_collective(self) -> bool:
         return self.shards is not None and self.shards.lending is not None
 
     @contextmanager
-    def states_at_hand(self) -> Iterator[None]:
+    def optimizer_states_on_device(self) -> Iterator[None]:
         waiting = self.shards.waiting if self.shards is not None else None
         if waiting is None:
             yield

@@ -37,18 +37,19 @@ class Learner:
     total / (global count), and what meets is summed, for equal and for unequal shares alike. Where only the loss's
     answers tell the count, backwards run on total / (global samples), and gradients that have met are multiplied by
     samples / count, once. `empty` says that nothing counted in the last batch: then no update was made from it.
-    `placed` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange *averages* over
-    `averaged` ranks, which is undone by a factor. `dropout`: `exact` draws the masks that one process draws.
+    `parallel_model` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange
+    *averages* over `dp_world_size` ranks, which is undone by a factor. `dropout`: `exact` draws the masks that one
+    process draws.
     """
 
     model: nn.Layer
-    placed: nn.Layer
+    parallel_model: nn.Layer
     loss: Loss
     optimizer: paddle.optimizer.Optimizer
     schedule: paddle.optimizer.lr.LRScheduler | None
     mixed: MixedPrecision
     mesh: Mesh
-    averaged: int = 1
+    dp_world_size: int = 1
     find_unused_parameters: bool = False
     dropout: Dropout = "exact"
     observed: dict[str, float] = field(default_factory=dict)
@@ -94,8 +95,8 @@ class Learner:
             self._step()
         self.optimizer.clear_grad(set_to_zero=False)
         self.rate.step()
-        self._draws.meet(self.mesh)
-        self._remembered.meet()
+        self._draws.gather_findings(self.mesh)
+        self._remembered.sync()
 
     def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
         """Forward and backward of every micro-batch's total / divisor.
@@ -107,7 +108,7 @@ class Learner:
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
                 nullcontext() if micro_batch.samples else self._ghost(),
-                self._quiet(place < len(batch.micro_batches)),
+                self._no_sync(place < len(batch.micro_batches)),
             ):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
@@ -116,7 +117,7 @@ class Learner:
                         self.mixed.context()
                     ):  # in the types of the forward, or the same loss is another number
                         self._samplewise.look(outputs, micro_batch.targets, total)
-                last = place == len(batch.micro_batches) and self.averaged > 1
+                last = place == len(batch.micro_batches) and self.dp_world_size > 1
                 with self.mixed.again(), self._meeting() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
             counted = counted + count if micro_batch.samples else counted
@@ -194,7 +195,7 @@ class Learner:
 
     def _agreed(self, counted: Count) -> float:
         """The counts of all ranks that read different samples, added up, on every rank. Collective."""
-        count = self.mesh.sum([number(counted) if self.mesh.speaks else 0.0])[0]
+        count = self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0]
         if not count >= 0:
             raise LossError(f"the loss {self.loss.name} counted {count:g} things in a global batch.")
         return count
@@ -204,12 +205,12 @@ class Learner:
         with paddle.no_grad(), self.mixed.context():
             return self.model(inputs)
 
-    def states_at_hand(self) -> AbstractContextManager[Any]:
+    def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
         """Around whatever reads or writes the optimizer's states, which may wait elsewhere."""
         return nullcontext()
 
     @property
-    def together(self) -> bool:
+    def predict_is_collective(self) -> bool:
         """Whether every `predict` must be called by all readers: weights come from other ranks to it."""
         return False
 
@@ -222,7 +223,7 @@ class Learner:
         """This rank's parameters, statistics and buffers under their whole-model names."""
         return dict(self.model.state_dict())
 
-    def meet(self) -> None:
+    def sync_buffers(self) -> None:
         """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.
 
         Averages of running averages do not depend on how often they are taken, and training does not read them: so
@@ -291,7 +292,7 @@ class Learner:
 
     def _forward(self, micro_batch: Micro) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
-            outputs = self.placed(micro_batch.inputs)
+            outputs = self.parallel_model(micro_batch.inputs)
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
@@ -300,7 +301,7 @@ class Learner:
         if not micro_batch.samples:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
-        return scale * (1 if self.mixed.low else self.averaged) / divisor
+        return scale * (1 if self.mixed.low else self.dp_world_size) / divisor
 
     def _weight(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
         """`factor` as the gradient that the backward of `total` begins with: what multiplying it would do, for less."""
@@ -318,7 +319,7 @@ class Learner:
         In low precision the exchange's average is undone here and not in the backward: N times as large numbers would
         be rounded otherwise there, and overflow sooner, than one process's.
         """
-        factor *= self.averaged if self.mixed.low else 1
+        factor *= self.dp_world_size if self.mixed.low else 1
         if self.mixed.scale is None:
             if factor != 1.0:
                 gradients.scale(self.trainable, factor)
@@ -340,7 +341,7 @@ class Learner:
         """This micro-batch's sums, by name; a ghost has the same names, with nothing in them."""
         with paddle.no_grad():
             sums = {"loss": total, **self.loss.scores(outputs, micro_batch.targets)}
-            counts = micro_batch.samples > 0 and self.mesh.speaks
+            counts = micro_batch.samples > 0 and self.mesh.is_loss_rank
             return {name: number(value) if counts else 0.0 for name, value in sums.items()}
 
     def _observe(self, seen: list[dict[str, float]], count: float) -> None:
@@ -357,9 +358,9 @@ class Learner:
         named = self.named_parameters(trainable=True)
         return not_finite((name, p.grad) for name, p in named if p.grad is not None)
 
-    def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
+    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Keeps gradients to this rank while more micro-batches come; the last one of a batch exchanges them all."""
-        return self.placed.no_sync() if more_to_come and self.averaged > 1 else nullcontext()
+        return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
 
     @contextmanager
     def _ghost(self) -> Iterator[None]:

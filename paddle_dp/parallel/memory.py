@@ -25,7 +25,7 @@ def states(optimizer: Any) -> list[paddle.Tensor]:
     return [*found.values(), *masters.values()]
 
 
-class Holdings:
+class MemoryMeter:
     """Watches a learner: the bytes at its latest update (`now`), and the most at any moment of a backward (`most`).
 
     An update is the moment when gradients, states and parameters are all there; within a backward, layers have borrowed

@@ -47,15 +47,15 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
     return model
 
 
-class MeetingLater(Learner):
+class LearnerWithDelayedAllReduce(Learner):
     """A learner whose gradients meet once, after the last backward of a batch.
 
     paddle.DataParallel exchanges them while backward runs, and takes the parameters of a backward inside a backward for
     used twice: «parameter … has been ready before» (3.3.1).
     """
 
-    def _quiet(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        return self.placed.no_sync()
+    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        return self.parallel_model.no_sync()
 
     def _exchange(self) -> None:
         super()._exchange()

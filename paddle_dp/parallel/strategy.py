@@ -84,6 +84,6 @@ def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: An
         check_taken(optimizer, schedule)
     check_kept(optimizer)
     model, optimizer = mixed.place(model, optimizer)
-    how.setdefault("placed", model)
+    how.setdefault("parallel_model", model)
     how |= {"loss": task.loss, "schedule": schedule, "mixed": mixed, "mesh": mesh, "dropout": task.dropout}
     return kind(model=model, optimizer=optimizer, **how)

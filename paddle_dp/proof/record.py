@@ -107,7 +107,7 @@ class Recorder:
         if self._updates:
             self.states(step)
         self._step = step
-        self.learner.meet()
+        self.learner.sync_buffers()
         weights = {name for name, _ in self._named}
         running = running_statistics(self.learner)
         others = {n: (t, t) for n, t in self.learner.state().items() if n not in weights}
@@ -122,7 +122,7 @@ class Recorder:
     def states(self, step: int) -> None:
         """Writes the optimizer's states down as they are after `step`."""
         self._step = step
-        with self.learner.states_at_hand():
+        with self.learner.optimizer_states_on_device():
             states = optimizer_states(self.learner)
             self._take("state", {n.removeprefix("optimizer/"): (tensor, p) for n, tensor, p in states})
 

@@ -80,7 +80,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
         told = {"plain": stage.plain(), "noise": noise, "dtype": dtype}
     else:
         told = stage.interrupted()
-    if joined.is_first:
+    if joined.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rehearsal.json").write_text(json.dumps(told))
 

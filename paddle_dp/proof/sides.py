@@ -81,7 +81,7 @@ class Comparison:
     ranks: int
     scratch: Path
     wide: bool = True  # in float64, too
-    holdings: bool = False  # count what each rank holds, too (slow for many parameters)
+    measure_memory: bool = False  # count what each rank holds, too (slow for many parameters)
     rehearse: bool = False  # the training itself, too: proof.rehearsal
 
     def one(self, beside: Sequence[Side]) -> Side:
@@ -130,7 +130,7 @@ class Comparison:
 
     def _job(self, words: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
-        what |= {"wide": self.wide, "holdings": self.holdings, "rehearse": self.rehearse, **more}
+        what |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse, **more}
         return Job(
             task="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,
             quiet=True,

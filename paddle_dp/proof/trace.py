@@ -70,7 +70,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the sheets of a side into options["trace"]; rank 0 also side.json.
 
     options["ranks"] is the larger side's number of ranks, so that both sides read the same batches; "steps" how many
-    of the recipe's own are done; "wide" whether two are done in float64; "holdings" whether what a rank holds is
+    of the recipe's own are done; "wide" whether two are done in float64; "measure_memory" whether what a rank holds is
     counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["beside"], for
     one process, are the sides whose updates it does again: folder and number of ranks (proof.replay). options["patch"],
     if any, is "module:function", called first.
@@ -92,7 +92,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         side.replay(number, Path(folder), ranks)
     peak = max(side.mesh.gather(memory(side.mesh.device)))
     told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, **side.told}
-    if side.mesh.is_first:
+    if side.mesh.is_main:
         (side.folder / "side.json").write_text(json.dumps(told))
     if options.get("rehearse"):
         rehearse(recipe, options)

@@ -12,7 +12,7 @@ import numpy as np
 
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import Piece
-from paddle_dp.parallel.memory import Holdings
+from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
@@ -63,7 +63,7 @@ class Watched:
         self.seen = Seen(
             recorded=self.recorder.recorded, apart=self.recorder.apart, copies=self.recorder.copies
         )
-        holdings = Holdings(self.learner) if side.options.get("holdings") and not wide else None
+        memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
         if noisy is None:
             self.recorder.initial()
         for step, batch in enumerate(() if wide else itertools.islice(side.batches(wide), PROBES), start=1):
@@ -79,12 +79,12 @@ class Watched:
             self.seen.amiss = self.recorder.final(len(self.seen.rows))
         else:
             self.recorder.weights(len(self.seen.rows))
-        if self.mesh.is_first:
+        if self.mesh.is_main:
             self._put_numbers(put)
         if self.hooks is not None:
             self.hooks.remove()
-        if holdings is not None:
-            side.told["held"] = self.mesh.gather(holdings.read())
+        if memory_meter is not None:
+            side.told["held"] = self.mesh.gather(memory_meter.read())
         self.seen.differences = self.learner.differences()
 
     def _put_numbers(self, put: Put) -> None:
@@ -115,7 +115,7 @@ class Watched:
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
-        shares = self.mesh.gather([self.mesh.reader, self.mesh.speaks, read])
+        shares = self.mesh.gather([self.mesh.reader, self.mesh.is_loss_rank, read])
         self.seen.rows.append({
             "loss": self.mesh.sum([self.learner.observed["loss"]])[0],
             "gradient_norm": self.learner.observed["gradient_norm"], "samples": batch.samples,

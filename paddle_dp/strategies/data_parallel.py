@@ -51,7 +51,7 @@ class DataParallel:
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
-        from paddle_dp.parallel.recompute import MeetingLater, recomputed
+        from paddle_dp.parallel.recompute import LearnerWithDelayedAllReduce, recomputed
         from paddle_dp.parallel.samplewise import mixing
 
         again, many = self.config.recompute, self.mesh.ranks > 1
@@ -64,11 +64,11 @@ class DataParallel:
             return place_whole(task, self.mesh)
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
-        kind = Learner if again == Recompute() else MeetingLater
-        how = {"averaged": self.mesh.ranks, "find_unused_parameters": self.config.find_unused_parameters}
+        kind = Learner if again == Recompute() else LearnerWithDelayedAllReduce
+        how = {"dp_world_size": self.mesh.ranks, "find_unused_parameters": self.config.find_unused_parameters}
         learner = place_whole(task, self.mesh, kind, **how)
         learner.noticed += mixing(learner.model, task.samples)
-        learner.placed = self._wrap(learner)
+        learner.parallel_model = self._wrap(learner)
         learner.check("after the weights were made equal")
         return learner
 

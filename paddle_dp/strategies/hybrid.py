@@ -155,14 +155,14 @@ class Hybrid:
         model, loss = self._cut(task)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
-        how: dict[str, Any] = {"seats": self.seats, "averaged": axes.data, "kind": HybridLearner}
+        how: dict[str, Any] = {"seats": self.seats, "dp_world_size": axes.data, "kind": HybridLearner}
         if axes.pipeline > 1:
             model, more = self._stage(model, loss)
             how |= more
         learner = place_whole(replace(task, model=model, loss=loss), self.mesh, **how)
         learner.clip = take_clip(learner.optimizer)
         if axes.pipeline > 1:
-            learner.placed = self._engine(model)
+            learner.parallel_model = self._engine(model)
         if axes.sharding > 1:
             check_ungrouped(learner.optimizer, "strategy.sharding")
             how = {"stage": self.config.sharding_stage, "offload": self.config.offload}

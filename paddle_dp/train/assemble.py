@@ -15,7 +15,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data import Loader, Share
 from paddle_dp.data.sample import read_samples
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.seed import part_ways
+from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.finished import check_within
 from paddle_dp.part import Part
@@ -115,7 +115,7 @@ class Assembly:
     def _placed(self, task: Task) -> Learner:
         learner = self.strategy.place(task)
         learner.noticed += self._noticed
-        part_ways(self.setup.seed, self.mesh)
+        seed_ranks(self.setup.seed, self.mesh)
         return learner
 
     def _samples(self) -> Any:

@@ -32,7 +32,7 @@ class Callback:
     """Reacts to moments: override those that matter.
 
     Every rank has the same callbacks and tells them the same moments, so a callback may do collective work; screens
-    and files are the first rank's (`trainer.mesh.is_first`). `every` limits `step` and `epoch`. `reads` says whether
+    and files are the first rank's (`trainer.mesh.is_main`). `every` limits `step` and `epoch`. `reads` says whether
     `step` wants numbers, which cost one small exchange; callbacks that do not read (they evaluate or save) are told
     of a step last and of all else first, and their time does not count as training.
     """

@@ -142,7 +142,7 @@ def one_folder(folder: Path, mesh: Mesh) -> Path:
     """The run folder that all ranks use: the first rank's, which says so where others name another. Collective."""
     named = mesh.gather(str(folder))
     others = sorted(set(named) - {named[0]})
-    if others and mesh.is_first:
+    if others and mesh.is_main:
         print(
             f"The ranks name different run folders (also {', '.join(others[:3])}): all use {named[0]}.",
             flush=True,

@@ -35,7 +35,7 @@ class _Tally:
         total, count = learner.loss(outputs, micro_batch.targets)
         sums = {"loss": total, **learner.loss.scores(outputs, micro_batch.targets)}
         said, classes = _answers(learner.loss, outputs, micro_batch.targets)
-        if not learner.mesh.speaks:  # another rank of this reader has the same sums
+        if not learner.mesh.is_loss_rank:  # another rank of this reader has the same sums
             return
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + number(value)
@@ -73,7 +73,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     """
     import paddle
 
-    learner.meet()
+    learner.sync_buffers()
     modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
     learner.model.eval()
     tally = _Tally()
@@ -81,7 +81,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         with paddle.no_grad():
             for batch in loader.read(0):
                 for micro_batch in batch.micro_batches:
-                    if micro_batch.samples or learner.together:
+                    if micro_batch.samples or learner.predict_is_collective:
                         tally.add(learner, micro_batch)
     except TargetError as error:
         raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None

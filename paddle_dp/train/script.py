@@ -194,7 +194,7 @@ def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) ->
 
 def _open(folder: Path, mesh: Mesh, resume: bool) -> None:
     """Claims the run's folder, once for all ranks. Collective."""
-    if mesh.is_first:
+    if mesh.is_main:
         claim(folder, resume)
         checkpoints.clean(folder / "checkpoints")
     mesh.wait("run folder ready")

@@ -32,7 +32,7 @@ def explained(error: PaddleDPError, trainer: Trainer) -> PaddleDPError:
 def last_good(trainer: Trainer) -> str:
     """A sentence on which checkpoint to go back to, as the first rank sees the folder."""
     folder, said = trainer.run.folder / "checkpoints", ""
-    if trainer.mesh.is_first:
+    if trainer.mesh.is_main:
         again = "--resume" if trainer.run.recipe is not None else "resume=True"
         if good := checkpoints.newest_good(folder):
             said = f"The newest checkpoint that was found good is {good}: {again} goes on from it."

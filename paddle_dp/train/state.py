@@ -11,7 +11,7 @@ from paddle_dp.checkpoint.tensors import fill, piece
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.seed import part_ways
+from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
@@ -32,7 +32,7 @@ def snapshot(
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
     """The optimizer's tensors on this rank: name, tensor, and the parameter that it is a state of.
 
-    To be called, and used, within `learner.states_at_hand()`.
+    To be called, and used, within `learner.optimizer_states_on_device()`.
     """
     named = dict(learner.named_parameters())
     tensors = optimizer_tensors(learner.optimizer, named.items())
@@ -46,7 +46,7 @@ def pieces(learner: Learner) -> dict[str, Piece]:
 
 def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
     """The optimizer's state of the parameters that this rank is the one to save."""
-    with learner.states_at_hand():
+    with learner.optimizer_states_on_device():
         states = optimizer_states(learner)
         return owned(learner, {name: (tensor, parameter) for name, tensor, parameter in states})
 
@@ -117,7 +117,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     if own is not None:
         load_rng_state(own["rng"])
     else:
-        part_ways(state["data"]["seed"] + progress.step, learner.mesh)
+        seed_ranks(state["data"]["seed"] + progress.step, learner.mesh)
     return progress
 
 
@@ -159,5 +159,5 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
         return checkpoint.read(name, cut.offset(shape), shape)
 
     mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
-    with learner.states_at_hand():
+    with learner.optimizer_states_on_device():
         load_optimizer(learner.optimizer, named.items(), read, mine)

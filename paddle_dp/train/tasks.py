@@ -19,7 +19,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     mesh = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
     recipe = _in_one_folder(recipe, mesh)
     resume = options.get("resume")
-    if mesh.is_first:
+    if mesh.is_main:
         if not options.get("claimed"):  # started without paddle-dp: nobody has done it yet
             claim(recipe.folder, bool(resume))
         write_recipe(recipe, recipe.folder / "recipe.yaml")
@@ -56,7 +56,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     load_model(found, learner)
     with test_loader:
         evaluation = evaluate_all(learner, test_loader, mesh)
-    if mesh.is_first:
+    if mesh.is_main:
         report(evaluation, found.folder, recipe.folder, mesh.ranks)
     if evaluation.not_finite:
         raise NotFiniteError(

@@ -76,7 +76,8 @@ class Trainer(FromPython):
             self.tell("start")
             self.check("before the first update", states=True)
             self._train()
-            self.learner.meet()  # whoever takes the model from here has the same one on every rank, saved or not
+            # Whoever takes the model from here has the same one on every rank, whether it was saved or not.
+            self.learner.sync_buffers()
             self.check("at the end of the training")
             self.differences = self.learner.differences()
             moment = Moment(name="end", progress=self.progress, trainer=self)
@@ -117,7 +118,7 @@ class Trainer(FromPython):
         The message says which tensor, on which rank, until when all was good, and which checkpoint to go back to.
         """
         try:
-            with self.learner.states_at_hand() if states else nullcontext():
+            with self.learner.optimizer_states_on_device() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
         except (DivergenceError, NotFiniteError) as error:
             raise sound.explained(error, self) from None
@@ -128,7 +129,7 @@ class Trainer(FromPython):
 
         Raises NotFiniteError or DivergenceError, as `check` does, instead of handing over what is not good.
         """
-        self.learner.meet()
+        self.learner.sync_buffers()
         step = self.progress.step
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
         self._say_lost()
@@ -184,7 +185,7 @@ class Trainer(FromPython):
     def _say_empty(self, batch: Batch) -> None:
         """A line for the first, the tenth, the hundredth batch of which nothing was learned: it may be a slip."""
         self.empty_batches += 1
-        if self.mesh.is_first and self.empty_batches in (1, 10, 100, 1000):
+        if self.mesh.is_main and self.empty_batches in (1, 10, 100, 1000):
             often = f" ({self.empty_batches} batches so far)" if self.empty_batches > 1 else ""
             print(
                 f"step {self.progress.step}: not one target of this global batch of {batch.samples} samples counts, so "
@@ -199,7 +200,7 @@ class Trainer(FromPython):
         if self._said_lost or not self.progress.step:
             return
         self._said_lost = True
-        if (names := self.learner.lost()) and self.mesh.is_first:
+        if (names := self.learner.lost()) and self.mesh.is_main:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             print(
                 f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run goes on "

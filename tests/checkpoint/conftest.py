@@ -17,7 +17,7 @@ class ThreadMesh:
     """Ranks that are threads of one process: the collectives that a checkpoint needs."""
 
     def __init__(self, rank: int, ranks: int, barrier: threading.Barrier, values: list[Any]):
-        self.rank, self.ranks, self.is_first = rank, ranks, rank == 0
+        self.rank, self.ranks, self.is_main = rank, ranks, rank == 0
         self._barrier, self._values = barrier, values
 
     def wait(self, name: str) -> None:

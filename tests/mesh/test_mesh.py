@@ -16,7 +16,7 @@ def conversation():
     again = join()
     return {
         "same": mesh is again,
-        "seat": [mesh.rank, mesh.ranks, mesh.reader, mesh.readers, mesh.is_first],
+        "seat": [mesh.rank, mesh.ranks, mesh.reader, mesh.readers, mesh.is_main],
         "sum": mesh.sum([mesh.rank, 0.5, 1e15 + mesh.rank]),
         "gather": mesh.gather({"rank": mesh.rank, "word": "é" * mesh.rank, "nothing": None}),
         "agree": [mesh.agree(mesh.rank == 1), mesh.agree(False)],
@@ -46,7 +46,7 @@ def patience():
     from paddle_dp.mesh import join
 
     mesh = join()
-    if mesh.is_first:
+    if mesh.is_main:
         time.sleep(1.0)
     began = time.monotonic()
     mesh.wait("slow rank 0")
@@ -64,10 +64,10 @@ def own_streams():
     import paddle
 
     from paddle_dp.mesh import join
-    from paddle_dp.mesh.seed import part_ways
+    from paddle_dp.mesh.seed import seed_ranks
 
     mesh = join(seed=5)
-    part_ways(5, mesh)
+    seed_ranks(5, mesh)
     return paddle.rand([2]).tolist()
 
 

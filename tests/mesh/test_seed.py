@@ -8,7 +8,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.seed import own_seed, part_ways
+from paddle_dp.mesh.seed import own_seed, seed_ranks
 
 SPLIT = Degrees(data=2, pipeline=2, sequence=2, tensor=2)
 
@@ -21,7 +21,7 @@ def as_before():
 
 def streams(rank, degrees, seed=3):
     """The first numbers of a rank's common stream, and of its own."""
-    part_ways(seed, Mesh(rank=rank, ranks=degrees.ranks, degrees=degrees))
+    seed_ranks(seed, Mesh(rank=rank, ranks=degrees.ranks, degrees=degrees))
     common = tuple(paddle.rand([4]).tolist())
     with get_rng_state_tracker().rng_state():
         return common, tuple(paddle.rand([4]).tolist())
@@ -43,7 +43,7 @@ def test_streams_are_of_the_seed_and_the_rank_alone():
 
 def test_drawing_from_one_stream_leaves_the_other_alone():
     common, own = streams(0, SPLIT)
-    part_ways(3, Mesh(ranks=SPLIT.ranks, degrees=SPLIT))
+    seed_ranks(3, Mesh(ranks=SPLIT.ranks, degrees=SPLIT))
     with get_rng_state_tracker().rng_state():
         first = tuple(paddle.rand([4]).tolist())
     assert (tuple(paddle.rand([4]).tolist()), first) == (common, own)
@@ -52,7 +52,7 @@ def test_drawing_from_one_stream_leaves_the_other_alone():
 def test_readers_alone_draw_what_they_always_drew():
     degrees = Degrees(data=4)
     for rank in range(4):
-        part_ways(7, Mesh(rank=rank, ranks=4, degrees=degrees))
+        seed_ranks(7, Mesh(rank=rank, ranks=4, degrees=degrees))
         drawn = paddle.rand([2]).tolist()
         paddle.seed(own_seed(7, rank))
         assert drawn == paddle.rand([2]).tolist()

@@ -98,7 +98,7 @@ def _train(strategy, model):
         learner.train_batch(batch, observe=True)
         loss = strategy.mesh.sum([learner.observed["loss"]])[0]
         rows.append([loss, float(learner.observed["gradient_norm"])])
-    learner.meet()
+    learner.sync_buffers()
     learner.check("at the end")
     return learner, rows
 

@@ -82,7 +82,7 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
             learner.train_batch(batch, observe=True)
             losses.append(mesh.sum([learner.observed["loss"]])[0])
             if interrupted:
-                learner.meet()
+                learner.sync_buffers()
                 evaluate(learner, test, mesh)
     learner.check("test")
     state = {name: tensor.numpy() for name, tensor in learner.state().items()}
@@ -153,5 +153,5 @@ def test_looking_moves_at_powers_of_two_only():
     asked = []
     buffers = Buffers(lambda: asked.append(1) or [], Mesh.alone())
     for _ in range(8):
-        buffers.meet()
+        buffers.sync()
     assert not asked

@@ -89,7 +89,7 @@ def test_float16_takes_its_scale_out_again():
 def test_low_precision_computes_with_the_numbers_of_one_process(precision):
     """The exchange's average over 3 ranks is undone behind the backward: in it, numbers would be rounded otherwise."""
     alone, third = learner(Summed(), precision), learner(Summed(), precision)
-    third.averaged, third.placed.no_sync = 3, nullcontext
+    third.dp_world_size, third.parallel_model.no_sync = 3, nullcontext
     for each in (alone, third):
         each.train_batch(batch(4), observe=True)
     assert third.observed["gradient_norm"] == pytest.approx(3 * alone.observed["gradient_norm"], rel=1e-6)

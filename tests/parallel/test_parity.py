@@ -67,7 +67,7 @@ def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtyp
             norms.append(learner.observed["gradient_norm"])
     learner.check("test")
     weights = {name: p.numpy() for name, p in learner.named_parameters()}
-    learner.meet()
+    learner.sync_buffers()
     return [losses, norms, weights, {name: t.numpy() for name, t in statistics(learner.model).items()}]
 
 

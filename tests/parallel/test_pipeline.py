@@ -207,7 +207,7 @@ def met(strategy):
     learner.train_batch(Batch((Micro(tokens, tokens, 2), second), 6, 0, 0))
     name, mean = next((n, t) for n, t in learner.state().items() if n.endswith("_mean"))
     before = mean.tolist()
-    learner.meet()
+    learner.sync_buffers()
     return [name, before, mean.tolist()]
 
 

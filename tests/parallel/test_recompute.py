@@ -8,7 +8,7 @@ from paddle import nn
 from models import gpt, llama, vit
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-from paddle_dp.mesh.seed import part_ways
+from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel.recompute import recomputed
 from paddle_dp.units import Recompute
 from tests.ranks import run_ranks
@@ -113,7 +113,7 @@ def learned(strategy, mesh, dtype="float32"):
         precision=Precision(dtype=dtype),
     )
     learner = strategy.place(task)
-    part_ways(3, strategy.mesh)
+    seed_ranks(3, strategy.mesh)
     loader = Loader(Texts(), Share.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
     for batch in loader.read(0):
         learner.train_batch(batch)

@@ -174,7 +174,7 @@ def masks(strategy):
     """For both words of sequence_parallel: where the first block's dropout dropped, in updates that ended equal."""
     from dataclasses import replace
 
-    from paddle_dp.mesh.seed import part_ways
+    from paddle_dp.mesh.seed import seed_ranks
 
     found = []
     for along in (False, True):
@@ -183,7 +183,7 @@ def masks(strategy):
         model.blocks[1].dropout.register_forward_post_hook(
             lambda layer, given, output, into=dropped: into.append((output == 0).numpy())
         )
-        part_ways(3, strategy.mesh)
+        seed_ranks(3, strategy.mesh)
         config = replace(strategy.config, sequence_parallel=along)
         learned(replace(strategy, config=config), strategy.mesh, model, CrossEntropy().build())
         found.append([dropped[1].mean(), dropped[1].astype("int32").tolist()])

@@ -30,7 +30,7 @@ def learn(folder, strategy, optimizer, until, resume):
 
     from paddle_dp import checkpoint
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.memory import Holdings
+    from paddle_dp.parallel.memory import MemoryMeter
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import Callback
     from paddle_dp.train.build import build
@@ -47,14 +47,14 @@ def learn(folder, strategy, optimizer, until, resume):
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, optimizer=optimizer))
     trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
-    diary, holdings = Diary(), Holdings(trainer.learner)
+    diary, memory_meter = Diary(), MemoryMeter(trainer.learner)
     trainer.callbacks, trainer._steppers = (diary,), [diary]
     trainer.fit(until)
     named = trainer.learner.named_parameters()
     found = {
         "rows": diary.rows,
         "held_out": trainer.evaluate().numbers["loss"],
-        "held": holdings.read(),
+        "held": memory_meter.read(),
         "sizes": [p.size for _, p in named],
         "owners": [getattr(p, "owner", None) for _, p in named],
     }

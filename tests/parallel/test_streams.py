@@ -11,7 +11,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.mesh.seed import part_ways
+from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel.dropout.unseen import Watch
 from paddle_dp.parallel.tensor.layers import Cutter
 from paddle_dp.parallel.tensor.rng import draw_slice
@@ -46,7 +46,7 @@ class Drops(nn.Layer):
 def masks(seat):
     layer = Drops()
     assert Cutter(SimpleNamespace(rank=seat, nranks=2)).replace(layer)
-    part_ways(3, Mesh(rank=seat, ranks=2, degrees=Degrees(tensor=2)))
+    seed_ranks(3, Mesh(rank=seat, ranks=2, degrees=Degrees(tensor=2)))
     return [(out == 0).tolist() for out in layer(paddle.ones([64]))]
 
 
@@ -76,7 +76,7 @@ class Stretched(nn.Layer):
 
 @pytest.mark.parametrize(("p", "said"), [(0.0, set()), (0.5, {"drop (Dropout)"})])
 def test_another_stream_is_no_draw(p, said):
-    part_ways(3, Mesh(rank=0, ranks=2, degrees=Degrees(tensor=2)))
+    seed_ranks(3, Mesh(rank=0, ranks=2, degrees=Degrees(tensor=2)))
     block, watch = Stretched(p), Watch()
     draw_slice(block, "tokens", SimpleNamespace(rank=0, nranks=2), "forward")
     with watch.on(list(block.named_sublayers(include_self=True))):

@@ -103,7 +103,7 @@ def no_exchange():
     learn = Learner._learn
 
     def alone(self, *given):
-        with self.placed.no_sync():
+        with self.parallel_model.no_sync():
             return learn(self, *given)
 
     Learner._learn = alone

@@ -52,7 +52,7 @@ class Config:
             raise ValueError("peak_flops: a device of 0 operations a second computes nothing")
 
     def build(self, run: Run) -> Callback:
-        return Dashboard(run, self) if run.mesh.is_first else Contributor(run, self)
+        return Dashboard(run, self) if run.mesh.is_main else Contributor(run, self)
 
 
 class Contributor(Silent):

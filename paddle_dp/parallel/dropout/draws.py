@@ -46,7 +46,7 @@ class Draws:
         both.enter_context(self._watch.on(layers()))
         return both
 
-    def meet(self, mesh: Mesh) -> None:
+    def gather_findings(self, mesh: Mesh) -> None:
         """After the first update: what was noticed on any rank, known on all of them. Collective."""
         if self._watch is None:
             return

@@ -75,7 +75,7 @@ class PipelineLearner(HybridLearner):
             observe,
         )
         self.recorder.begin()
-        engine: Engine = self.placed
+        engine: Engine = self.parallel_model
         engine.around = self._around
         with self.mixed.context():
             engine.learn([m.inputs for m in micro_batches], [m.targets for m in micro_batches])
@@ -100,7 +100,7 @@ class PipelineLearner(HybridLearner):
 
     def _seen(self) -> list[dict[str, float]]:
         """Each micro-batch's sums where they count; nothing, under the same names, everywhere else. Collective once."""
-        sums = self.till.sums if self.mesh.speaks else []
+        sums = self.till.sums if self.mesh.is_loss_rank else []
         if not self.names:
             told = self.mesh.gather(list(sums[0]) if sums else [])
             self.names = max(told, key=len)
@@ -131,7 +131,7 @@ class PipelineLearner(HybridLearner):
 
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
-        engine: Engine = self.placed
+        engine: Engine = self.parallel_model
         with paddle.no_grad(), self.mixed.context():
             return engine.predict(inputs)
 

@@ -51,7 +51,7 @@ def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
     def make(quiet: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, more_to_come: quiet(self, not more_to_come if ranks() > 1 else more_to_come)
 
-    return replaced(f"{LEARNER}._quiet", make)
+    return replaced(f"{LEARNER}._no_sync", make)
 
 
 def no_exchange() -> AbstractContextManager[None]:
@@ -60,7 +60,7 @@ def no_exchange() -> AbstractContextManager[None]:
     def make(quiet: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, more_to_come: quiet(self, True)
 
-    return replaced(f"{LEARNER}._quiet", make)
+    return replaced(f"{LEARNER}._no_sync", make)
 
 
 def no_exchange_and_equal_shares() -> AbstractContextManager[None]:

@@ -93,15 +93,15 @@ def evaluation_forgets_momentum() -> AbstractContextManager[None]:
 def save_sums_statistics() -> AbstractContextManager[None]:
     """What a save does to running statistics that are kept rank by rank: added up, and not averaged."""
 
-    def make(meet: Callable[..., Any]) -> Callable[..., Any]:
+    def make(sync: Callable[..., Any]) -> Callable[..., Any]:
         def summing(self: Any) -> None:
-            meet(self)
+            sync(self)
             for norm in self._norms if ranks() > 1 else ():
                 norm._variance.set_value(norm._variance * self.mesh.ranks)
 
         return summing
 
-    return replaced("paddle_dp.parallel.learner:Learner.meet", make)
+    return replaced("paddle_dp.parallel.learner:Learner.sync_buffers", make)
 
 
 def loads_the_first_slice() -> AbstractContextManager[None]:
@@ -218,7 +218,7 @@ def flipped_bit() -> AbstractContextManager[None]:
     def make(save: Callable[..., Any]) -> Callable[..., Any]:
         def flipped(snapshot: Any, folder: Any, mesh: Any, **more: Any) -> Any:
             path = save(snapshot, folder, mesh, **more)
-            if mesh.is_first:
+            if mesh.is_main:
                 largest = max((f for f in path.iterdir() if f.is_file()), key=lambda f: f.stat().st_size)
                 bits = bytearray(largest.read_bytes())
                 bits[len(bits) // 2] ^= 1
