@@ -1,4 +1,4 @@
-"""What we read: which samples are whose (`share`, pure arithmetic), and how they reach the model (`loader`).
+"""What we read: which samples are whose (`sampler`, pure arithmetic), and how they reach the model (`loader`).
 
 No data set lives here (see `datasets/`), and nothing here knows what a sample means or what a model does with
 it. For the arithmetic of layouts go to `mesh/`; for what a batch becomes, to `parallel/`.

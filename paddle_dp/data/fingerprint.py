@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from paddle_dp.data.child import Child, ChildEndedError, ChildHungError, Progress, Tell
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Dataset, describe, read_samples
+from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError
 
 UNREAD = "cannot be read"
@@ -178,15 +178,15 @@ def _bytes(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _apart(dataset: Dataset, seed: int, timeout: float, seconds: float) -> dict[str, str]:
-    def serve(commands: BinaryIO, tell: Tell, progress: Progress) -> None:
+    def serve(commands: BinaryIO, tell: Answer, progress: Progress) -> None:
         tell(_read(dataset, seed, seconds))
 
-    child = Child(serve)
+    worker = Worker(serve)
     try:
-        return child.receive(timeout)
-    except ChildHungError:
+        return worker.receive(timeout)
+    except WorkerHungError:
         return {"samples": f"{UNREAD}: the first ones took more than {timeout:g} s"}
-    except ChildEndedError as error:
+    except WorkerEndedError as error:
         return {"samples": f"{UNREAD}: the process that read them {error}"}
     finally:
-        child.end()
+        worker.end()

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, Micro
-from paddle_dp.data.sample import Dataset
+from paddle_dp.data.sample import Dataset, InProcess, Source
 from paddle_dp.data.sampler import Share
-from paddle_dp.data.source import InProcess, Source
-from paddle_dp.data.workers import Workers
+from paddle_dp.data.worker_pool import Prefetched
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -48,7 +47,7 @@ class Loader:
         self.dataset, self.share, self._place = dataset, share, place
         self._source: Source = InProcess(dataset, share)
         if num_workers:
-            self._source = Workers(dataset, share, num_workers, prefetch, timeout)
+            self._source = Prefetched(dataset, share, num_workers, prefetch, timeout)
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:

@@ -1,14 +1,15 @@
-"""From a map-style data set to arrays: one sample, or a stack, and whose fault it is when that fails."""
+"""From a map-style data set to arrays: one sample, or a batch, and whose fault it is when that fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 
-from paddle_dp.data.randomness import seed_sample
-from paddle_dp.data.sampler import Indices
+from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.sampler import Indices, Share
 from paddle_dp.errors import DataError
 
 Array = np.ndarray[Any, Any]
@@ -103,3 +104,36 @@ def _some(indices: Indices) -> str:
     """The first few indices, for a message."""
     more = ", …" if len(indices) > 8 else ""
     return ", ".join(map(str, indices[:8].tolist())) + more
+
+
+MicroArrays = tuple[Array, Array, int]
+"""One micro-batch in arrays: inputs, targets, and how many of the samples count (see Micro)."""
+
+
+class Source(Protocol):
+    """The arrays of one reader's share, batch by batch."""
+
+    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
+        """The micro-batches of each global batch from `start` on; good until the next batch is asked for."""
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """Reads in the training process itself, when asked: nothing to start, wait for or end."""
+
+    def __init__(self, dataset: Dataset, share: Share):
+        self.dataset, self.share = dataset, share
+        self._keep = nullcontext if hasattr(dataset, "take") else globals_kept
+
+    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
+        for k in range(start, self.share.batches):
+            with self._keep():
+                micro_batches = [
+                    (*read_samples(self.dataset, indices, self.share.seed, epoch), count)
+                    for indices, count in self.share.reads(epoch, k)
+                ]
+            yield micro_batches
+
+    def close(self) -> None:
+        pass

@@ -76,7 +76,7 @@ def targets_of_the_next_sample() -> AbstractContextManager[None]:
 
         return shifted
 
-    return replaced("paddle_dp.data.source:read_samples", make)
+    return replaced("paddle_dp.data.sample:read_samples", make)
 
 
 def normalized_by_the_own_share() -> AbstractContextManager[None]:
@@ -87,7 +87,7 @@ def normalized_by_the_own_share() -> AbstractContextManager[None]:
 
         return normalized
 
-    return replaced("paddle_dp.data.source:read_samples", make)
+    return replaced("paddle_dp.data.sample:read_samples", make)
 
 
 def two_samples_change_places() -> AbstractContextManager[None]:

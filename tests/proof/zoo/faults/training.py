@@ -245,7 +245,7 @@ def sample_that_is_no_number() -> AbstractContextManager[None]:
 
         return spoiled
 
-    return replaced("paddle_dp.data.source:read_samples", make)
+    return replaced("paddle_dp.data.sample:read_samples", make)
 
 
 def infinite_on_one_rank() -> AbstractContextManager[None]:

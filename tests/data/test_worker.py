@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paddle_dp.data.child import Child, ChildEndedError, ChildHungError
-from paddle_dp.data.fork import fork
+from paddle_dp.data.worker import Worker, WorkerEndedError, WorkerHungError, fork
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -23,41 +22,41 @@ def echo(commands, tell, progress):
 
 
 def test_a_child_answers_until_it_is_ended():
-    child = Child(echo)
-    child.send(b"ab")
-    assert [child.receive(10)["word"] for _ in range(2)] == ["a", "b"]
-    child.end()
-    child.end()
-    assert not psutil.pid_exists(child.pid)
+    worker = Worker(echo)
+    worker.send(b"ab")
+    assert [worker.receive(10)["word"] for _ in range(2)] == ["a", "b"]
+    worker.end()
+    worker.end()
+    assert not psutil.pid_exists(worker.pid)
 
 
 def test_signals_to_the_parent_are_not_for_the_child():
-    child = Child(echo)
-    child.send(b"a")
-    child.receive(10)
-    os.kill(child.pid, signal.SIGINT)
-    child.send(b"b")
-    assert child.receive(10)["word"] == "b"
+    worker = Worker(echo)
+    worker.send(b"a")
+    worker.receive(10)
+    os.kill(worker.pid, signal.SIGINT)
+    worker.send(b"b")
+    assert worker.receive(10)["word"] == "b"
     assert (
-        os.getsid(child.pid) == child.pid != os.getsid(0)
+        os.getsid(worker.pid) == worker.pid != os.getsid(0)
     )  # a signal to the parent's group does not reach it
-    os.kill(child.pid, signal.SIGTERM)
-    with pytest.raises(ChildEndedError, match="ended by SIGTERM"):
-        child.receive(10)
-    child.end()
+    os.kill(worker.pid, signal.SIGTERM)
+    with pytest.raises(WorkerEndedError, match="ended by SIGTERM"):
+        worker.receive(10)
+    worker.end()
 
 
 def test_a_child_outlives_the_thread_that_made_it():
     """The signal of a parent's death is sent at the end of a thread: it must not be asked for there."""
     made = []
-    thread = threading.Thread(target=lambda: made.append(Child(echo)))
+    thread = threading.Thread(target=lambda: made.append(Worker(echo)))
     thread.start()
     thread.join()
-    (child,) = made
+    (worker,) = made
     time.sleep(0.05)
-    child.send(b"x")
-    assert child.receive(10)["word"] == "x"
-    child.end()
+    worker.send(b"x")
+    assert worker.receive(10)["word"] == "x"
+    worker.end()
 
 
 def test_a_child_without_progress_counts_as_hung_and_one_with_progress_does_not():
@@ -69,12 +68,12 @@ def test_a_child_without_progress_counts_as_hung_and_one_with_progress_does_not(
         tell({})
         time.sleep(3600)
 
-    child = Child(slow)
-    child.send(b"x")
-    assert child.receive(0.3) == {}
-    with pytest.raises(ChildHungError):
-        child.receive(0.3)
-    child.end()
+    worker = Worker(slow)
+    worker.send(b"x")
+    assert worker.receive(0.3) == {}
+    with pytest.raises(WorkerHungError):
+        worker.receive(0.3)
+    worker.end()
 
 
 def test_an_ended_child_takes_what_it_started_with_it():
@@ -82,18 +81,18 @@ def test_an_ended_child_takes_what_it_started_with_it():
         tell({"pid": subprocess.Popen(["sleep", "3600"]).pid})
         commands.read(1)
 
-    child = Child(starting)
-    grandchild = psutil.Process(child.receive(10)["pid"])
-    child.end()
+    worker = Worker(starting)
+    grandchild = psutil.Process(worker.receive(10)["pid"])
+    worker.end()
     _until(lambda: not _alive(grandchild))
 
 
 def test_an_end_of_the_commands_is_the_end_of_the_child():
-    first, second = Child(echo), Child(echo)  # the second must not hold the first one's pipe open
+    first, second = Worker(echo), Worker(echo)  # the second must not hold the first one's pipe open
     second.send(b"x")
     second.receive(10)
     os.close(first._commands)
-    with pytest.raises(ChildEndedError, match="exit status 0"):
+    with pytest.raises(WorkerEndedError, match="exit status 0"):
         first.receive(10)
     first._commands = os.open(os.devnull, os.O_RDONLY)
     first.end()
@@ -116,16 +115,16 @@ import os, sys, time
 sys.path.insert(0, {root!r})
 import numpy as np
 from paddle_dp.data.sampler import Share
-from paddle_dp.data.workers import Workers
+from paddle_dp.data.worker_pool import Prefetched
 class Slow(list):
     def __getitem__(self, index):
         time.sleep(3600 if index > 3 else 0)
         return np.zeros(1000), index
 sys.stdout.write("not yet written ")
-source = Workers(Slow(range(64)), Share(64, 2, shuffle=False), 2, 4, 60.0)
+source = Prefetched(Slow(range(64)), Share(64, 2, shuffle=False), 2, 4, 60.0)
 reading = source.read(0, 0)
 next(reading)
-print(*[child.pid for child in source._crew._children], flush=True)
+print(*[worker.pid for worker in source._pool._workers], flush=True)
 {then}
 """
 

@@ -59,9 +59,9 @@ def test_they_live_from_epoch_to_epoch():
     with Loader(Noisy(20), Share(20, 4), num_workers=2) as loader:
         assert children() == []
         rows(loader)
-        first = {child.pid for child in children()}
+        first = {worker.pid for worker in children()}
         rows(loader, epoch=1)
-        assert {child.pid for child in children()} == first and len(first) == 2
+        assert {worker.pid for worker in children()} == first and len(first) == 2
 
 
 def test_a_reading_that_is_left_or_overtaken_ends_cleanly():

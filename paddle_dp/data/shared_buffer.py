@@ -18,14 +18,14 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class Like:
+class ArraySpec:
     """Type and shape of one part of every sample."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, array: Array) -> Like:
+    def of(cls, array: Array) -> ArraySpec:
         return cls(array.dtype.str, tuple(array.shape))
 
     @property
@@ -37,20 +37,20 @@ class Like:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleSpec:
     """What every sample of a data set looks like, so that their batches fit into slots."""
 
-    input: Like
-    target: Like
+    input: ArraySpec
+    target: ArraySpec
 
     @classmethod
-    def of(cls, pair: Pair) -> Layout:
-        return cls(Like.of(pair[0]), Like.of(pair[1]))
+    def of(cls, pair: Pair) -> SampleSpec:
+        return cls(ArraySpec.of(pair[0]), ArraySpec.of(pair[1]))
 
     def difference(self, pair: Pair) -> str | None:
         """How a sample differs from all others: «uint8[8, 1], not uint8[8, 3]»; None when it does not."""
         for array, like in zip(pair, (self.input, self.target), strict=True):
-            if Like.of(array) != like:
+            if ArraySpec.of(array) != like:
                 return f"{describe(array)}, not {like}"
         return None
 
@@ -63,12 +63,12 @@ class Slot(NamedTuple):
     targets: Array
 
 
-class Ring:
+class SharedBuffer:
     """`slots` slots of `rows` samples each, shared with every process forked after it was made."""
 
-    def __init__(self, layout: Layout, rows: int, slots: int):
+    def __init__(self, layout: SampleSpec, rows: int, slots: int):
         self.layout = layout
-        parts = (Like("<i8", ()), layout.input, layout.target)
+        parts = (ArraySpec("<i8", ()), layout.input, layout.target)
         size = sum(_aligned(rows * like.bytes) for like in parts)
         memory = mmap.mmap(-1, max(slots * size, 1))
         self.slots: list[Slot] = []
@@ -81,7 +81,7 @@ class Ring:
             self.slots.append(Slot(*arrays))
 
 
-def _view(memory: mmap.mmap, place: int, like: Like, rows: int) -> Array:
+def _view(memory: mmap.mmap, place: int, like: ArraySpec, rows: int) -> Array:
     shape = (rows, *like.shape)
     flat: np.ndarray[Any, Any] = np.frombuffer(memory, like.dtype, prod(shape), place)
     return flat.reshape(shape)
