@@ -90,6 +90,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
     where = verdict.where
     return {
         "recipe": recipe.name,
+        "parameters": verdict.one.parameters,
         "ranks": verdict.many.ranks,
         "axes": verdict.many.axes,
         "verdict": {0: "same", 1: "different", 3: "proves nothing"}[verdict.status],

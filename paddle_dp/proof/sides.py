@@ -40,6 +40,7 @@ class Side:
         # What makes it differ from one process by nature: a sentence for each cause, with what removes it.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
+        self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
         self.seconds: float = 0.0  # of the whole side, its processes' start included
         self.beside: tuple[Side, ...] = ()  # those whose updates it has done again

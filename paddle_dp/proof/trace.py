@@ -91,7 +91,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
         side.replay(number, Path(folder), ranks)
     peak = max(side.mesh.gather(memory(side.mesh.device)))
-    told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, **side.told}
+    told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.told}
     if side.mesh.is_main:
         (side.folder / "side.json").write_text(json.dumps(told))
     if options.get("rehearse"):
@@ -113,7 +113,7 @@ class Side:
         self.assembly = Assembly(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}
-        self._parameters = 0  # of the whole model
+        self.parameters = 0  # of the whole model
         self._free = available_memory() if joined.device == "cpu" else None  # before a model is there
         self._fits = False
         self._beyond: list[noise.Noise] = []  # those whose effect is no rounding
@@ -124,7 +124,7 @@ class Side:
         train = replace(self.recipe.train, precision=self.given.precision)
         recipe = self.recipe.model_copy(update={"train": train})
         found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
-        self._parameters = sum(parameter.size for parameter in found.model.parameters())
+        self.parameters = sum(parameter.size for parameter in found.model.parameters())
         if self.given.noise is not None:
             self.given.noise.model(found.model)
         return replace(found, compared=True)
@@ -137,7 +137,7 @@ class Side:
             rows = self.mesh.gather([here, self._free, shutil.disk_usage(self.folder).free])
             _, free, disk = rows[0]
             wide = self.options.get("wide", True)
-            check_fits(self._parameters, [row[0] for row in rows], free, disk, str(self.folder), wide)
+            check_fits(self.parameters, [row[0] for row in rows], free, disk, str(self.folder), wide)
             self._fits = True
         return learner
 

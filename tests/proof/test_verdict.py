@@ -32,7 +32,7 @@ def side(folder, gradient, differences=()):
         "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "reader": 0, "seats": {}, "beyond": {},
     }  # fmt: skip
     write_sheet(folder, "own", 0, pieces, facts)
-    told = {"wide": None, "differences": list(differences), "axes": {"data": 1}, "memory": 0}
+    told = {"wide": None, "differences": list(differences), "axes": {"data": 1}, "memory": 0, "parameters": 3}
     (folder / "side.json").write_text(json.dumps(told))
     return Side(folder, 1)
 
