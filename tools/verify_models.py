@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +124,8 @@ def recipe(name: str, batch: int = BATCH) -> str:
 
 def verified(name: str, scratch: Path, limit: float) -> Row:
     """Runs `paddle-dp verify` for one model."""
+    import paddle
+
     path, begun = scratch / f"{name}.yaml", time.perf_counter()
     path.write_text(recipe(name))
     command = [sys.executable, "-m", "paddle_dp", "verify", str(path), "--ranks", "2", "--json"]
@@ -138,7 +139,7 @@ def verified(name: str, scratch: Path, limit: float) -> Row:
         job.terminate()  # it ends its ranks, and takes its files along
         said, errors, late = *job.communicate(), f"not within {limit:.0f} s"
     facts: dict[str, Any] = {"model": name, "pixels": PIXELS.get(name, 64), "batch": BATCH}
-    facts |= {"seconds": time.perf_counter() - begun, "paddle": version("paddlepaddle")}
+    facts |= {"seconds": time.perf_counter() - begun, "paddle": paddle.__version__}
     if late or job.returncode not in (0, 1, 3):
         why = [line for line in errors.splitlines() if line and not line.startswith("running ")]
         return Row(verdict=late or f"not compared: {' '.join(why)}", **facts)
