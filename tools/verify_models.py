@@ -173,7 +173,7 @@ def page(rows: Iterable[Row]) -> str:
     lines = {row.model: str(row) for row in found}
     table = "\n".join([HEAD, *(lines.get(n, empty) for n, empty in zip(order, missing, strict=True))])
     same = sum(row.verdict == "same" for row in found)
-    versions = ", ".join(sorted({row.paddle for row in found}))
+    versions = ", ".join(sorted({row.paddle for row in found if row.paddle}))
     return PAGE.format(same=same, all=len(order), table=table, paddle=versions)
 
 
@@ -199,10 +199,15 @@ def main() -> int:
             print(rows[name], flush=True)
             if given.rows:
                 with given.rows.open("a") as kept:
-                    kept.write(json.dumps(asdict(rows[name])) + "\n")
+                    kept.write(f"{line(rows[name])}\n")
     if given.page:
         given.page.write_text(page(rows.values()))
     return 0 if all(rows[name].verdict == "same" for name in given.only or rows) else 1
+
+
+def line(row: Row) -> str:
+    """What --rows keeps of a row."""
+    return json.dumps(asdict(row))
 
 
 def read(kept: Path | None) -> dict[str, Row]:

@@ -91,7 +91,7 @@ class Comparison:
         `beside` are the sides that it will be compared with: it does their updates again, from their gradients.
         """
         words = [word for word in self.overrides if not word.startswith("strategy")]
-        again = {"beside": [[str(side.folder), side.ranks] for side in beside]}
+        again = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in beside]}
         job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one", **again)
         begun = time.perf_counter()
         one = self._side(run_alone(job), job, begun)

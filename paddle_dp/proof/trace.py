@@ -71,13 +71,15 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
 
     options["ranks"] is the larger side's number of ranks, so that both sides read the same batches; "steps" how many
     of the recipe's own are done; "wide" whether two are done in float64; "measure_memory" whether what a rank holds is
-    counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["beside"], for
-    one process, are the sides whose updates it does again: folder and number of ranks (proof.replay). options["patch"],
-    if any, is "module:function", called first.
+    counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["alone"] is said
+    to the one process beside them, and options["beside"] are the sides whose updates it does again: folder and number
+    of ranks (proof.replay). options["patch"], if any, is "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
+    if options.get("alone"):  # a callback may ask for a layout; the ranks have it, and have been asked
+        recipe = recipe.model_copy(update={"callbacks": []})
     side = Side(recipe, options)
     told: dict[str, Any] = {"wide": None}
     if options.get("wide", True):

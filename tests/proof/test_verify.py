@@ -68,6 +68,13 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path
     assert "on 1 rank" not in done.stderr  # one process has not begun
 
 
+def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_path):
+    """The timeline of a pipeline: its recipe could not be verified."""
+    path = recipe(tmp_path, norm="none")
+    path.write_text(f"{path.read_text()}callbacks: [{{use: timeline}}]\n")
+    assert Comparison(path, (), 1, 2, tmp_path, wide=False).one([]).ranks == 1
+
+
 def test_two_sides_are_compared_without_paddle():
     """Whoever imports it before a rank starts hands other OpenMP settings on, and waits a second and a half."""
     check = "import sys, paddle_dp.proof; assert 'paddle' not in sys.modules"
