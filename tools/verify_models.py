@@ -37,7 +37,7 @@ dataset:
   test_samples: 8
 loss: {{use: {loss}}}
 optimizer: {{use: momentum, momentum: 0.9, weight_decay: 1.0e-4}}
-schedule: {{use: constant, peak: 0.01}}
+schedule: {{use: constant, learning_rate: 0.01}}
 strategy: {{use: data_parallel, sync_batch_norm: true}}
 train: {{length: 1 epoch, batch: {batch}, seed: 0}}
 """
