@@ -1,19 +1,20 @@
 """Runs a test's function on N real ranks, started by the real `paddle.distributed.launch` (see rank_pool.py).
 
-    def case(scale):                       # in tests/mesh/test_mesh.py, run in every rank
+    def case(scale):                       # runs in every rank
         from paddle_dp.mesh import join
         mesh = join()
         return mesh.sum([mesh.rank * scale])
 
     def test_sum():
-        assert run_ranks("tests/mesh/test_mesh.py:case", 2, 10) == [[10.0], [10.0]]
+        assert run_ranks(case, 2, scale=10) == [[10.0], [10.0]]
 
-The function joins the mesh itself, if it wants one. Its arguments and its result travel as JSON (arrays become lists).
+The function stands at the top of its module, which every rank imports, and joins the mesh itself, if it wants one. Its
+arguments and its result travel as JSON (arrays become lists).
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +37,36 @@ from tests.rank_pool import pool_of  # noqa: E402
 
 
 def run_ranks(
-    function: str,
+    function: Callable[..., Any],
     ranks: int,
     *args: Any,
     timeout: float = 120,
-    launcher: bool | None = None,
     fresh: bool = False,
-    **env: str,
+    env: Mapping[str, str] | None = None,
+    **kwargs: Any,
 ) -> list[Any]:
-    """What `function` ("tests/x/test_y.py:name") returned on each rank; AssertionError with the first failure.
+    """What `function(*args, **kwargs)` returned on each rank; AssertionError with the first failure's traceback.
 
     The ranks are forks of ranks that the launcher has started and that have imported paddle; with `fresh`, or where
-    something is asked of the environment or the launcher, a job is started for this call alone.
-    One rank is a plain process unless `launcher=True`. Other keywords are set in the ranks' environment.
+    `env` asks for something in their environment, a job is started for this call alone. One rank is a plain process.
     Raises TimeoutError after `timeout` seconds. No process of the call is left in any case.
     """
-    with tempfile.TemporaryDirectory(prefix="ranks-") as name, reserved_ports() as ports:
-        folder = Path(name)
-        (folder / "args.json").write_text(json.dumps(args))
-        if not (fresh or env or launcher):
+    name = _name(function)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as path, reserved_ports() as ports:
+        folder = Path(path)
+        (folder / "args.json").write_text(json.dumps([args, kwargs]))
+        if not (fresh or env):
             pool = pool_of(ranks, _environment({}), ROOT)
             try:
-                pool.start(function, folder, ports)
+                pool.start(name, folder, ports)
                 _wait(lambda: pool.ended(folder), folder, ranks, timeout)
                 return [_result(folder, rank) for rank in range(ranks)]
             finally:
                 pool.end_case(folder)
-        command = _command(function, ranks, folder, ranks > 1 if launcher is None else launcher)
+        command = _command(name, ranks, folder)
         with (folder / "launcher.log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=_environment({**ports, **env}), stdout=log, stderr=subprocess.STDOUT,
+                command, cwd=ROOT, env=_environment({**ports, **(env or {})}), stdout=log, stderr=subprocess.STDOUT,
                 preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
             )  # fmt: skip
         try:
@@ -77,9 +78,17 @@ def run_ranks(
             process.wait()
 
 
-def _command(function: str, ranks: int, folder: Path, launcher: bool) -> list[str]:
+def _name(function: Callable[..., Any]) -> str:
+    """`module:name`, by which a rank finds the function again."""
+    module, name = sys.modules[function.__module__], function.__qualname__
+    if getattr(module, name, None) is not function:
+        raise ValueError(f"a rank cannot find {module.__name__}.{name}: move it to the top of its module")
+    return f"{module.__name__}:{name}"
+
+
+def _command(function: str, ranks: int, folder: Path) -> list[str]:
     script = [__file__, function, str(folder)]
-    if not launcher:
+    if ranks == 1:
         return [sys.executable, "-u", *script]
     options = ["--nproc_per_node", str(ranks), "--log_dir", str(folder / "log")]
     return [sys.executable, "-u", "-m", "paddle.distributed.launch", *options, *script]
@@ -139,21 +148,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a result must be JSON; {type(value).__name__} is not")
 
 
-def _load(function: str) -> Any:
-    path, name = function.rsplit(":", 1)
-    spec = importlib.util.spec_from_file_location(Path(path).stem + "_in_rank", ROOT / path)
-    assert spec and spec.loader, f"no such file: {path}"
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
 def work(function: str, folder: Path) -> None:
     """In a rank: calls the function, and leaves its result or its traceback in `folder` under a final name."""
     rank = os.environ.get("PADDLE_TRAINER_ID", "0")
     partial, status = folder / f".partial.{rank}", 0
     try:
-        result = _load(function)(*json.loads((folder / "args.json").read_text()))
+        module, _, name = function.partition(":")
+        args, kwargs = json.loads((folder / "args.json").read_text())
+        result = getattr(importlib.import_module(module), name)(*args, **kwargs)
         partial.write_text(json.dumps(result, default=_plain))
         name = f"result.{rank}.json"
     except BaseException:  # noqa: BLE001 - whatever it is, run_ranks must hear of it

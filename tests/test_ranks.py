@@ -10,8 +10,6 @@ import pytest
 from paddle_dp.launch.processes import alive
 from tests.ranks import run_ranks
 
-HERE = "tests/test_ranks.py"
-
 
 def join_and_add(number):
     import paddle
@@ -37,23 +35,28 @@ def hang():
 
 
 def test_ranks_meet_and_answer_in_order():
-    answers = run_ranks(f"{HERE}:join_and_add", 2, 10)
+    answers = run_ranks(join_and_add, 2, number=10)
     assert [answer["total"] for answer in answers] == [[21.0], [21.0]]
     assert all(not alive(answer["pid"]) for answer in answers)
 
 
 def test_one_rank_is_a_plain_process():
-    assert run_ranks(f"{HERE}:where_am_i", 1, MARK="here") == [[None, "1", "here"]]
+    assert run_ranks(where_am_i, 1, env={"MARK": "here"}) == [[None, "1", "here"]]
 
 
 def test_a_failure_is_the_culprits_own_traceback():
     begun = time.monotonic()
     with pytest.raises(AssertionError, match="the culprit") as caught:
-        run_ranks(f"{HERE}:raise_in_rank_1", 2)
+        run_ranks(raise_in_rank_1, 2)
     assert "raise_in_rank_1" in str(caught.value)
     assert time.monotonic() - begun < 40
 
 
 def test_ranks_that_hang_are_ended():
     with pytest.raises(TimeoutError, match="did not answer within 1 s"):
-        run_ranks(f"{HERE}:hang", 1, timeout=1)
+        run_ranks(hang, 1, timeout=1)
+
+
+def test_a_function_that_a_rank_could_not_find_is_said():
+    with pytest.raises(ValueError, match=r"tests.test_ranks.*<lambda>: move it to the top of its module"):
+        run_ranks(lambda: None, 1)

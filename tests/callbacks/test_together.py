@@ -57,7 +57,7 @@ def broken_and_resumed(folder: str) -> list[Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
     (folder / "recipe.yaml").write_text(RECIPE)
-    assert run_ranks("tests/callbacks/test_together.py:broken_and_resumed", 2, str(folder)) == [[30, 60]] * 2
+    assert run_ranks(broken_and_resumed, 2, str(folder)) == [[30, 60]] * 2
     return folder / "run"
 
 

@@ -170,7 +170,7 @@ def _save_twice(folder: str) -> list[str]:
 
 
 def test_real_ranks_succeed_together_and_fail_together(tmp_path):
-    first, second = run_ranks("tests/checkpoint/test_faults.py:_save_twice", 2, str(tmp_path))
+    first, second = run_ranks(_save_twice, 2, str(tmp_path))
     assert first == second
     saved, failed, found, weights = first
     assert saved == found == str(tmp_path / "step-00000001") and weights == [[0, 0, 0], [1, 1, 1]]

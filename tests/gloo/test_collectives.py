@@ -8,7 +8,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/gloo/test_collectives.py"
 TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8")
 
 
@@ -125,7 +124,7 @@ def movements(room: Room) -> Any:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_collectives_are_right(ranks: int) -> None:
-    assert run_ranks(f"{HERE}:wrong", ranks, TYPES, timeout=150) == [[]] * ranks
+    assert run_ranks(wrong, ranks, TYPES, timeout=150) == [[]] * ranks
 
 
 def more() -> dict[str, Any]:
@@ -194,7 +193,7 @@ def raw(mesh: Any) -> list[float]:
 
 
 def test_the_rest() -> None:
-    zero, one = run_ranks(f"{HERE}:more", 2, timeout=60)
+    zero, one = run_ranks(more, 2, timeout=60)
     assert zero["uneven"] == [0, 10, 11, 12] and one["uneven"] == [1, 2, 13]
     for found in (zero, one):
         assert found["objects"] == [{"rank": 0}, {"rank": 1}]

@@ -9,8 +9,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/gloo/test_exchange.py"
-
 
 def joined() -> Any:
     from paddle_dp.gloo import install
@@ -63,7 +61,7 @@ def exchanges() -> dict[str, Any]:
 
 
 def test_exchanges_among_four() -> None:
-    for rank, found in enumerate(run_ranks(f"{HERE}:exchanges", 4, timeout=120)):
+    for rank, found in enumerate(run_ranks(exchanges, 4, timeout=120)):
         before, after = (rank - 1) % 4, (rank + 1) % 4
         for kind in ("float32", "float16", "bfloat16", "int64", "int16"):
             assert found[kind] == [before + 1.0] * 4, kind
@@ -96,7 +94,7 @@ def parts() -> list[Any]:
 
 
 def test_partial_send_and_receive() -> None:
-    first, _, third, fourth = run_ranks(f"{HERE}:parts", 4, timeout=90)
+    first, _, third, fourth = run_ranks(parts, 4, timeout=90)
     assert third[0] == fourth[0] == first[0]
     assert third[1] == [0, 1, 2, 3] * 2 and fourth[1] == [4, 5, 6, 7] * 2
 
@@ -116,7 +114,7 @@ def disagree() -> str:
 
 
 def test_two_ends_that_disagree_are_told() -> None:
-    said = run_ranks(f"{HERE}:disagree", 2, timeout=60)[1]
+    said = run_ranks(disagree, 2, timeout=60)[1]
     assert "rank 0 sent 12 bytes" in said and "[2] of paddle.float32" in said
 
 
@@ -133,9 +131,9 @@ def barrier_with_one_late(seconds: float) -> float:
 
 
 def test_a_barrier_waits_for_all() -> None:
-    assert min(run_ranks(f"{HERE}:barrier_with_one_late", 2, 0.5, timeout=60)) >= 0.45
+    assert min(run_ranks(barrier_with_one_late, 2, 0.5, timeout=60)) >= 0.45
 
 
 @pytest.mark.long
 def test_a_barrier_waits_longer_than_gloo_does() -> None:
-    assert min(run_ranks(f"{HERE}:barrier_with_one_late", 2, 35.0, timeout=120)) >= 34
+    assert min(run_ranks(barrier_with_one_late, 2, 35.0, timeout=120)) >= 34

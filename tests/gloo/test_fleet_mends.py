@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.gloo.cases import with_and_without
 from tests.ranks import run_ranks
 
-CASES = "tests/gloo/cases.py"
 RIGHT, WRONG = 5e-6, 1e-4
 AXES = {"data", "tensor", "pipeline", "sharding", "sequence_axis"}
 # The layout, what leaves the mend out, and the optimizer that shows it.
@@ -27,8 +27,6 @@ def test_fleet_is_right_with_its_mend_and_wrong_without(name: str) -> None:
     """When only the last line fails, a newer Paddle is right by itself, and the mend may go."""
     layout, without, optimizer = MENDS[name]
     options = {**layout, "optimizers": [optimizer]}
-    found = run_ranks(
-        f"{CASES}:with_and_without", math.prod(layout[a] for a in AXES & set(layout)), options, without
-    )
+    found = run_ranks(with_and_without, math.prod(layout[a] for a in AXES & set(layout)), options, without)
     assert max(mended for mended, _ in found) < RIGHT
     assert max(alone for _, alone in found) > WRONG

@@ -10,8 +10,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/gloo/test_groups.py"
-
 
 def sums_by_group(install_first: bool) -> list[float]:
     """Sums of the ranks' numbers in every group of two and more of four ranks, and again after another round."""
@@ -39,7 +37,7 @@ def sums_by_group(install_first: bool) -> list[float]:
 @pytest.mark.parametrize("install_first", [True, False])
 def test_every_subset_of_four_ranks_is_a_group(install_first: bool) -> None:
     sets = [ranks for size in (2, 3, 4) for ranks in combinations(range(4), size)]
-    for rank, found in enumerate(run_ranks(f"{HERE}:sums_by_group", 4, install_first, timeout=120)):
+    for rank, found in enumerate(run_ranks(sums_by_group, 4, install_first, timeout=120)):
         expected = [sum(10.0**r for r in ranks) if rank in ranks else 10.0**rank for ranks in sets]
         assert found == expected * 2
 
@@ -64,13 +62,13 @@ def starts_with_one_late(seconds: float) -> list[Any]:
 
 
 def test_a_group_waits_for_a_late_rank() -> None:
-    for value, seconds in run_ranks(f"{HERE}:starts_with_one_late", 2, 1.0, timeout=60):
+    for value, seconds in run_ranks(starts_with_one_late, 2, 1.0, timeout=60):
         assert value == 2 and seconds >= 2
 
 
 @pytest.mark.long
 def test_a_group_waits_longer_than_gloo_does() -> None:
-    assert [value for value, _ in run_ranks(f"{HERE}:starts_with_one_late", 2, 40.0, timeout=150)] == [2, 2]
+    assert [value for value, _ in run_ranks(starts_with_one_late, 2, 40.0, timeout=150)] == [2, 2]
 
 
 def waits_for_nobody() -> str:
@@ -92,7 +90,7 @@ def waits_for_nobody() -> str:
 
 
 def test_a_missing_rank_is_named_when_patience_ends() -> None:
-    said = run_ranks(f"{HERE}:waits_for_nobody", 2, timeout=60)[0]
+    said = run_ranks(waits_for_nobody, 2, timeout=60)[0]
     assert "gloo group" in said and "rank 0 (seat 0 of 2) waited 2 s for seats [1]" in said
 
 
@@ -112,4 +110,4 @@ def seconds_for_groups(count: int) -> float:
 
 def test_a_group_starts_soon() -> None:
     """Paddle's own new_group takes 0.27 s, most of it in delays that the stores no longer have."""
-    assert min(run_ranks(f"{HERE}:seconds_for_groups", 2, 20, timeout=60)) < 0.15
+    assert min(run_ranks(seconds_for_groups, 2, 20, timeout=60)) < 0.15

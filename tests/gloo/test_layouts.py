@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.gloo.cases import group_sharded, layout
 from tests.ranks import run_ranks
 
-CASES = "tests/gloo/cases.py"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor2": {"tensor": 2},
     "pipeline2 recomputed": {"pipeline": 2, "recompute": True},
@@ -50,22 +50,22 @@ def check(found: list[dict[str, float]]) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_learns_what_one_process_learns(name: str) -> None:
     options = LAYOUTS[name]
-    check(run_ranks(f"{CASES}:layout", ranks_of(options), options, timeout=150))
+    check(run_ranks(layout, ranks_of(options), options, timeout=150))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LONG)
 def test_larger_layouts_do_as_well(name: str) -> None:
     options = LONG[name]
-    check(run_ranks(f"{CASES}:layout", ranks_of(options), options, timeout=250))
+    check(run_ranks(layout, ranks_of(options), options, timeout=250))
 
 
 @pytest.mark.parametrize(("level", "ranks"), [("os_g", 2), ("p_g_os", 2)])
 def test_group_sharding_learns_what_one_process_learns(level: str, ranks: int) -> None:
-    check(run_ranks(f"{CASES}:group_sharded", ranks, level, timeout=150))
+    check(run_ranks(group_sharded, ranks, level, timeout=150))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", ["os_g", "p_g_os"])
 def test_group_sharding_over_four(level: str) -> None:
-    check(run_ranks(f"{CASES}:group_sharded", 4, level, timeout=150))
+    check(run_ranks(group_sharded, 4, level, timeout=150))

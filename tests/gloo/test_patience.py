@@ -13,8 +13,6 @@ from paddle_dp.gloo import time_limit
 from paddle_dp.gloo.time_limit import WAY
 from tests.ranks import run_ranks
 
-HERE = "tests/gloo/test_patience.py"
-
 
 def sum_with_one_late(patience: float, seconds: list[float], bridged: bool) -> list[Any]:
     """Sums of ones, to each of which the last rank comes so late; what came of it, and after how long."""
@@ -44,7 +42,7 @@ def sum_with_one_late(patience: float, seconds: list[float], bridged: bool) -> l
 @pytest.mark.parametrize("bridged", [False, True])
 def test_the_limit_is_the_one_that_was_asked_for(bridged: bool) -> None:
     """With 2 s, a rank that is 0.5 s late is waited for, and one that is 5 s late is not, and named."""
-    found = run_ranks(f"{HERE}:sum_with_one_late", 3, 2.0, [0.5, 5.0], bridged)
+    found = run_ranks(sum_with_one_late, 3, 2.0, [0.5, 5.0], bridged)
     for first, second in found[:2]:
         assert first[0] == 3.0
         assert 1.9 < second[1] < 4.5
@@ -70,7 +68,7 @@ def backward_with_one_late(seconds: float) -> list[float]:
 
 @pytest.mark.long
 def test_a_rank_35_s_late_to_its_backward_is_waited_for() -> None:
-    assert run_ranks(f"{HERE}:backward_with_one_late", 2, 35.0, timeout=120) == [[1.5, 1.5]] * 2
+    assert run_ranks(backward_with_one_late, 2, 35.0, timeout=120) == [[1.5, 1.5]] * 2
 
 
 def neighbours_and_limit(seconds: float) -> list[int]:
@@ -107,7 +105,7 @@ def neighbours_and_limit(seconds: float) -> list[int]:
 
 def test_the_limit_is_set_wherever_malloc_puts_the_second_context_of_a_group() -> None:
     """Seen by chance as «gloo's time limit could not be found»: a search took the neighbour's transport for its own."""
-    assert run_ranks(f"{HERE}:neighbours_and_limit", 2, 7.0) == [[2, 7000, 7000]] * 2
+    assert run_ranks(neighbours_and_limit, 2, 7.0) == [[2, 7000, 7000]] * 2
 
 
 class Objects(time_limit._Gloo):

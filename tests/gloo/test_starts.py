@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
 from tests.ranks import run_ranks
 
-HERE = "tests/gloo/test_starts.py"
 AXES = {"data": "dp", "tensor": "mp", "pipeline": "pp", "sharding": "sharding"}
 FOUR = tuple(dict.fromkeys(pair, 2) for pair in itertools.combinations(AXES, 2))
 EIGHT = tuple(dict.fromkeys(three, 2) for three in itertools.combinations(AXES, 3))
@@ -64,7 +63,7 @@ def count(ranks: int, times: int, stop: bool = True) -> int:
     for turn in range(times):
         begin, degrees = time.monotonic(), layouts[turn % len(layouts)]
         try:
-            found = run_ranks(f"{HERE}:start", ranks, degrees, timeout=60 * ranks, fresh=True)
+            found = run_ranks(start, ranks, degrees, timeout=60 * ranks, fresh=True)
             assert all(set(one["groups"]) == set(degrees) for one in found)
         except (AssertionError, TimeoutError) as error:
             if stop:

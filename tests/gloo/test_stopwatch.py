@@ -80,7 +80,7 @@ def measured() -> dict[str, Any]:
 
 
 def test_waiting_for_a_late_peer_is_seen_on_its_axis() -> None:
-    told = run_ranks("tests/gloo/test_stopwatch.py:measured", 4)
+    told = run_ranks(measured, 4)
     assert [one["sums"] for one in told] == [[3, 0, 1, 2], [3, 0, 1, 3], [7, 2, 3, 2], [7, 2, 3, 3]]
     assert all("stopwatch" not in one["untouched"] for one in told)
     for rank, one in enumerate(told):

@@ -8,8 +8,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/gloo/test_tensor_ops.py"
-
 
 def differences() -> dict[str, float]:
     """By layer and by what is compared: the largest difference from the plain layer."""
@@ -121,7 +119,7 @@ def cross_entropies() -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_parallel_layers_are_the_plain_ones(ranks: int) -> None:
-    for rank, found in enumerate(run_ranks(f"{HERE}:differences", ranks, timeout=120)):
+    for rank, found in enumerate(run_ranks(differences, ranks, timeout=120)):
         assert len(found) == 24
         for name, difference in found.items():
             limit = 3e-2 if "bfloat16" in name else 2e-5
@@ -154,4 +152,4 @@ def inputs_of_rank() -> list[Any]:
 
 
 def test_inputs_come_from_the_first_seat() -> None:
-    assert run_ranks(f"{HERE}:inputs_of_rank", 2, timeout=60) == [[[1.0, 1.0], 0, [2.0, 2.0], True]] * 2
+    assert run_ranks(inputs_of_rank, 2, timeout=60) == [[[1.0, 1.0], 0, [2.0, 2.0], True]] * 2

@@ -81,4 +81,4 @@ def test_a_job_whose_port_was_taken_says_so():
         other.listen()
         port = str(other.getsockname()[1])
         with pytest.raises(AssertionError, match=rf"RunError: rank 0 cannot open its store at \S+:{port}"):
-            run_ranks("tests/mesh/test_environment.py:stolen", 2, PORT_RANGE=f"{port}:{port}")
+            run_ranks(stolen, 2, env={"PORT_RANGE": f"{port}:{port}"})

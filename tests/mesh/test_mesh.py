@@ -4,8 +4,6 @@ import time
 
 from tests.ranks import run_ranks
 
-HERE = "tests/mesh/test_mesh.py"
-
 
 def conversation():
     import paddle
@@ -25,7 +23,7 @@ def conversation():
 
 
 def test_three_ranks_say_and_hear_the_same():
-    said = run_ranks(f"{HERE}:conversation", 3)
+    said = run_ranks(conversation, 3)
     for rank, words in enumerate(said):
         assert words["same"]
         assert words["seat"] == [rank, 3, rank, 3, rank == 0]
@@ -36,7 +34,7 @@ def test_three_ranks_say_and_hear_the_same():
 
 
 def test_a_mesh_of_one_needs_no_group():
-    alone = run_ranks(f"{HERE}:conversation", 1)[0]
+    alone = run_ranks(conversation, 1)[0]
     assert alone["seat"] == [0, 1, 0, 1, True]
     assert alone["sum"] == [0.0, 0.5, 1e15]
     assert alone["gather"] == [{"rank": 0, "word": "", "nothing": None}]
@@ -55,7 +53,7 @@ def patience():
 
 
 def test_wait_waits_for_the_slowest():
-    first, second = run_ranks(f"{HERE}:patience", 2)
+    first, second = run_ranks(patience, 2)
     assert first < 0.9
     assert second > 0.9
 
@@ -72,6 +70,6 @@ def own_streams():
 
 
 def test_ranks_part_ways_reproducibly():
-    once, twice = run_ranks(f"{HERE}:own_streams", 2), run_ranks(f"{HERE}:own_streams", 2)
+    once, twice = run_ranks(own_streams, 2), run_ranks(own_streams, 2)
     assert once == twice
     assert once[0] != once[1]

@@ -8,8 +8,6 @@ from paddle_dp.parallel.consistency import _on_device, digests
 from paddle_dp.parallel.finite import not_finite
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_agreement.py"
-
 
 def digest(x):
     """Both ways: of the memory, and by sums on the device."""
@@ -115,20 +113,20 @@ def unused(ranks_without, find_unused_parameters):
 
 
 def test_a_parameter_without_gradient_on_one_rank_is_an_error():
-    for said in run_ranks(f"{HERE}:unused", 2, [1], False):
+    for said in run_ranks(unused, 2, [1], False):
         assert "parameter 'second.bias' got no gradient on rank 1" in said
         assert "strategy.find_unused_parameters=true" in said
 
 
 def test_a_parameter_without_gradient_anywhere_is_an_error_too():
     """Its whole bucket would not be exchanged."""
-    for said in run_ranks(f"{HERE}:unused", 2, [0, 1], False):
+    for said in run_ranks(unused, 2, [0, 1], False):
         assert "got no gradient on any rank" in said
 
 
 @pytest.mark.parametrize("without", [[1], [0, 1]])
 def test_find_unused_handles_both(without):
-    weights = run_ranks(f"{HERE}:unused", 2, without, True)
+    weights = run_ranks(unused, 2, without, True)
     assert isinstance(weights[0], list)
     assert weights[0] == weights[1]
 
@@ -147,7 +145,7 @@ def diverge():
 
 
 def test_a_changed_weight_is_named_with_its_rank():
-    for said in run_ranks(f"{HERE}:diverge", 3):
+    for said in run_ranks(diverge, 3):
         assert said.startswith("after step 7: rank 2 holds other values than rank 0 in 'second.weight'.")
 
 

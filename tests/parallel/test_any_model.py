@@ -14,7 +14,6 @@ from paddle_dp.plan import Shape, legal_layouts
 from tests.part.test_annotation import TEXTS, Texts
 from tests.ranks import ROOT, run_ranks
 
-HERE = "tests/parallel/test_any_model.py"
 SAMPLES, BATCH, STEPS = 22, 8, 3  # two batches of 8 and one of 6
 IN_ORDER = ("embed", "encoder.layers.*", ({"use": "paddle.mean", "axis": 1}, "head"))
 
@@ -125,7 +124,7 @@ def _compare(many, one, mesh):
 
 
 def check(ranks, cases, allowed=1e-6):  # a ResNet makes 1e-16 a thousand million times larger in three steps
-    for rank in run_ranks(f"{HERE}:learn", ranks, cases, timeout=300):
+    for rank in run_ranks(learn, ranks, cases, timeout=300):
         for case, found in zip(cases, rank, strict=True):
             np.testing.assert_allclose(*found["rows"], rtol=allowed, err_msg=str(case))
             assert not found["apart"] or found["apart"][0][0] < allowed, (case, found["apart"])

@@ -7,8 +7,6 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_as_whole.py"
-
 
 class Fused(nn.Layer):
     """Attention whose fused projection lies as [3, heads, size], or with whole heads beside each other."""
@@ -86,7 +84,7 @@ def place(cases, compared=False):
 
 def test_parts_of_a_fused_projection_are_no_heads():
     """Such a run trained another model, and said that it was one process's."""
-    for good, bad in run_ranks(f"{HERE}:place", 2, ["heads beside each other", "parts beside each other"]):
+    for good, bad in run_ranks(place, 2, ["heads beside each other", "parts beside each other"]):
         assert good == ""
         assert bad.startswith("strategy.tensor: cut as `cuts` and `attends` say, Fused is another model")
 
@@ -106,7 +104,7 @@ SAID = {
 def test_a_slice_that_fits_nowhere_is_named_with_who_made_it_who_got_it_and_what_to_write():
     """It was a matrix product whose shapes do not fit; and of cut scores verify said that a side did not run."""
     for compared in (False, True):
-        for said in run_ranks(f"{HERE}:place", 2, list(SAID), compared):
+        for said in run_ranks(place, 2, list(SAID), compared):
             for case, sentence in zip(SAID, said, strict=True):
                 if not SAID[case]:
                     assert sentence == ""

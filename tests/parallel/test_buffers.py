@@ -8,7 +8,6 @@ from paddle import nn
 from paddle_dp.mesh import Mesh
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_buffers.py"
 FEATURES, CLASSES = 6, 4
 
 
@@ -102,7 +101,7 @@ def together():
 
 @pytest.fixture(scope="module")
 def ranks():
-    return run_ranks(f"{HERE}:together", 3)
+    return run_ranks(together, 3)
 
 
 def same(one, other, bound=1e-12):

@@ -5,7 +5,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_cut_loss.py"
 CLASSES = 12
 LOSSES = [
     {"use": "cross_entropy"},
@@ -92,7 +91,7 @@ def same(rows):
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_cut_classes_give_what_whole_ones_give(ranks):
     """12 classes on 4 ranks are 3 a rank: fewer than the 5 best that acc5 looks at."""
-    for rows, of_no_class, refusal in run_ranks(f"{HERE}:compared", ranks, LOSSES):
+    for rows, of_no_class, refusal in run_ranks(compared, ranks, LOSSES):
         assert len(rows) == 2 * len(LOSSES)
         same(rows)
         assert f"target {CLASSES} is no class: the {CLASSES} classes" in of_no_class
@@ -170,11 +169,11 @@ def recipes(strategy, tied):
 )
 def test_training_over_cut_classes_is_one_process(tmp_path, ranks, strategy, tied):
     """With smoothing, an ignored class, a margin, tied scores, and scores that are not cut at all (vit)."""
-    one = run_ranks(f"{HERE}:trained", 1, str(tmp_path), recipes("{use: single}", tied))[0]
+    one = run_ranks(trained, 1, str(tmp_path), recipes("{use: single}", tied))[0]
     cases = recipes(strategy, tied)
     if "pipeline" in strategy:
         del cases["classifier"]
-    for found in run_ranks(f"{HERE}:trained", ranks, str(tmp_path), cases, timeout=300):
+    for found in run_ranks(trained, ranks, str(tmp_path), cases, timeout=300):
         for name in cases:
             (rows, numbers, samples, confusion), truth = found[name], one[name]
             np.testing.assert_allclose(rows, truth[0], rtol=1e-5, err_msg=name)

@@ -8,7 +8,6 @@ from paddle_dp.parallel import Precision, Task
 from paddle_dp.parallel.precision.amp import default_dtype
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_float64.py"
 RECIPE = """
 model: {{use: {model}, vocab: 32, width: 16, depth: 4, heads: 4, length: 8}}
 dataset: {{use: random_tokens, vocab: 32, length: 8, samples: 13, test_samples: 5}}
@@ -90,9 +89,9 @@ def assert_same(many, one, bound=BOUND):
 
 
 def together(ranks, layouts, tmp_path, model):
-    one = run_ranks(f"{HERE}:gradients", 1, str(tmp_path), ["{use: single}"], model, "float64")[0][0]
+    one = run_ranks(gradients, 1, str(tmp_path), ["{use: single}"], model, "float64")[0][0]
     assert one[2] == ["paddle.float64"]
-    many = run_ranks(f"{HERE}:gradients", ranks, str(tmp_path), layouts, model, "float64")
+    many = run_ranks(gradients, ranks, str(tmp_path), layouts, model, "float64")
     for number, layout in enumerate(layouts):
         found = [rank[number] for rank in many]
         assert all(kinds == ["paddle.float64"] for *_, kinds in found), layout

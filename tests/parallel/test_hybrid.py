@@ -5,7 +5,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_hybrid.py"
 RECIPE = """
 model: {{use: {model}, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
 dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
@@ -67,7 +66,7 @@ def weights(path):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    return run_ranks(f"{HERE}:train", 1, str(folder), "{use: single}", "10 steps", False)[0]
+    return run_ranks(train, 1, str(folder), "{use: single}", "10 steps", False)[0]
 
 
 LAYOUTS = [
@@ -81,7 +80,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("ranks", "strategy"), LAYOUTS)
 def test_a_layout_is_one_process(one, tmp_path, ranks, strategy):
     """30 samples in batches of 8: a last batch of 6, in two micro-batches of 3, shared unequally."""
-    many = run_ranks(f"{HERE}:train", ranks, str(tmp_path), strategy, "10 steps", False)
+    many = run_ranks(train, ranks, str(tmp_path), strategy, "10 steps", False)
     for found in many:
         np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
         assert found["samples"] == 10
@@ -95,11 +94,11 @@ def test_a_layout_is_one_process(one, tmp_path, ranks, strategy):
 def test_a_checkpoint_of_one_layout_goes_on_in_others(one, tmp_path):
     """Tensor × pipeline, in mid-epoch to data × sharding, and to one process; and merged, to plain Paddle."""
     folder = str(tmp_path)
-    first = run_ranks(f"{HERE}:train", 4, folder, LAYOUTS[3][1], "3 steps", False)[0]
+    first = run_ranks(train, 4, folder, LAYOUTS[3][1], "3 steps", False)[0]
     check_merged(first["saved"], first["held_out"]["loss"], tmp_path / "model.safetensors")
     rows = first["rows"]
-    rows += run_ranks(f"{HERE}:train", 4, folder, "{use: hybrid, sharding: 2}", "7 steps", True)[0]["rows"]
-    rows += run_ranks(f"{HERE}:train", 1, folder, "{use: single}", "10 steps", True)[0]["rows"]
+    rows += run_ranks(train, 4, folder, "{use: hybrid, sharding: 2}", "7 steps", True)[0]["rows"]
+    rows += run_ranks(train, 1, folder, "{use: single}", "10 steps", True)[0]["rows"]
     np.testing.assert_allclose(rows, one["rows"], rtol=1e-5)
 
 
@@ -131,8 +130,6 @@ def check_merged(checkpoint, held_out, path):
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "strategy"), [*LAYOUTS, (8, "{use: hybrid, tensor: 2, pipeline: 2}")])
 def test_llama_in_the_same_layouts(tmp_path, ranks, strategy):
-    alone = run_ranks(f"{HERE}:train", 1, str(tmp_path / "one"), "{use: single}", "6 steps", False, "llama")[
-        0
-    ]
-    many = run_ranks(f"{HERE}:train", ranks, str(tmp_path / "many"), strategy, "6 steps", False, "llama")
+    alone = run_ranks(train, 1, str(tmp_path / "one"), "{use: single}", "6 steps", False, "llama")[0]
+    many = run_ranks(train, ranks, str(tmp_path / "many"), strategy, "6 steps", False, "llama")
     np.testing.assert_allclose(many[0]["rows"], alone["rows"], rtol=1e-5)

@@ -5,8 +5,6 @@ import pytest
 
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_lending.py"
-
 
 def lent():
     """What of a layer's weight is here: before, in forward, between, at the end; and after an evaluation."""
@@ -42,7 +40,7 @@ def lent():
 
 
 def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always():
-    for found in run_ranks(f"{HERE}:lent", 2):
+    for found in run_ranks(lent, 2):
         mine = found["owner"]
         assert found["seen"] == [mine, True, mine, mine, True, mine, mine]
         assert found["gradients"] == 2  # of four, each seat owns two
@@ -85,5 +83,5 @@ def fleets_own(level):
 @pytest.mark.long
 def test_fleets_own_stage_3_forgets_which_weights_decay():
     """Why it is not used (docs/decisions/0008). When this fails, a newer Paddle is right by itself."""
-    assert max(run_ranks(f"{HERE}:fleets_own", 2, "os_g")) < 1e-5
-    assert min(run_ranks(f"{HERE}:fleets_own", 2, "p_g_os")) > 1e-3
+    assert max(run_ranks(fleets_own, 2, "os_g")) < 1e-5
+    assert min(run_ranks(fleets_own, 2, "p_g_os")) > 1e-3

@@ -20,7 +20,6 @@ from paddle_dp.parallel import Precision, Task, place_whole
 from paddle_dp.parallel.loss import Loss, as_loss, total_and_count
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_loss.py"
 CLIP = 0.5  # some of the gradients are longer, most are not: a wrong factor shows
 IGNORED, WORDS, LENGTH, SAMPLES, BATCH, MICROS = -100, 7, 6, 23, 10, 3
 
@@ -187,7 +186,7 @@ def test_low_precision_has_the_same_mean_in_every_form(dtype: str) -> None:
 def test_every_form_in_every_layout_is_plain_paddle() -> None:
     cases = [("kept_sum", layout) for layout in LAYOUTS] + [("empty", layout) for layout in LAYOUTS[::2]]
     cases += [("per_token", LAYOUTS[0]), ("class", LAYOUTS[4])]
-    found = run_ranks(f"{HERE}:everywhere", 2, cases)
+    found = run_ranks(everywhere, 2, cases)
     for place, (loss, layout) in enumerate(cases):
         truth, wanted = by_hand(loss)
         weights = {**found[0][place][1], **found[1][place][1]}

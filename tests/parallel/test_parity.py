@@ -79,9 +79,6 @@ def assert_same(one, many, tolerance=1e-5):
             np.testing.assert_allclose(rank[2][name], weight, rtol=0, atol=2 * tolerance, err_msg=name)
 
 
-HERE = "tests/parallel/test_parity.py"
-
-
 def call(arguments):
     return learn(**arguments)
 
@@ -89,8 +86,8 @@ def call(arguments):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_plain_model_with_a_short_last_batch(ranks):
     """47 samples in batches of 10: shares of 2 and 3 samples, and a last batch of 7."""
-    one = run_ranks(f"{HERE}:call", 1, {})
-    assert_same(one[0], run_ranks(f"{HERE}:call", ranks, {}))
+    one = run_ranks(call, 1, {})
+    assert_same(one[0], run_ranks(call, ranks, {}))
 
 
 @pytest.mark.parametrize(
@@ -107,8 +104,8 @@ def test_plain_model_with_a_short_last_batch(ranks):
 )
 def test_layouts_on_three_ranks(settings):
     """Batches of 45 of 47 leave a batch of two samples: one of three ranks computes on a ghost."""
-    one = run_ranks(f"{HERE}:call", 1, settings)[0]
-    many = run_ranks(f"{HERE}:call", 3, settings)
+    one = run_ranks(call, 1, settings)[0]
+    many = run_ranks(call, 3, settings)
     assert_same(one, many, 1e-5 if settings.get("dtype", "float32") == "float32" else 2e-3)
     if settings.get("sync_batch_norm"):
         assert set(one[3]) == {"1._mean", "1._variance"}
@@ -119,5 +116,5 @@ def test_layouts_on_three_ranks(settings):
 def test_batch_norm_of_one_rank_only_differs():
     """The comparison can fail: without sync_batch_norm the ranks normalize by their own samples."""
     settings = {"norm": True}
-    one, many = run_ranks(f"{HERE}:call", 1, settings)[0], run_ranks(f"{HERE}:call", 2, settings)
+    one, many = run_ranks(call, 1, settings)[0], run_ranks(call, 2, settings)
     assert abs(many[0][0][3] - one[0][3]) > 1e-4

@@ -10,7 +10,6 @@ from paddle import nn
 from paddle_dp.plan.pipeline_schedule import orders
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_pipeline.py"
 SAMPLES, BATCH, STEPS = 30, 8, 10  # three batches of 8 and one of 6 an epoch
 GPT = {"use": "gpt", "vocab": 32, "width": 32, "depth": 4, "heads": 4, "length": 12}
 
@@ -132,7 +131,7 @@ def truth(cases):
     """One process for each case, equal ones once."""
     kinds = {_kind(case): case for case in cases}
     asked = [{k: v for k, v in case.items() if k != "strategy"} for case in kinds.values()]
-    found = run_ranks(f"{HERE}:learn", 1, {"use": "single"}, asked, timeout=300)[0]
+    found = run_ranks(learn, 1, {"use": "single"}, asked, timeout=300)[0]
     return dict(zip(kinds, found, strict=True))
 
 
@@ -146,7 +145,7 @@ def one():
 
 
 def check(ranks, strategy, cases, one):
-    many = run_ranks(f"{HERE}:learn", ranks, {"use": "hybrid", **strategy}, cases, timeout=400)
+    many = run_ranks(learn, ranks, {"use": "hybrid", **strategy}, cases, timeout=400)
     for number, case in enumerate(cases):
         expected, saved, foretold = one[_kind(case)], {}, _foretold(strategy, case)
         for found in (rank[number] for rank in many):
@@ -213,7 +212,7 @@ def met(strategy):
 
 @pytest.mark.long
 def test_running_statistics_meet_where_the_same_stage_is():
-    first, second, third, fourth = run_ranks(f"{HERE}:met", 4, {"pipeline": 2}, timeout=200)
+    first, second, third, fourth = run_ranks(met, 4, {"pipeline": 2}, timeout=200)
     for one, other in ((first, third), (second, fourth)):  # neighbours in rank are neighbours on the pipeline
         assert one[0] == other[0]
         assert one[1] != other[1]

@@ -13,7 +13,6 @@ from paddle_dp.parallel.recompute import recomputed
 from paddle_dp.units import Recompute
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_recompute.py"
 HOWS = ("none", "full", "selective", "every 2 blocks")
 TEXT = {"vocab": 32, "width": 32, "depth": 4, "heads": 4, "length": 64}
 MODELS = {
@@ -148,12 +147,10 @@ def several(layouts):
 def test_several_ranks_learn_the_same_bits():
     """Averaging in backward (paddle.DataParallel), and fleet's pipeline, in low precision too."""
     layouts = [("data_parallel", {}, "float32"), ("hybrid", {"pipeline": 2}, "bfloat16")]
-    assert run_ranks(f"{HERE}:several", 2, layouts) == [[[True] * 4] * 2] * 2
+    assert run_ranks(several, 2, layouts) == [[[True] * 4] * 2] * 2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_four_ranks_learn_the_same_bits(settings):
-    assert (
-        run_ranks(f"{HERE}:several", 4, [("hybrid", settings, "float32")], timeout=400) == [[[True] * 4]] * 4
-    )
+    assert run_ranks(several, 4, [("hybrid", settings, "float32")], timeout=400) == [[[True] * 4]] * 4

@@ -20,7 +20,6 @@ from paddle_dp.parallel.samplewise import mixing
 from paddle_dp.strategies.data_parallel import Config as DataParallel
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_samplewise.py"
 CLASSES = 4
 
 
@@ -213,8 +212,8 @@ def named_differences() -> list[Any]:
 
 
 def test_two_ranks_are_told_and_one_needs_no_kernel() -> None:
-    assert run_ranks(f"{HERE}:named_differences", 1) == [[[], True]]
-    both = run_ranks(f"{HERE}:named_differences", 2)
+    assert run_ranks(named_differences, 1) == [[[], True]]
+    both = run_ranks(named_differences, 2)
     assert both[0] == both[1]
     (model, loss), evaluated = both[0]
     assert model.startswith("the outputs of Sequential")

@@ -14,9 +14,9 @@ from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.sequence.megatron_sp import SequenceCutter
 from paddle_dp.parallel.sequence.ulysses import along_sequence, stretch
+from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
 
-HERE, TRAIN = "tests/parallel/test_sequence.py", "tests/parallel/test_hybrid.py:train"
 LENGTH = 16
 SMALL = {"vocab": 32, "width": 32, "depth": 2, "heads": 4, "length": LENGTH}
 
@@ -31,8 +31,8 @@ def weights(path):
 def check(folder, model, ranks, layout):
     """Ten steps of AdamW with clip, two micro-batches, and short last batches, on both sides."""
     strategy = f"{{use: hybrid, {layout}}}"
-    one = run_ranks(TRAIN, 1, str(folder / "one"), "{use: single}", "10 steps", False, model, timeout=300)[0]
-    many = run_ranks(TRAIN, ranks, str(folder / "many"), strategy, "10 steps", False, model, timeout=600)
+    one = run_ranks(train, 1, str(folder / "one"), "{use: single}", "10 steps", False, model, timeout=300)[0]
+    many = run_ranks(train, ranks, str(folder / "many"), strategy, "10 steps", False, model, timeout=600)
     for found in many:
         np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
         assert found["samples"] == one["samples"]
@@ -128,16 +128,16 @@ def cases(settings):
 
 @pytest.fixture(scope="module")
 def one():
-    return run_ranks(f"{HERE}:cases", 1, {}, timeout=300)[0]["rows"]
+    return run_ranks(cases, 1, {}, timeout=300)[0]["rows"]
 
 
 @pytest.fixture(scope="module")
 def cut():
-    return run_ranks(f"{HERE}:cases", 2, {"tensor": 2, "sequence_parallel": True}, timeout=300)
+    return run_ranks(cases, 2, {"tensor": 2, "sequence_parallel": True}, timeout=300)
 
 
 def test_losses_that_smooth_or_count(one):
-    for found in run_ranks(f"{HERE}:cases", 2, {"sequence": 2}, timeout=300):
+    for found in run_ranks(cases, 2, {"sequence": 2}, timeout=300):
         for ours, truth in zip(found["rows"], one, strict=False):
             np.testing.assert_allclose(ours, truth, rtol=2e-5)
 

@@ -6,7 +6,6 @@ import pytest
 from paddle_dp.plan.memory import Widths, held, owners
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_sharding.py"
 RECIPE = """
 model: {{use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
 dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
@@ -72,7 +71,7 @@ def weights(path):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    return run_ranks(f"{HERE}:train", 1, str(folder), ["{use: single}"])[0][0]
+    return run_ranks(train, 1, str(folder), ["{use: single}"])[0][0]
 
 
 def check(many, one):
@@ -88,7 +87,7 @@ def check(many, one):
 
 def by_layout(ranks, folder, strategies):
     """For each strategy, what every rank found."""
-    rows = run_ranks(f"{HERE}:train", ranks, str(folder), strategies, timeout=400)
+    rows = run_ranks(train, ranks, str(folder), strategies, timeout=400)
     return [[rank[n] for rank in rows] for n in range(len(strategies))]
 
 
@@ -149,7 +148,7 @@ def mixtures(folder, strategies, drifting):
 def test_mixtures_are_one_process_and_know_who_holds_equal_weights(one, tmp_path):
     mixed = stages("sharding: 2, tensor: 2", [2])
     drifting = [{"sharding": 2, "tensor": 2, "sharding_stage": stage} for stage in (1, 3)]
-    ranks = run_ranks(f"{HERE}:mixtures", 4, str(tmp_path), mixed, drifting, timeout=400)
+    ranks = run_ranks(mixtures, 4, str(tmp_path), mixed, drifting, timeout=400)
     check([rank["learned"][0] for rank in ranks], one)
     for rank in ranks:
         whole, shards = rank["drifted"]
@@ -167,7 +166,7 @@ def test_a_checkpoint_goes_on_in_other_layouts(one, tmp_path):
     ]
     rows = []
     for ranks, strategy, until in chain:
-        found = run_ranks(f"{HERE}:train", ranks, str(tmp_path), [strategy], ADAMW, until, bool(rows))
+        found = run_ranks(train, ranks, str(tmp_path), [strategy], ADAMW, until, bool(rows))
         rows += found[0][0]["rows"]
     np.testing.assert_allclose(rows, one["rows"], rtol=1e-5)
 
@@ -199,7 +198,7 @@ OTHERS = [
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_other_optimizers(tmp_path, optimizer):
-    alone = run_ranks(f"{HERE}:train", 1, str(tmp_path / "one"), ["{use: single}"], optimizer)[0][0]
-    rows = run_ranks(f"{HERE}:train", 2, str(tmp_path), stages("sharding: 2"), optimizer, timeout=400)
+    alone = run_ranks(train, 1, str(tmp_path / "one"), ["{use: single}"], optimizer)[0][0]
+    rows = run_ranks(train, 2, str(tmp_path), stages("sharding: 2"), optimizer, timeout=400)
     for n in range(3):
         check([rank[n] for rank in rows], alone)

@@ -6,6 +6,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.pipeline.stages import stage
+from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
 
 
@@ -29,7 +30,7 @@ def test_a_model_is_its_blocks_or_cannot_be_staged(names, said):
 @pytest.mark.long
 def test_a_tied_checkpoint_goes_on_in_other_layouts(tmp_path):
     """Interleaved stages, in mid-epoch to tensor × pipeline, and to one process."""
-    train, tied = "tests/parallel/test_hybrid.py:train", "gpt, tied: true"
+    tied = "gpt, tied: true"
 
     def rows(ranks, strategy, until, resume, name="many"):
         return run_ranks(train, ranks, str(tmp_path / name), strategy, until, resume, tied, timeout=200)[0][

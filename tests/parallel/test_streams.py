@@ -15,9 +15,8 @@ from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel.dropout.unseen import Watch
 from paddle_dp.parallel.tensor.layers import Cutter
 from paddle_dp.parallel.tensor.rng import draw_slice
+from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
-
-TRAIN = "tests/parallel/test_hybrid.py:train"
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +92,7 @@ def weights(path):
 
 def run(folder, until, resume, strategy, ranks=2):
     return run_ranks(
-        TRAIN, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", "own", timeout=400
+        train, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", "own", timeout=400
     )[0]
 
 

@@ -15,7 +15,6 @@ from paddle.autograd import PyLayer
 from paddle_dp.plan.pipeline_schedule import bubble, idle
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/test_timeline.py"
 FORWARD, BACKWARD, STEPS = 0.02, 0.04, 5  # seconds of a block
 CASES = [(schedule, micro_batches) for schedule in ("1f1b", "interleaved") for micro_batches in (2, 4, 8, 16)]
 
@@ -80,7 +79,7 @@ def measure(cases):
 
 @pytest.mark.long
 def test_measured_idle_time_is_the_formulas():
-    measured = run_ranks(f"{HERE}:measure", 2, CASES, timeout=300)[0]
+    measured = run_ranks(measure, 2, CASES, timeout=300)[0]
     for (schedule, micro_batches), shares in zip(CASES, measured, strict=True):
         foretold = bubble(2, micro_batches, 2 if schedule == "interleaved" else 1)
         print(schedule, micro_batches, shares, foretold)

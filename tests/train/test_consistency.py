@@ -19,8 +19,6 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer, consistency, facts
 from tests.ranks import run_ranks
 
-HERE = "tests/train/test_consistency.py"
-
 
 def refusal(*tables: dict[str, Any]) -> str | None:
     """What the first of several ranks is told that bring these facts; the others bring theirs to every gathering."""
@@ -173,7 +171,7 @@ def begin(folder: str) -> list[Any]:
 
 
 def test_two_ranks_with_something_different_do_not_begin(tmp_path: Path) -> None:
-    first, second = run_ranks(f"{HERE}:begin", 2, str(tmp_path), timeout=200)
+    first, second = run_ranks(begin, 2, str(tmp_path), timeout=200)
     assert first == second
     for number, ((_, wanted), (said, steps, folder)) in enumerate(zip(DIFFERENT, first, strict=True)):
         assert wanted in said, (number, said)

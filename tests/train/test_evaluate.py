@@ -6,7 +6,6 @@ from sklearn import metrics
 
 from tests.ranks import run_ranks
 
-HERE = "tests/train/test_evaluate.py"
 SAMPLES, CLASSES = 23, 6
 
 
@@ -49,7 +48,7 @@ def evaluated(batch):
 
 @pytest.fixture(scope="module")
 def alone():
-    return run_ranks(f"{HERE}:evaluated", 1, 10)[0]
+    return run_ranks(evaluated, 1, 10)[0]
 
 
 def test_the_numbers_are_scikit_learns(alone):
@@ -72,7 +71,7 @@ def test_the_numbers_are_scikit_learns(alone):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_count_every_sample_once(alone, ranks):
     """23 samples in batches of 10: a last batch of 3 leaves a rank of 4 without any."""
-    for found in run_ranks(f"{HERE}:evaluated", ranks, 10):
+    for found in run_ranks(evaluated, ranks, 10):
         assert found["samples"] == SAMPLES
         assert found["confusion"] == alone["confusion"]
         assert (found["acc1"], found["acc5"]) == (alone["acc1"], alone["acc5"])

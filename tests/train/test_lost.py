@@ -80,5 +80,5 @@ def running_mean(folder: str) -> Any:
 
 
 def test_ranks_have_the_same_running_statistics_after_a_training_that_was_never_saved(tmp_path: Path) -> None:
-    first, second = run_ranks("tests/train/test_lost.py:running_mean", 2, str(tmp_path / "run"))
+    first, second = run_ranks(running_mean, 2, str(tmp_path / "run"))
     assert first == second

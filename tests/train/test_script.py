@@ -17,7 +17,6 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.train import Trainer
 from tests.ranks import run_ranks
 
-HERE = "tests/train/test_script.py"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "pipeline": {"use": "hybrid", "pipeline": 2},
     "tensor": {"use": "hybrid", "tensor": 2},
@@ -158,7 +157,7 @@ def test_a_layout_learns_what_one_rank_learns_or_is_refused(tmp_path: Path) -> N
     assert len(truth) == 15 and truth[0] > truth[12] > truth[14] - 0.1
     layouts = [*LAYOUTS, *(f"plain {layout}" for layout in LAYOUTS)]
     folders = {layout: str(tmp_path / layout) for layout in layouts}
-    for said in run_ranks(f"{HERE}:learn", 2, folders, str(tmp_path)):
+    for said in run_ranks(learn, 2, folders, str(tmp_path)):
         assert all(words in sentence for sentence, (_, words) in zip(said, REFUSED, strict=True)), said
     for layout in layouts:
         np.testing.assert_allclose(losses(tmp_path / layout), truth, rtol=1e-5, err_msg=layout)

@@ -19,7 +19,6 @@ from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotF
 from paddle_dp.train import Callback, Trainer
 from tests.ranks import run_ranks
 
-HERE = "tests/train/test_sound.py"
 NAN, INF = float("nan"), float("inf")
 
 
@@ -338,7 +337,7 @@ def spoil(folder: str) -> list[Any]:
 
 
 def test_in_every_layout_what_went_wrong_on_some_rank_is_named_and_not_saved(tmp_path: Path) -> None:
-    for found in run_ranks(f"{HERE}:spoil", 2, str(tmp_path), timeout=200):
+    for found in run_ranks(spoil, 2, str(tmp_path), timeout=200):
         for (layout, what, _, _, wanted), (said, saved) in zip(FAULTS, found, strict=True):
             assert wanted in said, (layout, what, said)
             if not wanted:  # nothing was spoiled

@@ -7,8 +7,6 @@ from paddle.nn import functional as F
 
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/dropout/test_cut_unsaid.py"
-
 
 class Cut(nn.Layer):
     def __init__(self):
@@ -54,7 +52,7 @@ def differences(cuts):
 
 def test_a_dropout_between_cut_layers_that_the_table_forgot_is_said():
     table = {"up": "columns", "down": "rows"}
-    for said, forgot in run_ranks(f"{HERE}:differences", 2, [table | {"drop": "columns"}, table]):
+    for said, forgot in run_ranks(differences, 2, [table | {"drop": "columns"}, table]):
         assert said == []
         assert len(forgot) == 1 and forgot[0].startswith("drop (Dropout) drops by one mask"), forgot
         assert "the tensor axis: nothing says" in forgot[0]

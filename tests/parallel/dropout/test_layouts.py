@@ -9,7 +9,6 @@ from paddle_dp.units import Recompute
 from tests.parallel.dropout.layers import CONFIG, dropping, loss
 from tests.ranks import run_ranks
 
-HERE = "tests/parallel/dropout/test_layouts.py"
 SHAPE = {"vocab": 32, "width": 32, "depth": 3, "heads": 4, "length": 16, "dropout": 0.3}
 IMAGE = {
     "image": 8,
@@ -90,7 +89,7 @@ def one_process(cases):
 
 
 def check(ranks, cases):
-    truth, found = one_process(cases), run_ranks(f"{HERE}:learn", ranks, cases, timeout=500)
+    truth, found = one_process(cases), run_ranks(learn, ranks, cases, timeout=500)
     for case, ours, rows in zip(cases, truth, zip(*found, strict=True), strict=True):
         for rank in rows:
             np.testing.assert_allclose(rank, ours, rtol=2e-5, err_msg=str(case))
