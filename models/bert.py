@@ -65,17 +65,25 @@ class BERT(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`depth` blocks of `heads` heads; `length`: the longest text; `vocab` counts the mask, too.
-
-    `dropout` is of the embedding and of what each layer adds; attention weights are never dropped.
-    """
+    """Attention weights are never dropped."""
 
     vocab: int = 264
+    """Tokens of the vocabulary, the mask among them."""
+
     width: int = 128
+    """Numbers of a token between the blocks."""
+
     depth: int = 4
+    """Blocks, one after another."""
+
     heads: int = 4
+    """Attention heads; they divide `width`."""
+
     length: int = 128
+    """The longest text, in tokens."""
+
     dropout: float = 0.0
+    """Chance that a number is dropped: of the embedding, and of what each layer adds."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")

@@ -54,16 +54,28 @@ class ConvNet(nn.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One stage for each of `widths`; `norm: batch` puts BatchNorm2D behind each convolution, `dropout` drops behind
-    each activation."""
+    """A convolution and a halving of the image for each of `widths`, then one linear layer."""
 
     channels: int = 1
+    """Channels of an image."""
+
     widths: tuple[int, ...] = (32, 64)
+    """Channels behind each stage's convolution."""
+
     classes: int = 10
+    """Scores of a sample."""
+
     norm: Literal["batch", "none"] = "batch"
+    """`batch` puts BatchNorm2D behind each convolution."""
+
     activation: Literal["relu", "gelu"] = "relu"
+    """A function of paddle.nn.functional."""
+
     pool: Literal["max", "mean"] = "max"
+    """How each stage halves the image."""
+
     dropout: float = 0.0
+    """Chance that a number behind an activation is dropped."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "channels", "classes")

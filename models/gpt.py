@@ -90,18 +90,28 @@ class GPT(Generates, Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`depth` blocks of `heads` heads; `length`: the longest text; `tied`: the scores use the embedding's weights.
-
-    `dropout` is of the embedding and of what each layer adds; attention weights are never dropped.
-    """
+    """Attention weights are never dropped."""
 
     vocab: int = 256
+    """Tokens of the vocabulary."""
+
     width: int = 128
+    """Numbers of a token between the blocks."""
+
     depth: int = 4
+    """Blocks, one after another."""
+
     heads: int = 4
+    """Attention heads; they divide `width`."""
+
     length: int = 128
+    """The longest text, in tokens."""
+
     dropout: float = 0.0
+    """Chance that a number is dropped: of the embedding, and of what each layer adds."""
+
     tied: bool = False
+    """The scores are computed with the embedding's weights."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")

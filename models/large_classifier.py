@@ -80,19 +80,26 @@ class LargeClassifier(nn.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`backbone: mlp` takes any samples of `inputs` numbers through layers of `hidden` widths, a ResNet takes images.
-
-    `cosines` gives cosines, which margin_softmax needs; false, plain products and a bias.
-    """
-
     cuts_classes: ClassVar[bool] = True
+    """The last layer can be split by classes over the tensor axis."""
 
     inputs: int = 64
+    """Numbers of a sample, under `backbone: mlp`."""
+
     hidden: tuple[int, ...] = (256,)
+    """Widths of the layers, under `backbone: mlp`."""
+
     backbone: Literal["mlp", "resnet18", "resnet34", "resnet50"] = "mlp"
+    """`mlp` takes any samples, a ResNet takes images."""
+
     width: int = 64
+    """Numbers of a sample's feature."""
+
     classes: int = 1000
+    """Scores of a sample."""
+
     cosines: bool = True
+    """Scores are cosines, which margin_softmax needs; false: plain products and a bias."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "inputs", "width", "classes")

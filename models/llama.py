@@ -135,16 +135,29 @@ class Llama(Generates, Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`kv_heads` heads of keys and values serve `heads` of queries; `hidden`: between the two SwiGLU layers."""
-
     vocab: int = 256
+    """Tokens of the vocabulary."""
+
     width: int = 128
+    """Numbers of a token between the blocks."""
+
     depth: int = 4
+    """Blocks, one after another."""
+
     heads: int = 4
+    """Attention heads of the queries; they divide `width`."""
+
     kv_heads: int = 2
+    """Heads of keys and values, each for several of the queries'; as many as `heads` by default."""
+
     hidden: int = 352
+    """Numbers of a token between the two layers of a SwiGLU."""
+
     length: int = 128
+    """The longest text, in tokens."""
+
     rope_base: float = 10000.0
+    """Base of the rotary embedding's wavelengths."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "kv_heads", "hidden", "length", "rope_base")

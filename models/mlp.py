@@ -40,13 +40,20 @@ class MLP(nn.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`inputs` numbers a sample; `hidden` layers' widths; `dropout` after each of them."""
-
     inputs: int = 64
+    """Numbers of a sample."""
+
     hidden: tuple[int, ...] = (128, 128)
+    """Widths of the hidden layers."""
+
     classes: int = 10
+    """Scores of a sample."""
+
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    """A function of paddle.nn.functional."""
+
     dropout: float = 0.0
+    """Chance that a number behind a hidden layer is dropped."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "inputs", "classes")

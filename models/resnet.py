@@ -29,15 +29,20 @@ class ResNet(resnet.ResNet):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`width: 128` is a Wide ResNet; `small_images` (32×32): a 3×3 stem of stride 1 and no pooling.
-
-    Its blocks, for `pipeline` and `recompute`: the stem, each residual block, the pooling with the last layer.
-    """
+    """Its blocks, for `pipeline` and `recompute`: the stem, each residual block, the pooling with the last
+    layer."""
 
     depth: Literal[18, 34, 50, 101, 152] = 50
+    """How many layers there are."""
+
     classes: int = 1000
+    """Scores of a sample."""
+
     width: int = 64
+    """Channels of a bottleneck's middle at the first stage; 128 is a Wide ResNet."""
+
     small_images: bool = False
+    """For 32×32 pixels: a 3×3 stem of stride 1 and no pooling behind it."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "classes", "width")

@@ -73,20 +73,34 @@ class ViT(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Images and patches are square. `pool`: scores come from the mean of all tokens, or from a class token.
-
-    `dropout` is of the patches and of what each layer adds; attention weights are never dropped.
-    """
+    """Attention weights are never dropped."""
 
     image: int = 224
+    """Pixels of an image's side; images are square."""
+
     patch: int = 16
+    """Pixels of a patch's side."""
+
     channels: int = 3
+    """Channels of an image."""
+
     classes: int = 1000
+    """Scores of a sample."""
+
     width: int = 192
+    """Numbers of a token between the blocks."""
+
     depth: int = 12
+    """Blocks, one after another."""
+
     heads: int = 3
+    """Attention heads; they divide `width`."""
+
     dropout: float = 0.0
+    """Chance that a number is dropped: of the patches, and of what each layer adds."""
+
     pool: Literal["mean", "class"] = "mean"
+    """Scores come from the `mean` of all tokens, or from a token of their own."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "image", "patch", "channels", "classes", "width", "depth", "heads")

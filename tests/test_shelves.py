@@ -11,6 +11,10 @@ from types import ModuleType
 
 import pytest
 
+from paddle_dp.part import Annotation, settings_of
+from paddle_dp.recipe import Precision
+from paddle_dp.recipe.schema import LoaderSettings, Recipe, Train
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD: dict[str, str] = {  # what a part's build() is called with, after self
     "models": "()",
@@ -32,9 +36,16 @@ def shelf_files() -> list[tuple[str, str]]:
     return [
         (shelf, file.stem)
         for shelf in BUILD
-        for file in sorted(folder(shelf).glob("*.py"))
+        for file in sorted(
+            [*folder(shelf).glob("*.py"), *(f.parent for f in folder(shelf).glob("*/__init__.py"))]
+        )
         if not file.name.startswith("_")
     ]
+
+
+@pytest.mark.parametrize("kind", [Recipe, Train, LoaderSettings, Precision, Annotation])
+def test_every_key_of_a_recipe_says_what_it_means(kind: type) -> None:
+    assert not [setting.name for setting in settings_of(kind) if not setting.meaning]
 
 
 def read(shelf: str, name: str) -> ModuleType:
@@ -56,6 +67,11 @@ def faults(module: ModuleType, shelf: str) -> list[str]:
         found.append("Config is not frozen")
     fields = [field for field in dataclasses.fields(config) if field.init]
     found += [f"Config.{field.name} is not keyword-only" for field in fields if not field.kw_only]
+    found += [
+        f"Config.{setting.name} says nothing of itself: a sentence behind the field is its help"
+        for setting in settings_of(config)
+        if not setting.meaning
+    ]
     found += [
         f"Config.{field.name} is no YAML key: lower case, no leading _, not `use`"
         for field in fields
@@ -106,8 +122,9 @@ def test_no_shelf_is_empty(shelf: str) -> None:
         ),
         (
             "@dataclass(frozen=True, kw_only=True)\nclass Config:\n  a: int\n  def build(self) -> int: ...",
-            None,
+            "Config.a says nothing of itself",
         ),
+        ("@dataclass(frozen=True, kw_only=True)\nclass Config:\n  def build(self) -> int: ...", None),
     ],
 )
 def test_a_fault_is_seen(code: str, complaint: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,51 +13,17 @@ from pathlib import Path
 
 from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import CALLBACKS, LoaderSettings, Train
+from paddle_dp.recipe.schema import LoaderSettings, Train
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "<!-- Below this line everything is written by `make docs`. -->\n"
 
-MEANINGS = {
-    "name": "The run's name. By default the file's, without `.yaml`.",
-    "model": "What learns: a part of `models/`.",
-    "model.cuts": "Pattern of layers, or of a number that counts what is cut (`….num_heads`), to the way to cut it.",
-    "model.attends": "Pattern of layers to their method in which tokens meet.",
-    "model.blocks": "The layers whose chain is the forward: patterns, functions, and lists of them that stay together.",
-    "dataset": "What it learns from: a part.",
-    "loss": "What should fall: a part. Without one, the model's own method `loss(outputs, targets)`.",
-    "optimizer": "How an update is made of gradients: a part.",
-    "schedule": "The learning rate over the steps: a part. By default `{use: constant, learning_rate: 0.001}`.",
-    "strategy": "How the model lies on the ranks: a part. By default `{use: data_parallel}`.",
-    "train": "How long, with which batch: see below.",
-    "loader": "How samples are read: see below.",
-    "callbacks": f"A list of parts that watch. By default {', '.join(CALLBACKS)}.",
-    "output_dir": "The run's folder. By default `runs/<name>`.",
-    "train.length": "How far to train, from the very beginning: also a resumed run ends there.",
-    "train.batch": "Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks.",
-    "train.micro_batches": "In how many parts each batch is computed, to need less memory; the update stays the same.",
-    "train.patience": "How long an exchange between ranks on CPUs waits for one that is late, before the job ends.",
-    "train.precision": "`float32`, `bfloat16`, `float16` or `float64`, or a mapping: see below.",
-    "train.seed": "Where all randomness begins: weights, order of samples, augmentation, dropout.",
-    "train.drop_last": "Whether the last batch of an epoch is left out when it is short.",
-    "train.dropout": "`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). "
-    "`own`: each rank draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one "
-    "process.",
-    "train.device": "`auto` takes a GPU for each rank when Paddle sees any.",
-    "loader.num_workers": "Processes that read ahead, for each rank; 0 reads in the rank itself.",
-    "loader.prefetch": "How many batches they may be ahead.",
-    "loader.timeout": "How long one sample may take before its worker counts as hung.",
-    "train.precision.dtype": "The number format of products and convolutions; of everything if `float64`.",
-    "train.precision.level": "`O1` computes in it where that is safe; `O2` also keeps weights in it.",
-    "train.precision.scale": "The loss scale to begin with, for float16 only; it then adapts.",
-}
-
 
 def recipe_keys() -> Iterator[str]:
     """Every key of a recipe, and every setting of every part."""
-    yield from ("## The recipe\n", *table(Recipe), "\n## train\n", *table(Train, "train."))
-    yield from ("\nAs a mapping, `precision` takes:\n", *table(Precision, "train.precision."))
-    yield from ("\n## loader\n", *table(LoaderSettings, "loader."))
+    yield from ("## The recipe\n", *table(Recipe), "\n## train\n", *table(Train))
+    yield from ("\nAs a mapping, `precision` takes:\n", *table(Precision))
+    yield from ("\n## loader\n", *table(LoaderSettings))
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
         yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"
@@ -73,7 +39,7 @@ def of_any_model() -> Iterator[str]:
     yield "([add-a-part.md](add-a-part.md#a-model-that-nobody-prepared)):"
     yield from ("", "| key | type | meaning |", "|---|---|---|")
     for setting in settings_of(Annotation):
-        yield f"| `{setting.name}` | `{setting.type}` | {MEANINGS[f'model.{setting.name}']} |"
+        yield f"| `{setting.name}` | `{setting.type}` | {setting.meaning} |"
 
 
 def prose(text: str) -> str:
@@ -82,13 +48,13 @@ def prose(text: str) -> str:
     return "`".join(span if number % 2 else span.replace("<", "\\<") for number, span in enumerate(spans))
 
 
-def table(kind: type, prefix: str = "") -> Iterator[str]:
+def table(kind: type) -> Iterator[str]:
     yield from ("| key | default | meaning |", "|---|---|---|")
     for setting in settings_of(kind):
         default = "**must be given**" if setting.default is None else f"`{setting.default}`"
         if setting.name in ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "precision"):
             default = ""  # the meaning says it better
-        yield f"| `{setting.name}` | {default} | {MEANINGS[prefix + setting.name]} |"
+        yield f"| `{setting.name}` | {default} | {setting.meaning} |"
 
 
 def part(shelf: str, name: str) -> Iterator[str]:
@@ -100,11 +66,11 @@ def part(shelf: str, name: str) -> Iterator[str]:
             yield "\n" + prose(notes).replace("\n`", "\n\n`")
     settings = settings_of(config)
     if settings:
-        yield from ("", "| setting | type | default |", "|---|---|---|")
+        yield from ("", "| setting | default | meaning | type |", "|---|---|---|---|")
     for setting in settings:
         words = setting.type.replace("|", "\\|")
         default = "**must be given**" if setting.default is None else f"`{setting.default}`"
-        yield f"| `{setting.name}` | `{words}` | {default} |"
+        yield f"| `{setting.name}` | {default} | {prose(setting.meaning)} | `{words}` |"
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {"recipes.md": recipe_keys}

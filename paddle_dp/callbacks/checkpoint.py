@@ -13,11 +13,14 @@ from paddle_dp.units import Every, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`every`: null saves at the end (and the best) only. `best`: a number of the evaluations, such as acc1 or loss."""
-
     every: Every | None = Every.parse("1 epoch")
+    """How often; null: at the end (and the best) only."""
+
     keep: Positive = 3
+    """How many of the newest stay."""
+
     best: str | None = None
+    """Also keep the best by this number of the evaluations, such as acc1 or loss."""
 
     def build(self, run: Run) -> Callback:
         return Checkpoint(run, self)

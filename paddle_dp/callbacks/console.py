@@ -18,9 +18,8 @@ from paddle_dp.units import Every
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`every`: how often a line is written, or the bar's numbers are brought up to date."""
-
     every: Every = Every.parse("10 steps")
+    """How often a line is written, or the bar's numbers are brought up to date."""
 
     def build(self, run: Run) -> Callback:
         return Console(run, self.every) if run.mesh.is_main else Silent(self.every)

@@ -14,11 +14,14 @@ from paddle_dp.units import Positive, Rate
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`watch`: a number of the evaluations; costs (loss, error) should fall, all others rise, `by` at least."""
-
     watch: str = "loss"
+    """A number of the evaluations; costs (loss, error) should fall, all others rise."""
+
     patience: Positive = 5
+    """After how many evaluations without a better one training ends."""
+
     by: Rate = 0.0
+    """The least by which a number must be better."""
 
     def build(self, run: Run) -> Callback:
         return EarlyStop(run, self)

@@ -14,12 +14,14 @@ from paddle_dp.units import Every
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`per_class` adds precision, recall and F1 of each class; `confusion`, the matrix and, at the end of the training,
-    its picture <run>/confusion.png. Both are for classifiers; others leave them out."""
-
     every: Every = Every.parse("1 epoch")
+    """How often."""
+
     per_class: bool = True
+    """Also precision, recall and F1 of each class, for classifiers."""
+
     confusion: bool = True
+    """Also the confusion matrix, for classifiers; at the end of training its picture, <run>/confusion.png."""
 
     def build(self, run: Run) -> Callback:
         return Evaluate(run, self) if run.test_loader is not None else Silent()

@@ -19,9 +19,8 @@ from paddle_dp.units import Every
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`every`: how often a step is written; evaluations, checkpoints, starts and ends always are."""
-
     every: Every = Every.parse("10 steps")
+    """How often a step is written; evaluations, checkpoints, starts and ends always are."""
 
     def build(self, run: Run) -> Callback:
         return Metrics(run, self.every) if run.mesh.is_main else Silent(self.every)

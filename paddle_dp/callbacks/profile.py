@@ -14,11 +14,14 @@ from paddle_dp.units import Count, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Records `steps` steps after the first `start` (which are slower), on the first rank or all."""
-
     start: Count = 10
+    """Steps before the window, which are slower."""
+
     steps: Positive = 10
+    """Steps of the window."""
+
     all_ranks: bool = False
+    """Record all ranks, not the first alone."""
 
     def build(self, run: Run) -> Callback:
         return Profile(run, self)

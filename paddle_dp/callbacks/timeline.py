@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Records `steps` steps after the first `start` (which are slower)."""
-
     start: Count = 10
+    """Steps before the window, which are slower."""
+
     steps: Positive = 10
+    """Steps of the window."""
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError where there are no stages. Asked before any process starts."""

@@ -23,20 +23,28 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """How images become arrays; a data set of image files adds its `path` to these settings.
-
-    To train: a random part of `crop` (least and most share of the area), resized to `size`, flipped half of the time
-    or as `flip` says, its brightness, contrast and saturation changed by up to `jitter`. To evaluate: the shorter
-    side resized to `resize`, the middle `size` of it. Then `mean` and `std`, per channel of 0..1, are normalised.
-    """
+    """How images become arrays; a data set of image files adds its `path` to these settings."""
 
     size: Positive = 224
+    """Pixels of the side of what the model gets."""
+
     resize: Positive = 256
+    """To evaluate, the shorter side is resized to it before the middle is taken; in pixels."""
+
     crop: tuple[float, float] = (0.08, 1.0)
+    """To train, a random part is taken: the least and the most share of the area."""
+
     flip: Probability = 0.5
+    """To train, the chance that an image is mirrored."""
+
     jitter: Rate = 0.0
+    """To train, the most by which brightness, contrast and saturation change."""
+
     mean: tuple[float, float, float] = IMAGENET_MEAN
+    """Subtracted from each channel of 0..1."""
+
     std: tuple[float, float, float] = IMAGENET_STD
+    """Each channel is divided by it."""
 
     def __post_init__(self) -> None:
         if self.resize < self.size:

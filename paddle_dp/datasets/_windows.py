@@ -41,14 +41,25 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Where the texts are, and how they become tokens; a part says in its own words what the fields mean."""
+    """Where the texts are, and how they become tokens."""
 
     path: str | None = None
+    """A folder, a file or a glob."""
+
     limit: Bytes | None = None
+    """No more text than that, in the order of the files' names."""
+
     tokenizer: str = "bytes"
+    """`bytes`, or the path of a tokenizer.json (package tokenizers) or of a sentencepiece model."""
+
     length: Positive = 128
+    """Tokens of a sample."""
+
     held_out: Fraction = 0.05
+    """Share of the files kept for the test split, chosen by their names; a single file is cut, its end held out."""
+
     cache: str | None = None
+    """Folder for the tokens, so that they are made once; ~/.cache/paddle_dp by default."""
 
     def __post_init__(self) -> None:
         if self.held_out >= 1:

@@ -26,18 +26,25 @@ _HUNDRED = {"train": ("train",), "test": ("test",)}
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`path` is the archive, its unpacked folder, or what holds that; whether 10 or 100 classes, the files say.
-
-    To train, a picture is moved by up to `pad` pixels and mirrored with chance `flip`; both 0 leave it as it is.
-    `labels: coarse` takes the 20 groups of CIFAR-100 instead of its 100 classes.
-    """
+    """Whether it is CIFAR-10 or CIFAR-100, the files say. `pad: 0` and `flip: 0` leave the pictures as they are."""
 
     path: str | None = None
+    """The archive, its unpacked folder, or what holds that."""
+
     labels: Literal["fine", "coarse"] = "fine"
+    """`coarse` takes the 20 groups of CIFAR-100 instead of its 100 classes."""
+
     pad: Count = 4
+    """To train, a picture is moved by up to so many pixels."""
+
     flip: Probability = 0.5
+    """Chance that a picture is mirrored, to train."""
+
     mean: tuple[float, float, float] = (0.4914, 0.4822, 0.4465)
+    """Subtracted from each channel of 0..1."""
+
     std: tuple[float, float, float] = (0.2470, 0.2435, 0.2616)
+    """Each channel is divided by it."""
 
     def __post_init__(self) -> None:
         if min(self.std) <= 0:

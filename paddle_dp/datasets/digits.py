@@ -16,11 +16,14 @@ from paddle_dp.units import Fraction
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`held_out` of each class is kept for the test split; `as_image` gives [1, 8, 8] instead of [64]."""
-
     held_out: Fraction = 0.2
+    """Share of each class that is kept for the test split."""
+
     as_image: bool = False
+    """Samples are [1, 8, 8] instead of [64]."""
+
     seed: int = 0
+    """Which samples are held out."""
 
     def __post_init__(self) -> None:
         if self.held_out >= 1:

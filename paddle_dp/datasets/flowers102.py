@@ -19,14 +19,12 @@ _IDS = {"official": {"train": "trnid", "test": "tstid"}, "swapped": {"train": "t
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Views):
-    """`path` is a folder with jpg/ (102flowers.tgz unpacked), imagelabels.mat and setid.mat.
-
-    `splits: swapped` trains on the 6149 images of the official test set and tests on the 1020 of the official
-    training set, as paddle.vision.datasets.Flowers and the classic PaddlePaddle examples do.
-    """
-
     path: str | None = None
+    """A folder with jpg/ (102flowers.tgz unpacked), imagelabels.mat and setid.mat."""
+
     splits: Literal["official", "swapped"] = "official"
+    """`swapped` trains on the 6149 images of the official test set and tests on the 1020 of the official training
+    set, as paddle.vision.datasets.Flowers and the classic PaddlePaddle examples do."""
 
     def build(self, split: str) -> Images:
         """Targets int64 0..101: the file's labels less one."""

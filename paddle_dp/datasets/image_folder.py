@@ -19,9 +19,8 @@ _TEST = ("val", "valid", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Views):
-    """`path` is the folder that holds train/ and val/ (or valid/, validation/, test/)."""
-
     path: str | None = None
+    """The folder that holds train/ and val/ (or valid/, validation/, test/)."""
 
     def build(self, split: str) -> Images:
         """Classes are numbered in the order of their folders' names; both splits must have the same ones."""

@@ -42,15 +42,14 @@ class Gaps:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TextConfig):
-    """Of every window, `masked` of the tokens are to be foretold; the loss needs ignore_index: -100. `mask`: the token
-    that stands in a gap, by default the one behind the tokenizer's last, which the model's vocab must count.
-    `path`: a folder, a file or a glob; `limit`: no more text than that, in the order of the files' names.
-    `tokenizer`: bytes, or the path of a tokenizer.json (package tokenizers) or of a sentencepiece model.
-    `held_out` of the files is kept for the test split, chosen by their names; a single file is cut, its end held out.
-    `cache`: the folder for the tokens, so that they are made once; by default ~/.cache/paddle_dp."""
+    """The loss needs `ignore_index: -100`."""
 
     masked: Probability = 0.15
+    """Share of the tokens of every window that are to be predicted."""
+
     mask: Count | None = None
+    """Token that stands in a gap; by default the one behind the tokenizer's last, which the model's vocab must
+    count."""
 
     def build(self, split: str) -> Gaps:
         """Inputs int64 [length], and targets int64 [length], -100 where nothing is to be foretold."""

@@ -15,19 +15,28 @@ WHERE = 2  # the counter's last word for the points themselves; 0 and 1 are the 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`samples` views to train on and `test_samples` others to evaluate on, of `seen` identities out of `classes`.
-
-    The identities that are seen lie evenly among all class numbers. A point and the `noise` in each view of it are
-    normal, with `features` numbers; a noise of 1 is as large as the point itself.
-    """
+    """The identities that are seen lie evenly among all class numbers."""
 
     features: Positive = 64
+    """Numbers of a sample."""
+
     classes: Positive = 1000
+    """How many identities there are."""
+
     seen: Positive = 1000
+    """How many of them have samples."""
+
     samples: Positive = 4096
+    """Views to train on."""
+
     test_samples: Positive = 256
+    """Other views, to evaluate on."""
+
     noise: float = 0.5
+    """Of each view, beside the point's own normal numbers; 1 is as large as the point itself."""
+
     seed: int = 0
+    """Where the points and views are drawn from."""
 
     def __post_init__(self) -> None:
         if self.seen > self.classes:

@@ -13,13 +13,20 @@ from paddle_dp.units import Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`samples` images to train on and `test_samples` others to evaluate on, of `shape` [channels, height, width]."""
-
     shape: tuple[Positive, ...] = (3, 224, 224)
+    """Of an image: [channels, height, width]."""
+
     classes: Positive = 1000
+    """How many classes there are."""
+
     samples: Positive = 1024
+    """Images to train on."""
+
     test_samples: Positive = 256
+    """Other images, to evaluate on."""
+
     seed: int = 0
+    """Where the images are drawn from."""
 
     def build(self, split: str) -> Generated:
         """Inputs float32 [*shape], of mean 0 and variance 1 as normalised images have; targets int64."""

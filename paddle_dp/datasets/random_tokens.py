@@ -13,13 +13,20 @@ from paddle_dp.units import Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`samples` texts of `length` tokens out of `vocab` to train on, and `test_samples` others to evaluate on."""
-
     vocab: Positive = 256
+    """Tokens of the vocabulary."""
+
     length: Positive = 128
+    """Tokens of a sample."""
+
     samples: Positive = 1024
+    """Texts to train on."""
+
     test_samples: Positive = 256
+    """Other texts, to evaluate on."""
+
     seed: int = 0
+    """Where the texts are drawn from."""
 
     def build(self, split: str) -> Generated:
         """Inputs int64 [length] in 0..vocab-1, targets int64 [length]: the same text, one token further."""

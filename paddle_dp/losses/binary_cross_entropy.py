@@ -42,9 +42,8 @@ class BinaryCrossEntropy:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`positive_weight` makes each yes count that much more than a no."""
-
     positive_weight: Annotated[float, Gt(0)] = 1.0
+    """How many times a yes counts as much as a no."""
 
     def build(self) -> BinaryCrossEntropy:
         return BinaryCrossEntropy(self.positive_weight)

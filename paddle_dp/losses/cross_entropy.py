@@ -130,10 +130,11 @@ def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Ten
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`label_smoothing` of each target goes to all classes alike; targets of `ignore_index` do not count."""
-
     label_smoothing: Probability = 0.0
+    """Share of each target that goes to all classes alike."""
+
     ignore_index: int | None = None
+    """Targets of this number do not count."""
 
     def build(self) -> CrossEntropy:
         if self.ignore_index is None:

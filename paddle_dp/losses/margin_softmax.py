@@ -67,14 +67,20 @@ class MarginOfSome(Margin, CrossEntropyOfSome):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`angle` (ArcFace's, in radians) is added to the target's angle, `cosine` (CosFace's) taken from its cosine;
-    `scale` multiplies all cosines. `label_smoothing` and `ignore_index` are as in cross_entropy."""
-
     angle: Annotated[float, Ge(0), Le(pi / 2)] = 0.5
+    """ArcFace's margin: added to the target's angle, in radians."""
+
     cosine: Annotated[float, Ge(0), Le(1)] = 0.0
+    """CosFace's margin: taken from the target's cosine."""
+
     scale: Annotated[float, Gt(0)] = 64.0
+    """All cosines are multiplied by it."""
+
     label_smoothing: Probability = 0.0
+    """Share of each target that goes to all classes alike."""
+
     ignore_index: int | None = None
+    """Targets of this number do not count."""
 
     def build(self) -> Margin:
         return Margin(self) if self.ignore_index is None else MarginOfSome(self)

@@ -22,12 +22,17 @@ AboveZero = Annotated[float, Gt(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """`clip` bounds the norm of all gradients, `clip_value` each number; biases and norms do not decay."""
-
     weight_decay: Rate = 0.0
+    """How strongly weights are drawn towards 0; not biases and norms."""
+
     decay_all: bool = False
+    """Biases and norms decay, too."""
+
     clip: AboveZero | None = None
+    """The most that the norm of all gradients together may be."""
+
     clip_value: AboveZero | None = None
+    """The most that each number of a gradient may be."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip_value is not None:

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
-    """Each update first takes rate × `weight_decay` of the weight away."""
-
     weight_decay: Rate = 0.01
+    """Each update first takes learning rate × `weight_decay` of the weight away; not of biases and norms."""
+
     beta1: Probability = 0.9
+    """How much of the gradient's mean is kept each step."""
+
     beta2: Probability = 0.999
+    """How much of the squared gradient's mean is kept each step."""
+
     epsilon: AboveZero = 1e-8
+    """Added to the root that the update is divided by."""
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
         from paddle.optimizer import AdamW

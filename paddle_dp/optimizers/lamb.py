@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
-    """What does not decay gets no rate of its own either, unless `always_adapt`."""
-
     weight_decay: Rate = 0.01
+    """Share of the weight that is added to the update before its size is set; not of biases and norms."""
+
     beta1: Probability = 0.9
+    """How much of the gradient's mean is kept each step."""
+
     beta2: Probability = 0.999
+    """How much of the squared gradient's mean is kept each step."""
+
     epsilon: AboveZero = 1e-6
+    """Added to the root that the update is divided by."""
+
     always_adapt: bool = False
+    """What does not decay gets a rate of its own, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

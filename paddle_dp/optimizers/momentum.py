@@ -17,7 +17,10 @@ class Config(OptimizerConfig):
     """velocity = momentum × velocity + gradient; `weight_decay` × weight is added to the clipped gradient."""
 
     momentum: Probability = 0.9
+    """How much of the velocity is kept each step."""
+
     nesterov: bool = False
+    """Nesterov's form: look ahead along the velocity."""
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
         from paddle.optimizer import Momentum

@@ -40,8 +40,13 @@ class Annotation:
     start_axis: 1}`), and lists of them that stay together."""
 
     cuts: dict[str, Way] = field(default_factory=dict)
+    """Pattern of layers, or of a number that counts what is cut (`….num_heads`), to the way to cut it."""
+
     attends: dict[str, str] = field(default_factory=dict)
+    """Pattern of layers to their method in which tokens meet."""
+
     blocks: tuple[Any, ...] = ()
+    """The layers whose chain is the forward: patterns, functions, and lists of them that stay together."""
 
 
 KEYS = ("cuts", "attends", "blocks")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -35,23 +40,49 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting for a person to read; `default` is None when it must be given."""
+    """One setting for a person to read; `default` is None when it must be given, `meaning` one or two sentences."""
 
     name: str
     type: str
     default: str | None
+    meaning: str = ""
+
+
+@cache
+def meanings(kind: type[Any]) -> dict[str, str]:
+    """What each setting of a Config means, by name: the string that stands behind its field, also in a base."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not vars(base).get("__annotations__"):
+            continue
+        try:
+            (body,) = ast.parse(dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError):  # made on the spot: its source is nowhere
+            continue
+        for field, behind in pairwise(body.body if isinstance(body, ast.ClassDef) else ()):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                found.setdefault(field.target.id, "")
+                if isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(behind.value.value).split())
+    return found
 
 
 def settings_of(kind: Any) -> list[Setting]:
     """What a Config takes, in its own order."""
+    means = meanings(kind)
     if not is_dataclass(kind):
         return [
-            Setting(name=n, type=in_words(f.annotation), default=None if f.is_required() else show(f.default))
-            for n, f in kind.model_fields.items()
+            Setting(
+                name=name,
+                type=in_words(field.annotation),
+                default=None if field.is_required() else show(field.default),
+                meaning=means.get(name, ""),
+            )
+            for name, field in kind.model_fields.items()
         ]
     hints = get_type_hints(kind, include_extras=True)
     return [
-        Setting(name=f.name, type=in_words(hints[f.name]), default=_default(f))
+        Setting(name=f.name, type=in_words(hints[f.name]), default=_default(f), meaning=means.get(f.name, ""))
         for f in fields(kind)
         if f.init
     ]

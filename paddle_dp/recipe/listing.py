@@ -76,9 +76,11 @@ def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
 
 def _settings(config: type[Any]) -> Padding:
     table = Table(box=None, show_header=True, header_style="dim")
-    for column in ("setting", "type", "default"):
-        table.add_column(column, style="cyan" if column == "setting" else "")
+    for column in ("setting", "default", "type", "meaning"):
+        table.add_column(
+            column, style="cyan" if column == "setting" else "", ratio=3 if column == "meaning" else None
+        )
     for setting in settings_of(config):
         default = "[red]must be given[/red]" if setting.default is None else escape(setting.default)
-        table.add_row(setting.name, escape(setting.type), default)
+        table.add_row(setting.name, default, escape(setting.type), escape(setting.meaning))
     return Padding(table if table.rows else Text("no settings", style="dim"), (0, 0, 0, 2))

@@ -10,14 +10,28 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
 from paddle_dp.part import Annotation, Part, find, names, read_part, summary
-from paddle_dp.part.config import adapter
+from paddle_dp.part.config import adapter, meanings
 
 
 class EditorSchema(GenerateJsonSchema):
-    """pydantic's own, with a quantity's default written as in YAML («3 epochs»)."""
+    """pydantic's own, with what each setting means, and a quantity's default as in YAML («3 epochs»)."""
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        return _explained(super().dataclass_schema(schema), schema["cls"])
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        return _explained(super().model_schema(schema), schema["cls"])
 
     def encode_default(self, dft: Any) -> Any:
         return str(dft) if hasattr(dft, "example") else super().encode_default(dft)
+
+
+def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """An object's schema with the meaning of each of its settings: what an editor shows beside the key."""
+    for name, meaning in meanings(kind).items():
+        if meaning and name in described.get("properties", {}):
+            described["properties"][name]["description"] = meaning
+    return described
 
 
 @dataclass(frozen=True)

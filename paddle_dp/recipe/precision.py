@@ -21,8 +21,13 @@ class Precision:
     float16. In a recipe the dtype alone is enough: `precision: bfloat16`."""
 
     dtype: Dtype = "float32"
+    """The number format of products and convolutions; of everything if `float64`."""
+
     level: Literal["O1", "O2"] = "O1"
+    """`O1` computes in it where that is safe; `O2` also keeps weights in it."""
+
     scale: Annotated[float, Gt(0)] = 65536.0
+    """The loss scale to begin with, for float16 only; it then adapts."""
 
 
 _OWNER = Owner(subject="train.precision", prefix="train.precision")

@@ -33,14 +33,32 @@ class Train:
     """How the model learns. `batch` is the global batch, on any number of ranks; `micro_batches` cuts it in time."""
 
     length: Annotated[Length, AfterValidator(_some)]
+    """How far to train, from the very beginning: also a resumed run ends there."""
+
     batch: Positive
+    """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks."""
+
     micro_batches: Positive = 1
+    """In how many parts each batch is computed, to need less memory; the update stays the same."""
+
     precision: PrecisionSetting = FLOAT32
+    """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""
+
     seed: Count = 0
+    """Where all randomness begins: weights, order of samples, augmentation, dropout."""
+
     drop_last: bool = False
+    """Whether the last batch of an epoch is left out when it is short."""
+
     dropout: Literal["exact", "own"] = "exact"
+    """`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). `own`: each rank
+    draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one process."""
+
     device: Literal["auto", "cpu", "gpu"] = "auto"
+    """`auto` takes a GPU for each rank when Paddle sees any."""
+
     patience: Duration = Duration.parse("600 s")
+    """How long an exchange between ranks on CPUs waits for one that is late, before the job ends."""
 
     def __post_init__(self) -> None:
         if self.micro_batches > self.batch:
@@ -54,8 +72,13 @@ class LoaderSettings:
     """How samples are read: by this process (`num_workers: 0`) or others, how far ahead, how long is too long."""
 
     num_workers: Count = 0
+    """Processes that read ahead, for each rank; 0 reads in the rank itself."""
+
     prefetch: Positive = 2
+    """How many batches they may be ahead."""
+
     timeout: Duration = Duration.parse("120 s")
+    """How long one sample may take before its worker counts as hung."""
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
@@ -73,16 +96,37 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: Annotated[str, AfterValidator(_file_name)] = "run"
+    """The run's name; the file's, without `.yaml`, by default."""
+
     model: Annotated[Part, OnShelf("models", "model")]
+    """What learns: a part of `models/`."""
+
     dataset: Annotated[Part, OnShelf("datasets", "dataset")]
+    """What it learns from: a part."""
+
     loss: Annotated[Part, OnShelf("losses", "loss")] | None = None
+    """What should fall: a part. Without one, the model's own method `loss(outputs, targets)`."""
+
     optimizer: Annotated[Part, OnShelf("optimizers", "optimizer")]
+    """How an update is made of gradients: a part."""
+
     schedule: Annotated[Part, OnShelf("schedules", "schedule")]
+    """The learning rate over the steps: a part. `{use: constant, learning_rate: 0.001}` by default."""
+
     strategy: Annotated[Part, OnShelf("strategies", "strategy")]
+    """How the model lies on the ranks: a part. `{use: data_parallel}` by default."""
+
     train: Train
+    """How long, with which batch."""
+
     loader: LoaderSettings = LoaderSettings()
+    """How samples are read."""
+
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
+    """A list of parts that watch. console, metrics, dashboard, evaluate and checkpoint by default."""
+
     output_dir: str | None = None
+    """The run's folder; `runs/<name>` by default."""
 
     @property
     def folder(self) -> Path:

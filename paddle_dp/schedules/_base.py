@@ -22,9 +22,16 @@ class ScheduleConfig:
     """
 
     learning_rate: Rate
+    """The peak: the rate behind the warm-up."""
+
     warmup: Length = NONE
+    """How long the rate rises, in a straight line."""
+
     warmup_from: Probability = 0.0
+    """Where the rise begins, as a share of the peak."""
+
     per_batch: Positive | None = None
+    """The peak is for so many samples an update, and scaled with `train.batch`."""
 
     def rate(self, step: int, *, steps: int, steps_per_epoch: int, batch: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`, with `batch` samples an update."""
@@ -53,6 +60,7 @@ class FallingConfig(ScheduleConfig):
     """A rate that falls all the way from the end of the warm-up to the end of training, to `floor` × peak."""
 
     floor: Probability = 0.0
+    """Where the fall ends, as a share of the peak; below 1."""
 
     def level(self, step: int, *, start: int, steps: int, steps_per_epoch: int) -> float:
         done = min(1.0, (step - start) / max(1, steps - start))

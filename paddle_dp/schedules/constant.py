@@ -9,7 +9,5 @@ from paddle_dp.schedules._base import ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ScheduleConfig):
-    """Stays at `learning_rate`."""
-
     def level(self, step: int, *, start: int, steps: int, steps_per_epoch: int) -> float:
         return 1.0

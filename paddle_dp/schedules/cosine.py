@@ -10,7 +10,5 @@ from paddle_dp.schedules._base import FallingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config(FallingConfig):
-    """`floor` is a fraction of the peak, below 1."""
-
     def left(self, done: float) -> float:
         return (1 + cos(pi * done)) / 2

@@ -10,10 +10,11 @@ from paddle_dp.units import Fraction, Length
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ScheduleConfig):
-    """`milestones: [30 epochs, 60 epochs]` are counted from the start of training, warm-up included."""
-
     milestones: tuple[Length, ...]
+    """When the rate falls, such as [30 epochs, 60 epochs]: counted from the start of training, warm-up included."""
+
     factor: Fraction = 0.1
+    """What the rate is multiplied with each time."""
 
     def __post_init__(self) -> None:
         if not self.milestones:

@@ -12,9 +12,8 @@ from paddle_dp.schedules._base import FallingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config(FallingConfig):
-    """`floor` is a fraction of the peak, below 1."""
-
     power: Annotated[float, Gt(0)] = 1.0
+    """1 is a straight line."""
 
     def left(self, done: float) -> float:
         return (1 - done) ** self.power

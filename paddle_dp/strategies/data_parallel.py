@@ -14,21 +14,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`comm_buffer_size`, `last_comm_buffer_size`: bytes of gradients that travel together, and of the last ones.
-    `find_unused_parameters`: look for parameters without a gradient in every step (slower).
-    `sync_batch_norm`: BatchNorm over the samples of all ranks.
-    `init`: equal initial weights by sending rank 0's (`broadcast`), or by drawing them from one seed (`seed`).
-    `recompute`: what backward computes again instead of keeping it.
-    `check_every`: how often all weights are looked at: are they finite, and the same bits on all ranks? null for at
-    the start, the end and saves only."""
-
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
+    """Bytes of gradients that are all-reduced together."""
+
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
+    """The same, of the last ones: less, so that little is left to wait for."""
+
     find_unused_parameters: bool = False
+    """Look for parameters without a gradient in every step: slower, and needed where ranks use different layers."""
+
     sync_batch_norm: bool = False
+    """BatchNorm over the samples of all ranks, as on one process."""
+
     init: Literal["broadcast", "seed"] = "broadcast"
+    """How initial weights are made equal: by sending rank 0's (`broadcast`), or by drawing them from one seed
+    (`seed`)."""
+
     recompute: Recompute = Recompute.parse("none")
+    """What backward computes again instead of keeping it: less memory, more time."""
+
     check_every: Every | None = Every.parse("100 steps")
+    """How often all weights are compared over the ranks, bit by bit, and looked at for numbers that are not finite;
+    null: at the start, the end and saves only."""
 
     def build(self, mesh: Mesh) -> DataParallel:
         return DataParallel(self, mesh)

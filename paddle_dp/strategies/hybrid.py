@@ -20,30 +20,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Degrees of the axes; `data: auto` takes the ranks that the others leave.
-    `pipeline_schedule`: in which order a pipeline's micro-batches take their turns; `virtual_stages`: how many stages
-    a rank holds (auto: 2 under interleaved, else 1). `partition`: how blocks are dealt to stages: equal numbers of
-    them (`uniform`), of their `parameters`, or as many as a list says. `sharding_stage`: what has one owner along the
-    sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too; `offload`: between updates optimizer states
-    wait in host memory (GPU only). `sequence_parallel`: between cut layers, each tensor seat holds its stretch of the
-    tokens. `sync_batch_norm`: BatchNorm over the samples of all ranks that read (data, sharding). `recompute`: what
-    backward computes again instead of keeping it. `check_every`: how often all weights are looked at: are they
-    finite, and the same bits on ranks that hold the same? null for at the start, the end and saves only."""
+    """The degrees of the axes multiply to the number of ranks."""
 
     data: Positive | Literal["auto"] = "auto"
+    """Ranks with samples of their own; `auto` takes those that the other axes leave."""
+
     tensor: Positive = 1
+    """Ranks that share each layer's weights."""
+
     pipeline: Positive = 1
+    """Ranks that hold one run of layers each."""
+
     sharding: Positive = 1
+    """Ranks with samples of their own, among which updates are shared out (ZeRO)."""
+
     sequence: Positive = 1
+    """Ranks that share each sample's tokens (Ulysses)."""
+
     sequence_parallel: bool = False
+    """Between cut layers, each rank of the tensor axis holds its share of the tokens (Megatron)."""
+
     sharding_stage: Literal[1, 2, 3] = 1
+    """What has one owner along the sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too."""
+
     offload: bool = False
+    """Optimizer states wait in host memory between updates (GPU only)."""
+
     pipeline_schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
+    """In which order a pipeline's micro-batches take their turns."""
+
     virtual_stages: Positive | Literal["auto"] = "auto"
+    """How many stages a rank holds; `auto`: 2 under interleaved, else 1."""
+
     partition: Literal["uniform", "parameters"] | Counts = "uniform"
+    """How blocks become stages: as many blocks each (`uniform`), as equal in parameters as can be (`parameters`),
+    or a list of numbers of blocks."""
+
     sync_batch_norm: bool = False
+    """BatchNorm over the samples of all ranks that read (data, sharding), as on one process."""
+
     recompute: Recompute = Recompute.parse("none")
+    """What backward computes again instead of keeping it: less memory, more time."""
+
     check_every: Every | None = Every.parse("100 steps")
+    """How often all weights are compared over the ranks that hold the same, bit by bit, and looked at for numbers
+    that are not finite; null: at the start, the end and saves only."""
+
     _placed: ClassVar[Degrees | None] = None  # the layout that fleet's groups of this process are for
 
     def degrees(self, ranks: int) -> Degrees:

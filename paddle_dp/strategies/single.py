@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`recompute`: what backward computes again instead of keeping it.
-    `check_every`: how often all weights are looked at: are they finite? null for at the start, the end and
-    saves only."""
-
     recompute: Recompute = Recompute.parse("none")
+    """What backward computes again instead of keeping it: less memory, more time."""
+
     check_every: Every | None = Every.parse("100 steps")
+    """How often all weights are looked at for numbers that are not finite; null: at the start, the end and saves
+    only."""
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more ranks than one, before any of them starts."""

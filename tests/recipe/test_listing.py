@@ -27,13 +27,23 @@ def test_all_shelves_with_the_first_docstring_lines() -> None:
 def test_one_shelf_with_settings() -> None:
     lines = [line.split("  ") for line in screen("schedules").splitlines()]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert ["learning_rate", "number, 0 or more", "must be given"] in rows
-    assert ["warmup", "quantity such as 3 epochs", "0 steps"] in rows
+    assert [
+        "learning_rate",
+        "must be given",
+        "number, 0 or more",
+        "The peak: the rate behind the warm-up.",
+    ] in rows
+    assert [
+        "warmup",
+        "0 steps",
+        "quantity such as 3 epochs",
+        "How long the rate rises, in a straight line.",
+    ] in rows
 
 
 def test_one_part_with_what_its_config_says() -> None:
     shown = screen("strategies", "data_parallel")
-    assert "sync_batch_norm" in shown and "look for parameters without a gradient" in shown
+    assert "sync_batch_norm" in shown and "Look for parameters without a gradient" in shown
     assert "single" not in shown
 
 

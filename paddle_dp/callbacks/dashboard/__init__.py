@@ -35,17 +35,24 @@ _QUIET = ("seconds_per_step",)  # one over samples_per_second
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """`images`: how many samples to show; `histograms`: of all weights, each epoch; `confusion`: of the last
-    evaluation of a classifier. `exchange`: the share of the time that goes into exchanges, axis by axis, on CPUs.
-    `peak_flops`: what one rank's device can do at most, per second, where its name is not one that we know: with it
-    stands how much of that the model uses."""
-
     every: Every = Every.parse("10 steps")
+    """How often a point of the curves is written."""
+
     images: Count = 0
+    """How many samples to show."""
+
     histograms: bool = False
+    """Of all weights, each epoch."""
+
     confusion: bool = True
+    """The confusion matrix of the last evaluation of a classifier."""
+
     exchange: bool = False
+    """The share of the time that goes into exchanges, axis by axis, on CPUs."""
+
     peak_flops: Rate | None = None
+    """What one rank's device can do at most, per second, where its name is not one that we know: with it stands how
+    much of that the model uses."""
 
     def __post_init__(self) -> None:
         if self.peak_flops == 0:
