@@ -56,7 +56,7 @@ class FromPython:
         folder: str | Path = "runs/script",
         seed: int = 0,
         resume: bool | str = False,
-        accept: Sequence[str] = (),
+        accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         cuts: Mapping[str, str] | None = None,
         attends: Mapping[str, str] | None = None,
@@ -138,9 +138,11 @@ class FromPython:
         )
         _open(home, mesh, bool(resume))
         kind: Any = cls
-        trainer: Self = Assembly(setup, mesh).trainer(
-            kind, "newest" if resume is True else resume or None, accept
+        which, wanted = (
+            "newest" if resume is True else resume or None,
+            [accept] if isinstance(accept, str) else accept,
         )
+        trainer: Self = Assembly(setup, mesh).trainer(kind, which, wanted)
         return trainer
 
 

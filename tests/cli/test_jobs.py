@@ -55,6 +55,16 @@ def test_the_value_of_resume_may_be_left_out(
     assert jobs[0].resume == resume and jobs[0].recipe == Path("a.yaml")
 
 
+def test_what_a_resume_may_find_changed_is_given_by_key(leave: Leave, jobs: list[Job], capsys: Any) -> None:
+    leave("train", "a.yaml", "--resume", "--accept", "loss, optimizer.clip")
+    assert jobs[0].options["accept"] == ["loss", "optimizer.clip"] and jobs[0].resume == "newest"
+    assert leave("train", "a.yaml", "--accept", "loss") == 2
+    assert (
+        "--accept loss: it says what --resume may find changed, and there is no --resume"
+        in capsys.readouterr().err
+    )
+
+
 def test_evaluate_takes_the_recipe_of_the_run(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
     leave("evaluate", str(tmp_path), "--ranks", "3", "--checkpoint", "best")

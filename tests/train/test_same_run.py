@@ -19,6 +19,7 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.same_run import VERDICTS, Identity
+from tests.ranks import run_ranks
 
 RECIPE = """
 model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
@@ -29,6 +30,7 @@ schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 2 steps}
 train: {length: 20 steps, batch: 50, micro_batches: 2}
 callbacks: [{use: checkpoint, every: 20 steps}]
 """
+HERE = "tests/train/test_same_run.py"
 FEW = 6  # updates before the checkpoint
 
 
@@ -236,6 +238,30 @@ def test_one_replaced_sample_of_a_small_data_set_is_noticed_and_can_be_accepted(
     after = script(tmp_path, resume=True, train=Points(replaced), accept=["dataset"])
     assert after.run.changes == () and after.run.identity is not None
     assert len(after.run.identity.accepted) == 1
+
+
+def on_two_ranks(folder: str) -> list[Any]:
+    """What this rank is told when it resumes with another loss, and how far it gets when that is accepted."""
+    other: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
+        "resume": True,
+    }
+    script(Path(folder)).fit("2 steps")
+    try:
+        script(Path(folder), **other)
+    except UsageError as error:
+        trainer = script(Path(folder), **other, accept="loss")
+        return [str(error), trainer.run.changes, trainer.fit("4 steps").step]
+    return []
+
+
+def test_all_ranks_are_told_the_same(tmp_path: Path) -> None:
+    first, second = run_ranks(f"{HERE}:on_two_ranks", 2, str(tmp_path))
+    assert first == second and first[2] == 4
+    assert (
+        "loss.label_smoothing was 0.0 and is 0.1" in first[0]
+        and first[1] == first[0].split(": ")[1].split(". ")[:1]
+    )
 
 
 def test_held_out_data_may_change_and_it_is_said(tmp_path: Path) -> None:
