@@ -20,6 +20,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.part.elsewhere import RENAMED
 from paddle_dp.train.facts import (
     MAY_DIFFER,
     Facts,
@@ -206,6 +207,7 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
     if kept is None:  # an older version saved it: its recipe, if there was one, is all that it says
         recipe = (saved.get("recipe") or {}) if setup.recipe is not None else {}
         kept = {name: fact for key, value in recipe.items() for name, fact in flat(key, value).items()}
+    kept = _todays_keys(kept)
     others = {part for part in _PARTS if kept and kept.get(f"{part}.use") != facts.get(f"{part}.use")}
     for part in sorted(others):
         was, value = (side.get(f"{part}.use", side.get(part, _ABSENT)) for side in (kept, facts))
@@ -226,6 +228,14 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
             verdict = TOLD  # there is no short batch
         if verdict != FREE:
             yield Change(key, was, value, verdict)
+
+
+def _todays_keys(facts: Facts) -> dict[str, Any]:
+    """Facts of a recipe that was written with keys of before 0.1.0, under those of today."""
+    found = {RENAMED.get(key, key).partition(",")[0]: value for key, value in facts.items()}
+    if "train.last" in facts:
+        found["train.drop_last"] = facts["train.last"] == "drop"
+    return found
 
 
 def _verdict(key: str, was: Any, now: Any, task: Task) -> str:

@@ -62,7 +62,7 @@ def test_a_recipe_counts_but_for_its_folder_its_name_its_workers_and_where_its_d
         return facts.recipe_facts(read_recipe("configs/digits_mlp.yaml", words))
 
     base = of()
-    assert of("out=elsewhere", "name=other", "loader.num_workers=3") == base
+    assert of("output_dir=elsewhere", "name=other", "loader.num_workers=3") == base
     for word in ("train.seed=7", "optimizer.clip=0.5", "model.hidden=[3]", "callbacks.checkpoint.keep=9"):
         changed = of(word)
         differing = [key for key in base if base[key] != changed[key]]

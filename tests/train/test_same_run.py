@@ -18,7 +18,7 @@ from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
-from paddle_dp.train.same_run import VERDICTS, Identity
+from paddle_dp.train.same_run import VERDICTS, Identity, _todays_keys
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def again(folder: Path, *words: str, resume: str | None = "newest", **how: Any) -> Trainer:
-    recipe = read_recipe(folder / "recipe.yaml", [f"out={folder / 'run'}", *words])
+    recipe = read_recipe(folder / "recipe.yaml", [f"output_dir={folder / 'run'}", *words])
     return build(recipe, join(recipe.train.seed), resume, **how)
 
 
@@ -295,6 +295,13 @@ def test_a_checkpoint_of_an_older_version_says_what_could_not_be_compared(
         again(tmp_path, "loss.label_smoothing=0.1")
     with pytest.raises(UsageError, match=r"train\.length was 20 steps and is 30 steps \(update 7: "):
         again(tmp_path, "train.length=30steps")
+
+
+def test_a_recipe_of_older_keys_is_read_under_those_of_today() -> None:
+    older = {"train.micros": 2, "train.last": "drop", "schedule.peak": 0.1, "model.use": "mlp"}
+    assert _todays_keys(older) == {
+        "train.micro_batches": 2, "train.drop_last": True, "schedule.learning_rate": 0.1, "model.use": "mlp",
+    }  # fmt: skip
 
 
 def test_a_code_change_of_the_schedule_is_noticed_by_its_rates(
