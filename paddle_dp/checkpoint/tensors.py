@@ -39,22 +39,27 @@ def piece(
 
 
 def fill(
-    tensor: paddle.Tensor, checkpoint: Checkpoint, name: str, offset: Sequence[int] | None = None
+    tensor: paddle.Tensor,
+    checkpoint: Checkpoint,
+    name: str,
+    shape: Sequence[int] | None = None,
+    offset: Sequence[int] | None = None,
 ) -> None:
-    """Gives a tensor the values of `name`, in place: all of it, or the box at `offset` of the tensor's shape.
+    """Gives a tensor the values of `name`, in place: all of it, or, where the tensor is the box at `offset` of one of
+    `shape`, those.
 
     A float32 tensor takes 16-bit floats, too, whose every value it holds: what precision level O2 kept on a GPU. It
     takes float64 rounded, and a float64 tensor takes float32: a run whose precision was changed between the two.
     Raises CheckpointError when the checkpoint's tensor is of another shape or of any other dtype.
     """
-    shape = tuple(tensor.shape)
-    if offset is None and checkpoint.shape(name) != shape:
+    whole = tuple(tensor.shape if shape is None else shape)
+    if checkpoint.shape(name) != whole:
         raise CheckpointError(
-            f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(shape)} in this model: "
+            f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(whole)} in this model: "
             f"the checkpoint is of another model, or of other settings of it."
         )
     saved, wanted = checkpoint.dtype(name), dtype_of(tensor)
-    array = checkpoint.read(name, offset, shape)
+    array = checkpoint.read(name, offset, tensor.shape)
     if wanted == "float32" and saved in ("bfloat16", "float16"):
         put(tensor, _widened(array, saved), name)
         return

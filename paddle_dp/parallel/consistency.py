@@ -73,7 +73,7 @@ def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
 class Copy:
     """A tensor of which other ranks may hold copies: those with the same name and the same part of it.
 
-    `part` is the seat on the tensor axis for a slice, -1 for a whole tensor.
+    `part` is the number of the slice, -1 for a whole tensor (`Placement.part`).
     """
 
     name: str
@@ -81,18 +81,12 @@ class Copy:
     part: int = -1
 
 
-def copy_of(name: str, tensor: paddle.Tensor, parameter: paddle.Tensor, mesh: Mesh) -> Copy:
-    """A parameter, or an optimizer's state of it: cut as the parameter is, where it has the parameter's shape."""
-    is_slice = hasattr(parameter, "cut") and tensor.shape == parameter.shape
-    return Copy(name, tensor, mesh.seats["tensor"] if is_slice else -1)
-
-
 def check_equal(named: Named, mesh: Mesh, when: str) -> None:
-    """Raises DivergenceError, naming tensor and rank, unless ranks that hold the same tensor hold the same bits.
+    """Raises DivergenceError, naming tensor and rank, unless ranks that hold a tensor of a name hold the same bits.
 
-    Collective.
+    For tensors that are whole on every rank that has them. Collective.
     """
-    _compare([copy_of(name, tensor, tensor, mesh) for name, tensor in named], {}, mesh, when)
+    _compare([Copy(name, tensor) for name, tensor in named], {}, mesh, when)
 
 
 def check_sound(

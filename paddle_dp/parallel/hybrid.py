@@ -17,7 +17,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.sharding.zero import Shards
+from paddle_dp.parallel.sharding.zero import Zero
 
 
 @dataclass(kw_only=True)
@@ -30,24 +30,24 @@ class HybridLearner(Learner):
 
     seats: Any  # fleet's HybridCommunicateGroup
     clip: float | None = None
-    shards: Shards | None = None
+    zero: Zero | None = None
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def _exchange(self) -> None:
-        if self.shards is None:
+        if self.zero is None:
             super()._exchange()
         else:
             if not self._exchange_checked:
-                self.shards.check(self.named_parameters(trainable=True), self.mesh)
+                self.zero.check(self.named_parameters(trainable=True), self.mesh)
                 self._exchange_checked = True
-            self.shards.exchange()
+            self.zero.exchange()
         marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
         if marked:
             fused_allreduce_gradients_with_group(marked, self.seats.get_model_parallel_group(), scale=1.0)
         axes = self.mesh.axes
-        if axes.data > 1 or axes.sequence > 1:  # with shards: of the gradients that this rank owns
+        if axes.data > 1 or axes.sequence > 1:  # under ZeRO: of the gradients that this rank owns
             fused_allreduce_gradients(self.trainable, self.seats)
 
     def _step(self) -> None:
@@ -57,27 +57,24 @@ class HybridLearner(Learner):
             gradients.scale(self.trainable, factor)
         with self.optimizer_states_on_device():
             self.optimizer.step()
-        if self.shards is not None:
-            self.shards.share()
+        if self.zero is not None:
+            self.zero.share()
 
     def gradient_norm(self) -> paddle.Tensor:
-        """Over the whole model: slices add up over the tensor axis, stages over the pipeline, owners over the
-        sharding axis; copies count once."""
-        seats = self.mesh.seats
-        first = seats["tensor"] == 0
-        mine = [p for p in self.trainable if (first or hasattr(p, "cut")) and not seats["sequence"]]
-        mine = [p for p in mine if getattr(p, "is_firstly_shared", True)]  # tied: one stage counts
+        """Over the whole model: each gradient counts once, where its parameter's main replica is."""
+        at = self.mesh.seats
+        mine = [p for p in self.trainable if self.placements.of(p).is_main_replica(at)]
         # In float64 everywhere: a rank that counts nothing has no gradient to take the type from.
         squares = gradients.global_norm(mine).astype("float64").square().reshape([1])
-        return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
+        return self.mesh.sum_tensor(squares).sqrt()[0]
 
     @property
     def predict_is_collective(self) -> bool:
-        return self.shards is not None and self.shards.lending is not None
+        return self.zero is not None and self.zero.lending is not None
 
     @contextmanager
     def optimizer_states_on_device(self) -> Iterator[None]:
-        waiting = self.shards.waiting if self.shards is not None else None
+        waiting = self.zero.waiting if self.zero is not None else None
         if waiting is None:
             yield
             return
@@ -86,13 +83,6 @@ class HybridLearner(Learner):
             yield
         finally:
             waiting.leave()
-
-    def state(self) -> dict[str, paddle.Tensor]:
-        """What of the model lies on this rank between updates, under whole-model names."""
-        return {name: tensor for name, tensor in super().state().items() if self._holds(tensor)}
-
-    def _holds(self, tensor: paddle.Tensor) -> bool:
-        return self.shards is None or self.shards.holds(tensor)
 
 
 def take_clip(optimizer: paddle.optimizer.Optimizer) -> float | None:

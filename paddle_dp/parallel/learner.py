@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import paddle
@@ -18,15 +18,19 @@ from paddle_dp.parallel import gradients
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.buffers import Buffers
-from paddle_dp.parallel.consistency import Digest, check_gradients, check_sound, copy_of, digests
+from paddle_dp.parallel.consistency import Copy, Digest, check_gradients, check_sound, digests
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, Loss, number
+from paddle_dp.parallel.placement import Placement, Placements
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
 
 Dropout = Literal["exact", "own"]
+Placed = tuple[
+    str, paddle.Tensor, Placement
+]  # a tensor's whole-model name, what lies here of it, and where that is
 
 
 @dataclass(kw_only=True)
@@ -40,6 +44,7 @@ class Learner:
     `parallel_model` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange
     *averages* over `dp_world_size` ranks, which is undone by a factor. `dropout`: `exact` draws the masks that one
     process draws.
+    `placements` says of each tensor which part of the whole lies here, and who counts for it.
     """
 
     model: nn.Layer
@@ -52,6 +57,7 @@ class Learner:
     dp_world_size: int = 1
     find_unused_parameters: bool = False
     dropout: Dropout = "exact"
+    placements: Placements = field(default_factory=Placements)
     observed: dict[str, float] = field(default_factory=dict)
     faulty_gradients: dict[str, str] = field(
         default_factory=dict
@@ -220,8 +226,37 @@ class Learner:
         return [(n, p) for n, p in named if not (trainable and p.stop_gradient)]
 
     def state(self) -> dict[str, paddle.Tensor]:
-        """This rank's parameters, statistics and buffers under their whole-model names."""
+        """The parameters, statistics and buffers that lie on this rank between updates, under whole-model names."""
+        return {name: tensor for name, tensor in self._state().items() if self.is_stored(tensor)}
+
+    def _state(self) -> dict[str, paddle.Tensor]:
         return dict(self.model.state_dict())
+
+    def shards(self) -> Iterator[Placed]:
+        """What of the model's parameters, statistics and buffers this rank is the one to save. Running statistics are
+        each rank's own until `sync_buffers`."""
+        at = self.mesh.seats
+        for name, tensor in self.state().items():
+            # A tied weight has a name for each of its uses, so its copy on another stage is no replica.
+            placement = replace(self.placements.of(tensor), first_copy=True)
+            if placement.is_main_replica(at):
+                yield name, tensor, placement
+
+    def main_replicas(self, tensors: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]) -> Iterator[Placed]:
+        """Those of the gradients or optimizer states (name, tensor, its parameter) that this rank counts for."""
+        at = self.mesh.seats
+        for name, tensor, parameter in tensors:
+            placement = self.placements.of(tensor, parameter)
+            if placement.is_main_replica(at):
+                yield name, tensor, placement
+
+    def is_stored(self, tensor: paddle.Tensor) -> bool:
+        """Whether a parameter, statistic or buffer has its values on this rank between updates."""
+        return self.placements.of(tensor).is_stored_at(self.mesh.seats)
+
+    def is_updated(self, parameter: paddle.Tensor) -> bool:
+        """Whether this rank updates a parameter, and so keeps the optimizer's states of it."""
+        return self.placements.of(parameter).is_updated_at(self.mesh.seats)
 
     def sync_buffers(self) -> None:
         """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.
@@ -271,14 +306,12 @@ class Learner:
         the same parameter hold the same bits. Collective. `states` are tensors of the optimizer to look at as well:
         name, tensor, parameter.
         """
-        parameters = [(name, p) for name, p in self.named_parameters() if self._holds(p)]
-        copies = [copy_of(name, p, p, self.mesh) for name, p in parameters]
-        copies += [copy_of(name, tensor, parameter, self.mesh) for name, tensor, parameter in states]
+        parameters = [(name, p, p) for name, p in self.named_parameters() if self.is_stored(p)]
+        copies = [
+            Copy(name, tensor, self.placements.of(tensor, parameter).part)
+            for name, tensor, parameter in (*parameters, *states)
+        ]
         check_sound(copies, self._buffers(), self.mesh, when, self._excused)
-
-    def _holds(self, tensor: paddle.Tensor) -> bool:
-        """Whether the tensor is here between updates."""
-        return True
 
     def _buffers(self) -> list[tuple[str, paddle.Tensor]]:
         """This rank's running statistics and buffers under their whole-model names."""

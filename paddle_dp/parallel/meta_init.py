@@ -10,6 +10,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
 from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
+from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import Cutter, layers_in
 from paddle_dp.part import lazily
 from paddle_dp.plan import Anatomy
@@ -111,7 +112,7 @@ def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seat
     every = units(model)
     here = {id(parameter) for number in numbers for parameter in every[number].parameters()}
     with alone(seat, seats) as group:
-        cutter = Cutter(group)
+        cutter = Cutter(group, Placements())
         for unit in every:
             if any(
                 id(parameter) in here for parameter in unit.parameters()

@@ -8,7 +8,7 @@ hand at a time: what was seen is handed on at once, and not kept.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from paddle_dp.checkpoint import Piece
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
 from paddle_dp.proof.sheets import key
-from paddle_dp.train.state import optimizer_states, owned
+from paddle_dp.train.state import optimizer_states, piece_of
 
 Put = Callable[[str, Piece], None]
 
@@ -66,7 +66,7 @@ class Recorder:
     def _probed(self, step: int) -> None:
         self._step = step
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        self._take("probe", {name: (p.grad, p) for name, p in trainable if p.grad is not None})
+        self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
 
     def _watched_step(self) -> None:
         if not self._step:
@@ -74,13 +74,13 @@ class Recorder:
             return
         self._ahead()
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        gradients = {name: (p.grad, p) for name, p in trainable if p.grad is not None}
+        gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
         self._take("gradient", gradients)
-        self._compare_copies("gradient", [(name, p, p.grad) for name, p in trainable if p.grad is not None])
+        self._compare_copies("gradient", gradients)
         before = {piece.name: _numbers(piece) for piece in self._weights()} if self._updates else {}
         self._do()
-        holds = self.learner._holds
-        self._compare_copies("weight", [(name, p, p) for name, p in self._named if holds(p)])
+        stored = [(name, p, p) for name, p in self._named if self.learner.is_stored(p)]
+        self._compare_copies("weight", stored)
         frozen = {name for name, p in self._named if p.stop_gradient}
         for after in self._weights() if self._updates else ():
             kind = "frozen" if after.name in frozen else "update"
@@ -108,15 +108,11 @@ class Recorder:
             self.states(step)
         self._step = step
         self.learner.sync_buffers()
-        weights = {name for name, _ in self._named}
+        weights = {id(p) for _, p in self._named}  # not by their names: a tied weight has several
         running = running_statistics(self.learner)
-        others = {n: (t, t) for n, t in self.learner.state().items() if n not in weights}
-        ours = {id(p) for _, p in self._named}
-        others = {
-            n: pair for n, pair in others.items() if id(pair[0]) not in ours
-        }  # a tied weight's other names
-        self._take("statistic", {n: pair for n, pair in others.items() if n in running})
-        self._take("buffer", {n: pair for n, pair in others.items() if n not in running})
+        for name, tensor, placement in self.learner.shards():
+            if id(tensor) not in weights:
+                self._put("statistic" if name in running else "buffer", piece_of(name, tensor, placement))
         return amiss
 
     def states(self, step: int) -> None:
@@ -124,7 +120,7 @@ class Recorder:
         self._step = step
         with self.learner.optimizer_states_on_device():
             states = optimizer_states(self.learner)
-            self._take("state", {n.removeprefix("optimizer/"): (tensor, p) for n, tensor, p in states})
+            self._take("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
 
     def weights(self, step: int) -> None:
         """Writes the trained weights down as they are after `step`."""
@@ -133,13 +129,12 @@ class Recorder:
             self._put("weight", piece)
 
     def _weights(self) -> Iterator[Piece]:
-        for name, parameter in self._named:
-            yield from owned(self.learner, {name: (parameter, parameter)}).values()
+        for placed in self.learner.main_replicas([(name, p, p) for name, p in self._named]):
+            yield piece_of(*placed)
 
-    def _take(self, kind: str, tensors: dict[str, tuple[Any, Any]]) -> None:
-        for name, pair in tensors.items():
-            for piece in owned(self.learner, {name: pair}).values():
-                self._put(kind, piece)
+    def _take(self, kind: str, tensors: Iterable[tuple[str, Any, Any]]) -> None:
+        for placed in self.learner.main_replicas(tensors):
+            self._put(kind, piece_of(*placed))
 
     def _put(self, kind: str, piece: Piece, array: np.ndarray | None = None) -> None:
         """Hands a piece on; with `array`, that in its place."""
@@ -151,8 +146,10 @@ class Recorder:
         """Finds the copies of one tensor that differ between ranks, and keeps those. Collective."""
         if self.mesh.ranks == 1:
             return
-        seat, tensors = self.mesh.seats["tensor"], {name: tensor for name, _, tensor in held}
-        rows = [[name, seat if hasattr(p, "cut") else -1, _digest(tensor)] for name, p, tensor in held]
+        placements = self.learner.placements
+        parts = {name: placements.of(tensor, p).part for name, tensor, p in held}
+        tensors = {name: tensor for name, tensor, _ in held}
+        rows = [[name, parts[name], _digest(tensor)] for name, tensor in tensors.items()]
         found: dict[tuple[str, int], dict[str, list[int]]] = {}
         for rank, told in enumerate(self.mesh.gather(rows)):
             for name, part, digest in told:
@@ -161,7 +158,7 @@ class Recorder:
             if len(groups) > 1:
                 number = key(kind, self._step, name)
                 self.apart[number] = list(groups.values())
-                if name in tensors and part in (-1, seat):
+                if parts.get(name) == part:
                     self.copies[number] = tensors[name].numpy().astype("float64")
 
 

@@ -14,6 +14,7 @@ Counts = tuple[Positive, ...]
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
+    from paddle_dp.parallel.placement import Placements
     from paddle_dp.plan import Shape
     from paddle_dp.recipe import Recipe
 
@@ -164,8 +165,9 @@ class Hybrid:
         from paddle_dp.parallel.blocks import check_chain, check_table
         from paddle_dp.parallel.finished import check_ungrouped
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
+        from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.readers import Readers
-        from paddle_dp.parallel.sharding.zero import Shards
+        from paddle_dp.parallel.sharding.zero import Zero
 
         axes = self.mesh.axes
         if axes.pipeline > 1:
@@ -174,12 +176,14 @@ class Hybrid:
             check_table(task.model, task.samples, "strategy")
         if self.config.sync_batch_norm and axes.readers > 1:
             synchronize(task.model, Readers.of(self.seats))
-        model, loss = self._cut(task)
+        placements = Placements()
+        model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         how: dict[str, Any] = {"seats": self.seats, "dp_world_size": axes.data, "kind": HybridLearner}
+        how["placements"] = placements
         if axes.pipeline > 1:
-            model, more = self._stage(model, loss)
+            model, more = self._stage(model, loss, placements)
             how |= more
         learner = place_whole(replace(task, model=model, loss=loss), self.mesh, **how)
         learner.clip = take_clip(learner.optimizer)
@@ -188,7 +192,7 @@ class Hybrid:
         if axes.sharding > 1:
             check_ungrouped(learner.optimizer, "strategy.sharding")
             how = {"stage": self.config.sharding_stage, "offload": self.config.offload}
-            learner.shards = Shards(learner.model, learner.optimizer, self.seats, **how)
+            learner.zero = Zero(learner.model, learner.optimizer, self.seats, placements, **how)
         learner.check("after the weights were placed")
         return learner
 
@@ -199,7 +203,7 @@ class Hybrid:
             self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
         )
 
-    def _cut(self, task: Task) -> tuple[Any, Any]:
+    def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
         """The task's model and loss as this rank's seats on the tensor and the sequence axis have them, where a cut
         model gives what the whole one gave for its first samples."""
         from paddle_dp.parallel.as_whole import AsWhole
@@ -215,7 +219,8 @@ class Hybrid:
         before = AsWhole(model, task.samples if cut else None, values=not task.compared)
         if axes.tensor > 1:
             group = self.seats.get_model_parallel_group()
-            cutter = SequenceCutter(group) if self.config.sequence_parallel else Cutter(group)
+            kind = SequenceCutter if self.config.sequence_parallel else Cutter
+            cutter = kind(group, placements)
             model = cutter.cut(model)
             loss = over_cut_classes(loss, group) if cutter.cuts_classes else loss
             slices += [(-1, group)] if cutter.cuts_classes else []
@@ -227,13 +232,13 @@ class Hybrid:
         before.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
-    def _stage(self, model: Any, loss: Any) -> tuple[Any, dict[str, Any]]:
+    def _stage(self, model: Any, loss: Any, placements: Placements) -> tuple[Any, dict[str, Any]]:
         """This rank's stages of the model, and what a learner of them has to know."""
         from paddle_dp.parallel.pipeline.learner import PipelineLearner, Till
         from paddle_dp.parallel.pipeline.stages import stage
 
         till = Till(loss)
-        stages, held = stage(model, till, self.seats, self.config.partition, self.config.each)
+        stages, held = stage(model, till, self.seats, placements, self.config.partition, self.config.each)
         return stages, {"till": till, "held": held, "kind": PipelineLearner}
 
     def _engine(self, stages: Any) -> Any:

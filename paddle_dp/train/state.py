@@ -13,6 +13,7 @@ from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.placement import Placement
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 
@@ -41,40 +42,18 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
 
 def pieces(learner: Learner) -> dict[str, Piece]:
     """The weights and statistics that this rank is the one to save, under whole-model names."""
-    return owned(learner, {f"model/{name}": (tensor, tensor) for name, tensor in learner.state().items()})
+    return {f"model/{name}": piece_of(f"model/{name}", *lies) for name, *lies in learner.shards()}
 
 
 def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
     """The optimizer's state of the parameters that this rank is the one to save."""
     with learner.optimizer_states_on_device():
-        states = optimizer_states(learner)
-        return owned(learner, {name: (tensor, parameter) for name, tensor, parameter in states})
+        return {placed[0]: piece_of(*placed) for placed in learner.main_replicas(optimizer_states(learner))}
 
 
-def owned(learner: Learner, tensors: dict[str, tuple[Any, Any]]) -> dict[str, Piece]:
-    """Pieces of the (tensor, its parameter) pairs, by whole-model names, that are this rank's to save: copies once,
-    shards by their owners. A gradient or an optimizer's state is placed as its parameter is."""
-    seats = learner.mesh.seats
-    if seats["data"] or seats["sequence"]:
-        return {}
-    first = seats["tensor"] == 0
-    owned = {}
-    for name, (tensor, parameter) in tensors.items():
-        cut, shape = _cut(tensor, parameter), tuple(tensor.shape)
-        if getattr(parameter, "owner", 0) != seats["sharding"]:
-            continue
-        if tensor is not parameter and not getattr(parameter, "is_firstly_shared", True):
-            continue  # the optimizer's state of a tied weight has one name; its other stages hold a copy
-        if cut is not None:
-            owned[name] = piece(name, tensor, cut.whole(shape), cut.offset(shape))
-        elif first:
-            owned[name] = piece(name, tensor)
-    return owned
-
-
-def _cut(tensor: Any, parameter: Any) -> Any:
-    """How a tensor of a parameter (itself, or the optimizer's of the same shape) is cut; None when it is whole."""
-    return getattr(parameter, "cut", None) if tensor.shape == parameter.shape else None
+def piece_of(name: str, tensor: Any, placement: Placement) -> Piece:
+    """A host copy of a tensor, as the part of the whole one that it is."""
+    return piece(name, tensor, placement.global_shape(tensor.shape), placement.offset(tensor.shape))
 
 
 def _parameter(name: str) -> str:
@@ -142,21 +121,20 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
             )
     with paddle.no_grad():
         for name, tensor in wanted.items():
-            cut = _cut(tensor, tensor)
-            fill(tensor, checkpoint, f"model/{name}", cut.offset(tuple(tensor.shape)) if cut else None)
+            placement, shape = learner.placements.of(tensor), tensor.shape
+            fill(tensor, checkpoint, f"model/{name}", placement.global_shape(shape), placement.offset(shape))
 
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     """Gives the optimizer its state, this rank's parts of it."""
-    seat = learner.mesh.seats["sharding"]
-    named = {name: p for name, p in learner.named_parameters() if getattr(p, "owner", seat) == seat}
+    named = {name: p for name, p in learner.named_parameters() if learner.is_updated(p)}
 
     def read(name: str) -> Any:
         parameter = named[_parameter(name)]
-        cut, shape = getattr(parameter, "cut", None), tuple(parameter.shape)
-        if cut is None or checkpoint.shape(name) != cut.whole(shape):
-            return checkpoint.read(name)
-        return checkpoint.read(name, cut.offset(shape), shape)
+        placement, shape = learner.placements.of(parameter), tuple(parameter.shape)
+        if checkpoint.shape(name) != placement.global_shape(shape):
+            return checkpoint.read(name)  # a count, say: whole on every rank
+        return checkpoint.read(name, placement.offset(shape), shape)
 
     mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
     with learner.optimizer_states_on_device():

@@ -47,7 +47,7 @@ def test_a_parameter_stays_the_one_the_optimizer_holds(saved):
 def test_a_box_fills_this_ranks_part(saved):
     whole = paddle.arange(12, dtype="float32").reshape([4, 3])
     part = paddle.zeros([2, 2])
-    fill(part, saved(whole), "w", offset=(2, 1))
+    fill(part, saved(whole), "w", whole.shape, (2, 1))
     np.testing.assert_array_equal(part.numpy(), whole.numpy()[2:, 1:])
     assert piece("w", part, (4, 3), (2, 1)).box.stop == (4, 3)
 

@@ -45,8 +45,8 @@ def gradients(folder, layouts, model, precision):
         def recorded(learner=learner, parts=parts, step=step):
             for name, p in learner.named_parameters():
                 if p.grad is not None:
-                    cut = getattr(p, "cut", None)
-                    place = [cut.dim, cut.seat] if cut else [0, 0]
+                    shard = learner.placements.of(p).shard
+                    place = [shard.dim, shard.rank] if shard else [0, 0]
                     parts[name] = [place, p.grad.numpy().tolist(), str(p.grad.dtype)]
             step()
 

@@ -14,7 +14,8 @@ def lent():
 
     from paddle_dp.gloo import install
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.sharding.zero import Shards
+    from paddle_dp.parallel.placement import Placements
+    from paddle_dp.parallel.sharding.zero import Zero
 
     install(join().device)
     how = fleet.DistributedStrategy()
@@ -25,7 +26,7 @@ def lent():
     first, values = model[0].weight, model[0].weight.numpy()
     see = lambda *_: seen.append(bool(first._is_initialized()))  # noqa: E731
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    shards = Shards(model, optimizer, fleet.get_hybrid_communicate_group(), 3)
+    zero = Zero(model, optimizer, fleet.get_hybrid_communicate_group(), Placements(), 3)
     model[1].register_forward_pre_hook(see)
     model[0].register_forward_pre_hook(lambda layer, _: seen.append((layer.weight.numpy() == values).all()))
     see()
@@ -36,7 +37,11 @@ def lent():
     with paddle.no_grad():
         model(paddle.ones([2, 4]))
     see()
-    return {"owner": first.owner == shards.seat, "seen": [bool(x) for x in seen], "gradients": sum(grads)}
+    return {
+        "owner": zero.owner(first) == zero.group.rank,
+        "seen": [bool(x) for x in seen],
+        "gradients": sum(grads),
+    }
 
 
 def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always():

@@ -55,7 +55,7 @@ def learn(folder, strategy, optimizer, until, resume):
         "held_out": trainer.evaluate().numbers["loss"],
         "held": memory_meter.read(),
         "sizes": [p.size for _, p in named],
-        "owners": [getattr(p, "owner", None) for _, p in named],
+        "owners": [trainer.learner.placements.of(p).owner for _, p in named],
     }
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
     return {**found, "saved": str(saved)}
@@ -132,8 +132,8 @@ def drift(strategy):
     learner = read_part("strategies", {"use": "hybrid", **strategy}).build(mesh).place(task)
     learner.check("now")
     if mesh.rank == 0:
-        owned = [p for _, p in learner.named_parameters() if learner.shards.owns(p)]
-        tensor = next(p for p in owned if not hasattr(p, "cut"))
+        placed = [(p, learner.placements.of(p)) for _, p in learner.named_parameters()]
+        tensor = next(p for p, placement in placed if placement.owner == 0 and placement.shard is None)
         tensor.set_value(tensor + 1e-3)
     try:
         learner.check("later")

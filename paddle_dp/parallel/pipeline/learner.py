@@ -147,5 +147,5 @@ class PipelineLearner(HybridLearner):
         named = [(name, p) for name, p in self.held.named_parameters() if id(p) not in running]
         return [(name, p) for name, p in named if not (trainable and p.stop_gradient)]
 
-    def state(self) -> dict[str, paddle.Tensor]:
-        return {name: tensor for name, tensor in self.held.state().items() if self._holds(tensor)}
+    def _state(self) -> dict[str, paddle.Tensor]:
+        return self.held.state()

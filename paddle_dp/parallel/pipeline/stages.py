@@ -13,6 +13,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import learns_of, outside, settle, sizes_of
+from paddle_dp.parallel.placement import Placements
 from paddle_dp.plan import Partition, stage_bounds
 from paddle_dp.plan.partition import check_partition, unlearning
 
@@ -103,7 +104,12 @@ class Held:
 
 
 def stage(
-    model: nn.Layer, loss: Any, seats: Any, partition: Partition = "uniform", each: int = 1
+    model: nn.Layer,
+    loss: Any,
+    seats: Any,
+    placements: Placements,
+    partition: Partition = "uniform",
+    each: int = 1,
 ) -> tuple[Stages, Held]:
     """The model's blocks as fleet's PipelineLayer, of which this rank keeps its stages (`each` of them). Collective.
 
@@ -120,7 +126,7 @@ def stage(
         for place in range(len(bounds) - 1)
         for number in range(bounds[place], bounds[place + 1])
     }
-    tied = _tie(blocks, holders, seats)
+    tied = _tie(blocks, holders, seats, placements)
     mine = {n: block for n, block in enumerate(blocks) if holders[n] == seats.get_stage_id()}
     return Stages(blocks, bounds, seats, loss, each), Held.of(model, mine, tied)
 
@@ -145,7 +151,9 @@ def _blocks(model: nn.Layer) -> list[nn.Layer]:
     return blocks
 
 
-def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], seats: Any) -> list[Tied]:
+def _tie(
+    blocks: Sequence[nn.Layer], holders: dict[int, int], seats: Any, placements: Placements
+) -> list[Tied]:
     """The weights that several stages use, on this rank; the first of their stages counts them. Collective.
 
     Not fleet's SharedLayerDesc: it shares whole layers that it builds itself, under names of its own, and what is tied
@@ -168,9 +176,7 @@ def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], seats: Any) -> lis
         if stages not in groups:
             groups[stages] = _group(stages, seats)
         if seats.get_stage_id() in on:
-            parameter.is_firstly_shared = (
-                seats.get_stage_id() == stages[0]
-            )  # fleet's word, which norms ask for
+            placements.note(parameter, first_copy=seats.get_stage_id() == stages[0])
             tied.append(Tied(parameter, groups[stages]))
     return tied
 

@@ -84,7 +84,7 @@ class SequenceCutter(Cutter):
                 f"strategy.sequence_parallel: {type(model).__name__} has no ordered `blocks`, between which sequences "
                 "could be dealt out. Keep its layers in one (docs/add-a-part.md), or set sequence_parallel=false."
             )
-        inner = StretchCutter(self.group)
+        inner = StretchCutter(self.group, self.placements)
         inner._cut = self._cut
         parts = [layers_in(block) for block in blocks]
         found = self.replace(model, parts[0])
@@ -95,7 +95,7 @@ class SequenceCutter(Cutter):
         blocks = settle(model)
         for number, block in enumerate(blocks):
             if dealt[number]:
-                _mark(block, self.group)
+                self._mark(block)
             if dealt[number] and not dealt[number - 1]:
                 blocks[number - 1].register_forward_post_hook(self._deal)
             if number and dealt[number - 1] and not dealt[number]:
@@ -115,13 +115,11 @@ class SequenceCutter(Cutter):
     def _gather(block: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (_Turn.apply(GatherOp.apply(_Turn.apply(inputs[0]))), *inputs[1:])
 
-
-def _mark(block: nn.Layer, group: Any) -> None:
-    """A block on stretches draws its tokens' masks; gradients of its whole parameters are of this seat's tokens only.
-
-    They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
-    """
-    draw_slice(block, "tokens", group, "forward")
-    for parameter in block.parameters():
-        if not hasattr(parameter, "cut"):
-            mark_as_sequence_parallel_parameter(parameter)
+    def _mark(self, block: nn.Layer) -> None:
+        """A block on stretches draws its tokens' masks; gradients of its whole parameters are of this seat's tokens
+        only. They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
+        """
+        draw_slice(block, "tokens", self.group, "forward")
+        for parameter in block.parameters():
+            if self.placements.of(parameter).shard is None:
+                mark_as_sequence_parallel_parameter(parameter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,14 @@ class Lending:
     the same, are private to Paddle.)
     """
 
-    def __init__(self, model: nn.Layer, group: Any, parameters: Iterable[paddle.Tensor]):
-        self.group, self._managed = group, {id(parameter) for parameter in parameters}
+    def __init__(
+        self,
+        model: nn.Layer,
+        group: Any,
+        parameters: Iterable[paddle.Tensor],
+        owner: Callable[[paddle.Tensor], int],
+    ):
+        self.group, self._managed, self._owner = group, {id(parameter) for parameter in parameters}, owner
         self._lent: set[int] = set()  # the same on every seat, also on the owner's, whose are never empty
         self._users: dict[int, int] = {}
         for layer in model.sublayers(include_self=True):
@@ -62,9 +68,10 @@ class Lending:
         if id(parameter) in self._lent:
             return
         self._lent.add(id(parameter))
-        mine = parameter.owner == self.group.rank
+        owner = self._owner(parameter)
+        mine = owner == self.group.rank
         whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
-        dist.broadcast(whole, self.group.ranks[parameter.owner], self.group)
+        dist.broadcast(whole, self.group.ranks[owner], self.group)
         if not mine:
             whole._share_buffer_to(parameter)
 
@@ -75,5 +82,5 @@ class Lending:
             self._empty(parameter)
 
     def _empty(self, parameter: paddle.Tensor) -> None:
-        if parameter.owner != self.group.rank:
+        if self._owner(parameter) != self.group.rank:
             parameter._clear_data()

@@ -18,47 +18,51 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphSh
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import check_gradients, has_gradient
+from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.offload import Waiting
 from paddle_dp.parallel.sharding.stage3 import Lending
 
 Parameters = list[tuple[str, paddle.Tensor]]
 
 
-class Shards:
-    """Deals a placed model's parameters to the seats of the sharding axis, whole, and keeps their updates there.
+class Zero:
+    """Deals a placed model's parameters to the ranks of the sharding axis, whole, and keeps their updates there.
 
-    Every trainable parameter gets an `owner`, a seat; from now on `optimizer` knows only those that are this seat's.
-    Collective. Raises UsageError where a seat would own nothing.
+    Every trainable parameter gets an owner, a rank of the axis, which is written into `placements`; from now on
+    `optimizer` knows only those that are this rank's. Collective. Raises UsageError where a rank would own nothing.
     """
 
-    def __init__(self, model: nn.Layer, optimizer: Any, seats: Any, stage: int, offload: bool = False):
+    def __init__(
+        self,
+        model: nn.Layer,
+        optimizer: Any,
+        seats: Any,
+        placements: Placements,
+        stage: int,
+        offload: bool = False,
+    ):
         self.group, self.stage = seats.get_sharding_parallel_group(), stage
-        self.seat = self.group.rank
         # Of fleet's own sharding optimizer, the dealing: its step refuses a parameter with a regularizer.
         dealt = DygraphShardingOptimizer(optimizer, seats)._rank2params
-        for owner, parameters in dealt.items():
-            for parameter in parameters:
-                parameter.owner = owner
+        self._owner = {id(p): owner for owner, parameters in dealt.items() for p in parameters}
         if not all(dealt.values()):
             raise UsageError(
-                f"strategy.sharding: {self.group.nranks} seats share {sum(map(len, dealt.values()))} parameters: some "
-                "would own nothing. Set a smaller strategy.sharding or strategy.pipeline."
+                f"strategy.sharding={self.group.nranks}, but there are only {len(self._owner)} parameters: some ranks "
+                "would own none. Set a smaller strategy.sharding or strategy.pipeline."
             )
-        self.parameters = [p for p in model.parameters() if hasattr(p, "owner")]
+        self.parameters = [p for p in model.parameters() if id(p) in self._owner]
+        for parameter in self.parameters:
+            placements.note(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
         self.met: list[paddle.Tensor] = []  # in this batch, in the order of the first backward
         if stage >= 2:
             for parameter in self.parameters:
                 parameter._register_backward_hook(partial(self._meet, parameter))
-        self.lending = Lending(model, self.group, self.parameters) if stage == 3 else None
+        self.lending = Lending(model, self.group, self.parameters, self.owner) if stage == 3 else None
         self.waiting = Waiting(optimizer) if offload else None
 
-    def owns(self, tensor: paddle.Tensor) -> bool:
-        """Whether this seat updates a parameter; what has no owner (a frozen weight) is the first seat's."""
-        return getattr(tensor, "owner", 0) == self.seat
-
-    def holds(self, tensor: paddle.Tensor) -> bool:
-        """Whether the tensor is here between updates."""
-        return self.stage < 3 or not hasattr(tensor, "owner") or self.owns(tensor)
+    def owner(self, parameter: paddle.Tensor) -> int:
+        """Which rank of the axis updates one of the `parameters`."""
+        return self._owner[id(parameter)]
 
     def check(self, named: Parameters, mesh: Mesh) -> None:
         """Raises DivergenceError unless all ranks have the same gradients to exchange. Collective."""
@@ -79,7 +83,7 @@ class Shards:
             return
         with paddle.no_grad():
             for parameter in self.parameters:
-                dist.broadcast(parameter, self.group.ranks[parameter.owner], self.group)
+                dist.broadcast(parameter, self.group.ranks[self.owner(parameter)], self.group)
 
     @paddle.no_grad()
     def _meet(self, parameter: paddle.Tensor, *_: Any) -> None:
@@ -90,8 +94,8 @@ class Shards:
         if parameter.grad is None:
             return
         self.met.append(parameter)
-        dist.reduce(parameter.grad, self.group.ranks[parameter.owner], group=self.group)
-        if parameter.owner != self.seat:
+        dist.reduce(parameter.grad, self.group.ranks[self.owner(parameter)], group=self.group)
+        if self.owner(parameter) != self.group.rank:
             parameter.clear_gradient(False)
         if self.lending is not None:
             self.lending.take_back(parameter)

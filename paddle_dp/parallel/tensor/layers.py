@@ -7,7 +7,6 @@ process, under the same names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -19,32 +18,11 @@ from paddle.distributed.fleet.layers.mpu import (
 )
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Which slice of the whole parameter this rank holds: number `seat` of `seats` along `dim`."""
-
-    dim: int
-    seat: int
-    seats: int
-
-    def of(self, whole: paddle.Tensor) -> paddle.Tensor:
-        """This rank's slice of a whole tensor, in memory of its own."""
-        size = whole.shape[self.dim] // self.seats
-        return paddle.slice(whole, [self.dim], [size * self.seat], [size * (self.seat + 1)]).clone()
-
-    def whole(self, part: tuple[int, ...]) -> tuple[int, ...]:
-        """The whole tensor's shape, from a part's."""
-        return tuple(size * self.seats if dim == self.dim else size for dim, size in enumerate(part))
-
-    def offset(self, part: tuple[int, ...]) -> tuple[int, ...]:
-        """Where a part begins in the whole tensor."""
-        return tuple(size * self.seat if dim == self.dim else 0 for dim, size in enumerate(part))
 
 
 class Entered(nn.Layer):
@@ -66,13 +44,14 @@ class Entered(nn.Layer):
 class Cutter:
     """Cuts layers for one seat of the tensor axis; a parameter that two layers share is cut once.
 
-    `cuts_classes` says, after the cut, whether the model's scores hold some of the classes only.
+    Which slices lie here is written into `placements`. `cuts_classes` says, after the cut, whether the model's scores
+    hold some of the classes only.
     """
 
     kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, Entered)
 
-    def __init__(self, group: Any):
-        self.group, self.cuts_classes = group, False
+    def __init__(self, group: Any, placements: Placements):
+        self.group, self.placements, self.cuts_classes = group, placements, False
         self._cut: dict[int, paddle.Tensor] = {}
 
     def cut(self, model: nn.Layer) -> nn.Layer:
@@ -177,10 +156,11 @@ class Cutter:
 
     def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
         """Gives `layer` its slice of a whole parameter, under the whole one's name."""
-        part, cut = getattr(layer, name), Cut(dim, self.group.rank, self.group.nranks)
+        part, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
         with paddle.no_grad():
-            part.set_value(cut.of(whole))
-        part.name, part.cut, part.is_distributed = whole.name, cut, True
+            part.set_value(shard.of(whole))
+        part.name, part.is_distributed = whole.name, True
+        self.placements.note(part, shard=shard)
         part.stop_gradient = whole.stop_gradient
         part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
         self._cut[id(whole)] = part

@@ -21,7 +21,9 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 
     def make(add_up: Callable[..., Any]) -> Callable[..., Any]:
         def head_only(self: Any) -> None:
-            if self.parameter.is_firstly_shared:
+            import paddle.distributed as dist
+
+            if dist.get_rank() == self.group.ranks[0]:
                 self.parameter.grad.set_value(self.parameter.grad * 0)
             add_up(self)
 
@@ -33,12 +35,12 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 def tied_counted_per_stage() -> AbstractContextManager[None]:
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def each(self: Any) -> Any:
-            tied = [p for p in self.trainable if not getattr(p, "is_firstly_shared", True)]
+            tied = [p for p in self.trainable if not self.placements.of(p).first_copy]
             for parameter in tied:
-                parameter.is_firstly_shared = True
+                self.placements.note(parameter, first_copy=True)
             found = norm(self)
             for parameter in tied:
-                parameter.is_firstly_shared = False
+                self.placements.note(parameter, first_copy=False)
             return found
 
         return each

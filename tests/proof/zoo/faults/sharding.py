@@ -9,7 +9,7 @@ from typing import Any
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import last, replaced
 
-SHARDS = "paddle_dp.parallel.sharding.zero:Shards"
+ZERO = "paddle_dp.parallel.sharding.zero:Zero"
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 
 
@@ -21,18 +21,18 @@ def owner_keeps_its_own() -> AbstractContextManager[None]:
             if parameter.grad is None:
                 return
             self.met.append(parameter)
-            if parameter.owner == self.seat:
+            if self.owner(parameter) == self.group.rank:
                 parameter.grad.set_value(parameter.grad * self.group.nranks)
             else:
                 parameter.clear_gradient(False)
 
         return alone
 
-    return replaced(f"{SHARDS}._meet", make)
+    return replaced(f"{ZERO}._meet", make)
 
 
 def updates_stay_with_their_owners() -> AbstractContextManager[None]:
-    return replaced(f"{SHARDS}.share", lambda share: lambda self: None)
+    return replaced(f"{ZERO}.share", lambda share: lambda self: None)
 
 
 def averaged_where_summed() -> AbstractContextManager[None]:
@@ -45,15 +45,15 @@ def averaged_where_summed() -> AbstractContextManager[None]:
 
         return halved
 
-    return replaced(f"{SHARDS}.exchange", make)
+    return replaced(f"{ZERO}.exchange", make)
 
 
 def owners_decay_twice() -> AbstractContextManager[None]:
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def decaying(self: Any) -> None:
-            if self.shards is not None:
-                for parameter in self.shards.parameters:
-                    if self.shards.owns(parameter) and parameter.ndim > 1:
+            if self.zero is not None:
+                for parameter in self.zero.parameters:
+                    if self.is_updated(parameter) and parameter.ndim > 1:
                         parameter.set_value(parameter * (1 - self.optimizer.get_lr() * 0.1))
             step(self)
 
@@ -69,7 +69,7 @@ def stale_loan() -> AbstractContextManager[None]:
     def make(lend: Callable[..., Any]) -> Callable[..., Any]:
         def remembering(self: Any, parameter: Any) -> None:
             lend(self, parameter)
-            if parameter.owner == self.group.rank:
+            if self._owner(parameter) == self.group.rank:
                 return
             if id(parameter) in kept:
                 kept[id(parameter)].clone()._share_buffer_to(parameter)
@@ -86,7 +86,7 @@ def norm_of_the_own_part() -> AbstractContextManager[None]:
 
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def alone(self: Any) -> None:
-            if self.shards is None or self.clip is None:
+            if self.zero is None or self.clip is None:
                 return step(self)
             from paddle_dp.parallel import gradients
 

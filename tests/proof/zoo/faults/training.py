@@ -108,8 +108,8 @@ def loads_the_first_slice() -> AbstractContextManager[None]:
     def make(load: Callable[..., Any]) -> Callable[..., Any]:
         def first(checkpoint: Any, learner: Any) -> None:
             with replaced(
-                "paddle_dp.parallel.tensor.layers:Cut.offset",
-                lambda offset: lambda self, part: (0,) * len(part),
+                "paddle_dp.parallel.placement:Placement.offset",
+                lambda offset: lambda self, local: (0,) * len(local),
             ):
                 load(checkpoint, learner)
 
@@ -124,8 +124,8 @@ def saves_the_first_place() -> AbstractContextManager[None]:
     def make(owned: Callable[..., Any]) -> Callable[..., Any]:
         def first(*given: Any) -> Any:
             with replaced(
-                "paddle_dp.parallel.tensor.layers:Cut.offset",
-                lambda offset: lambda self, part: (0,) * len(part),
+                "paddle_dp.parallel.placement:Placement.offset",
+                lambda offset: lambda self, local: (0,) * len(local),
             ):
                 return owned(*given)
 
