@@ -13,7 +13,7 @@ _CHUNK = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Seal:
+class Digest:
     """The size of a file and the CRC-32 of its bytes.
 
     CRC-32 finds what disks and copies do to a file (it is no signature), and costs half of SHA-256:
@@ -24,8 +24,8 @@ class Seal:
     crc32: int
 
 
-def write(path: Path, parts: Iterable[bytes | memoryview]) -> Seal:
-    """Writes a new file, flushed to the disk; the seal is of what was given, whatever the disk made of it."""
+def write(path: Path, parts: Iterable[bytes | memoryview]) -> Digest:
+    """Writes a new file, flushed to the disk; the digest is of what was given, whatever the disk made of it."""
     size = crc = 0
     with open(path, "xb", buffering=0) as file:
         for chunk in _chunks(parts):
@@ -34,7 +34,7 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> Seal:
             while written < len(chunk):
                 written += file.write(chunk[written:])
         os.fsync(file.fileno())
-    return Seal(size, crc)
+    return Digest(size, crc)
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
@@ -43,14 +43,14 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
         yield from (view[i : i + _CHUNK] for i in range(0, len(view), _CHUNK))
 
 
-def seal(path: Path) -> Seal:
+def digest_of(path: Path) -> Digest:
     """Reads a file and says its size and checksum. A link is refused: it may lead out of the folder."""
     size = crc = 0
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK))
         while count := file.readinto(buffer):
             crc, size = zlib.crc32(buffer[:count], crc), size + count
-    return Seal(size, crc)
+    return Digest(size, crc)
 
 
 def flush_folder(folder: Path) -> None:

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddle_dp.checkpoint import json_codec
-from paddle_dp.checkpoint.manifest import STATE, Manifest, pieces_name, read_manifest, tensors_name
-from paddle_dp.checkpoint.naming import UnusableError
-from paddle_dp.checkpoint.pieces import DTYPES, Box, assemble
-from paddle_dp.checkpoint.table import Row, check_whole, read_table
-from paddle_dp.checkpoint.tensor_file import Entry, read_entries, read_rows
+from paddle_dp.checkpoint.manifest import (
+    STATE,
+    Manifest,
+    UnusableError,
+    index_name,
+    read_manifest,
+    tensors_name,
+)
+from paddle_dp.checkpoint.shards import DTYPES, Box, ShardInfo, assemble, check_whole, read_index
+from paddle_dp.checkpoint.tensor_file import TensorInfo, read_header, read_rows
 from paddle_dp.errors import CheckpointError, near
 
 if TYPE_CHECKING:
@@ -63,25 +68,25 @@ class Checkpoint:
         self.folder = folder
         self.ranks, self.checks = manifest.ranks, manifest.checks
         self.state: dict[str, Any] = json_codec.decode((folder / STATE).read_bytes())
-        self._rows = check_whole(read_table(folder, rank) for rank in range(self.ranks))
-        self._entries = [read_entries(folder / tensors_name(rank)) for rank in range(self.ranks)]
-        for row in (row for rows in self._rows.values() for row in rows):
-            entry = self._entry(row)
-            if (entry.dtype, entry.shape) != (row.dtype, row.box.shape):
+        self._shards = check_whole(read_index(folder, rank) for rank in range(self.ranks))
+        self._headers = [read_header(folder / tensors_name(rank)) for rank in range(self.ranks)]
+        for shard in (shard for shards in self._shards.values() for shard in shards):
+            info = self._info(shard)
+            if (info.dtype, info.shape) != (shard.dtype, shard.box.shape):
                 raise CheckpointError(
-                    f"{tensors_name(row.rank)} holds {row.key} otherwise than its table says"
+                    f"{tensors_name(shard.rank)} holds {shard.key} otherwise than its table says"
                 )
 
     @property
     def names(self) -> tuple[str, ...]:
         """The tensors' whole-model names, sorted."""
-        return tuple(sorted(self._rows))
+        return tuple(sorted(self._shards))
 
     def own(self, rank: int) -> dict[str, Any] | None:
         """What this rank saved for itself; None for a rank that did not take part."""
         if not 0 <= rank < self.ranks:
             return None
-        return json_codec.decode((self.folder / pieces_name(rank)).read_bytes())["own"]
+        return json_codec.decode((self.folder / index_name(rank)).read_bytes())["own"]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._of(name)[0].shape
@@ -93,16 +98,16 @@ class Checkpoint:
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        """A box of a tensor (default: all of it) from whichever pieces hold it, in memory of its own."""
-        rows = self._of(name)
-        target = self._box(rows[0], offset, shape)
-        takes, _ = assemble(target, [row.box for row in rows])
-        if len(takes) == 1:  # one piece holds it all: no second copy
-            array = self._part(rows[takes[0][0]], target)
+        """A box of a tensor (default: all of it) from whichever shards hold it, in memory of its own."""
+        shards = self._of(name)
+        target = self._box(shards[0], offset, shape)
+        takes, _ = assemble(target, [shard.box for shard in shards])
+        if len(takes) == 1:  # one shard holds it all: no second copy
+            array = self._part(shards[takes[0][0]], target)
             return array if array.flags.c_contiguous else array.copy()
-        result = np.empty(target.shape, np.dtype(DTYPES[rows[0].dtype][1]))
+        result = np.empty(target.shape, np.dtype(DTYPES[shards[0].dtype][1]))
         for number, part in takes:
-            result[part.inside(target)] = self._part(rows[number], part)
+            result[part.inside(target)] = self._part(shards[number], part)
         return result
 
     def not_a_number(self) -> str | None:
@@ -117,34 +122,34 @@ class Checkpoint:
                 return name
         return None
 
-    def _part(self, row: Row, part: Box) -> np.ndarray:
-        cut = part.inside(row.box)
-        path = self.folder / tensors_name(row.rank)
-        rows = read_rows(path, self._entry(row), cut[0] if cut else None)
+    def _part(self, shard: ShardInfo, box: Box) -> np.ndarray:
+        cut = box.inside(shard.box)
+        path = self.folder / tensors_name(shard.rank)
+        rows = read_rows(path, self._info(shard), cut[0] if cut else None)
         columns = (slice(None), *cut[1:])
         return rows[columns] if cut else rows
 
-    def _box(self, row: Row, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
-        start = tuple(offset) if offset is not None else (0,) * len(row.shape)
+    def _box(self, shard: ShardInfo, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
+        start = tuple(offset) if offset is not None else (0,) * len(shard.shape)
         size = (
             tuple(shape)
             if shape is not None
-            else tuple(n - o for n, o in zip(row.shape, start, strict=False))
+            else tuple(n - o for n, o in zip(shard.shape, start, strict=False))
         )
         box = Box(start, size)
-        legal = len(start) == len(size) == len(row.shape) and min((*start, *size), default=0) >= 0
-        if not legal or any(stop > n for stop, n in zip(box.stop, row.shape, strict=True)):
+        legal = len(start) == len(size) == len(shard.shape) and min((*start, *size), default=0) >= 0
+        if not legal or any(stop > n for stop, n in zip(box.stop, shard.shape, strict=True)):
             raise CheckpointError(
-                f"{row.name} is {row.shape} in {self.folder}: it has no part at {start} of {size}."
+                f"{shard.name} is {shard.shape} in {self.folder}: it has no part at {start} of {size}."
             )
         return box
 
-    def _entry(self, row: Row) -> Entry:
-        return self._entries[row.rank][row.key]
+    def _info(self, shard: ShardInfo) -> TensorInfo:
+        return self._headers[shard.rank][shard.key]
 
-    def _of(self, name: str) -> list[Row]:
-        if name not in self._rows:
-            meant = near(name, self._rows)
+    def _of(self, name: str) -> list[ShardInfo]:
+        if name not in self._shards:
+            meant = near(name, self._shards)
             hint = f" Did you mean '{meant}'?" if meant else ""
             raise CheckpointError(f"The checkpoint {self.folder} has no tensor '{name}'.{hint}")
-        return self._rows[name]
+        return self._shards[name]

@@ -1,4 +1,7 @@
-"""The manifest: the one file that says what a checkpoint consists of. A folder without it is no checkpoint."""
+"""How checkpoints are called, and the manifest: the one file that says what a checkpoint consists of.
+
+A folder without a manifest is no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.checkpoint import json_codec
-from paddle_dp.checkpoint.disk import Seal, seal, write
-from paddle_dp.checkpoint.naming import UnusableError
+from paddle_dp.checkpoint.disk import Digest, digest_of, write
+from paddle_dp.errors import CheckpointError
 
 MANIFEST, STATE = "manifest.json", "state.json"
+STEP = re.compile(r"step-([0-9]{8,})")
+# What a job that was killed leaves behind: a save, a replacement or a removal that did not end.
+LEFTOVER = re.compile(r"\.(step-[0-9]{8,})\.(partial|replaced|deleted)-.+")
 _FORMAT, _VERSION = "paddle_dp checkpoint", 1
 # Nothing else may be named by a manifest: a name from a file is never trusted as a path.
 _NAME = re.compile(r"state\.json|rank-[0-9]{5,}\.(?:safetensors|json)")
@@ -23,8 +29,47 @@ def tensors_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def pieces_name(rank: int) -> str:
+def index_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
+
+
+def step_name(step: int) -> str:
+    """The name of the checkpoint of this step."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = STEP.fullmatch(path.name)
+    if not match:
+        raise CheckpointError(f"{path} is not a checkpoint: its name is not like {step_name(123)}.")
+    return int(match[1])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders named like checkpoints, oldest first; whatever else lies there is left alone."""
+    try:
+        found = [path for path in Path(folder).iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}.") from None
+    return sorted(found, key=step_of)
+
+
+class UnusableError(CheckpointError):
+    """A checkpoint that is there but cannot be loaded: `why`, and in the message what to do about it."""
+
+    def __init__(self, folder: Path, why: str):
+        self.folder, self.why = folder, why
+        super().__init__(f"The checkpoint {folder} cannot be used: {why}. {_instead_of(folder)}")
+
+
+def _instead_of(folder: Path) -> str:
+    if not STEP.fullmatch(folder.name):
+        return "Give another one."
+    older = [path for path in checkpoints(folder.parent) if step_of(path) < step_of(folder)]
+    return f"Use the next older one: {older[-1]}" if older else "There is no older one beside it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +101,7 @@ class Manifest:
     """How many ranks saved, every file's size and checksum, and what was looked at before: None where nobody looked."""
 
     ranks: int
-    files: dict[str, Seal]
+    files: dict[str, Digest]
     checks: Checks | None = None
 
     def write(self, folder: Path) -> None:
@@ -76,7 +121,7 @@ class Manifest:
         """Reads every file (or those named); raises UnusableError for the first that is not as it was written."""
         for name in sorted(self.files if names is None else names):
             try:
-                found = seal(folder / name)
+                found = digest_of(folder / name)
             except FileNotFoundError:
                 raise UnusableError(folder, f"{name} is missing") from None
             except OSError as error:
@@ -114,9 +159,9 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
         raise UnusableError(folder, f"{MANIFEST} names '{strange}', which is no file of a checkpoint")
     if content.pop("crc32") != _own(content):
         raise UnusableError(folder, f"{MANIFEST} is damaged: its checksum is wrong")
-    files = {name: Seal(int(s["size"]), int(s["crc32"])) for name, s in content["files"].items()}
+    files = {name: Digest(int(s["size"]), int(s["crc32"])) for name, s in content["files"].items()}
     ranks = int(content["ranks"])
-    for name in [STATE, *(f(r) for r in range(ranks) for f in (tensors_name, pieces_name))]:
+    for name in [STATE, *(f(r) for r in range(ranks) for f in (tensors_name, index_name))]:
         if name not in files:
             raise UnusableError(folder, f"{MANIFEST} does not list {name}")
     checks = content.get("checks")

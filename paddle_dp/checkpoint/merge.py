@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from paddle_dp.checkpoint.loading import load
-from paddle_dp.checkpoint.pieces import Piece
+from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError
 
@@ -25,16 +25,16 @@ def merge(checkpoint: Path, out: Path) -> int:
             f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
         )
     names = [name for name in saved.names if name.startswith(_MODEL)]
-    pieces = {}
+    shards = {}
     for name in names:
         array, word = saved.read(name), name.removeprefix(_MODEL)
-        pieces[word] = Piece(word, array.shape, (0,) * array.ndim, array, saved.dtype(name))
+        shards[word] = TensorShard(word, array.shape, (0,) * array.ndim, array, saved.dtype(name))
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        write_tensors(partial, pieces)
+        write_tensors(partial, shards)
         partial.replace(out)
     except OSError as error:
         raise CheckpointError(f"{out} was not written: {error.strerror}.") from error
     finally:
         partial.unlink(missing_ok=True)
-    return len(pieces)
+    return len(shards)

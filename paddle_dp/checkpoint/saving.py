@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.checkpoint import json_codec
-from paddle_dp.checkpoint.disk import Seal, flush_folder, write
+from paddle_dp.checkpoint.disk import Digest, flush_folder, write
 from paddle_dp.checkpoint.folder import place
-from paddle_dp.checkpoint.manifest import STATE, Checks, Manifest, pieces_name, tensors_name
-from paddle_dp.checkpoint.naming import step_name
-from paddle_dp.checkpoint.pieces import Piece
-from paddle_dp.checkpoint.table import check_whole, read_table, table_of
+from paddle_dp.checkpoint.manifest import STATE, Checks, Manifest, index_name, step_name, tensors_name
+from paddle_dp.checkpoint.shards import TensorShard, check_whole, index_of, read_index
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError
 
@@ -26,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What one rank hands over: the pieces it owns, the state all ranks share, and its own state.
+    """What one rank hands over: the shards it owns, the state all ranks share, and its own state.
 
     `state["progress"]["step"]` names the checkpoint. `state` and `own` hold plain JSON values. The keys of `tensors`
-    are free (a piece knows its tensor's name): a rank may own several pieces of one tensor. `checks` says what was
+    are free (a shard knows its tensor's name): a rank may own several shards of one tensor. `checks` says what was
     looked at just before; None: nobody looked.
     """
 
-    tensors: Mapping[str, Piece]
+    tensors: Mapping[str, TensorShard]
     state: Mapping[str, Any]
     own: Mapping[str, Any] = field(default_factory=dict)
     checks: Checks | None = None
@@ -85,25 +83,25 @@ def _begin(final: Path) -> str:
 
 
 def _write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[int]]:
-    pieces, table = table_of(snapshot.tensors.values())
-    own = json_codec.encode({"pieces": table, "own": snapshot.own}, "own")
-    seals = {
-        pieces_name(rank): write(partial / pieces_name(rank), [own]),
-        tensors_name(rank): write_tensors(partial / tensors_name(rank), pieces),
+    shards, index = index_of(snapshot.tensors.values())
+    own = json_codec.encode({"pieces": index, "own": snapshot.own}, "own")
+    digests = {
+        index_name(rank): write(partial / index_name(rank), [own]),
+        tensors_name(rank): write_tensors(partial / tensors_name(rank), shards),
     }
-    return {name: [s.size, s.crc32] for name, s in seals.items()}
+    return {name: [s.size, s.crc32] for name, s in digests.items()}
 
 
 def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
     """Checks that all is there, writes the manifest, and gives the folder its name."""
-    files = {name: Seal(*numbers) for report in reports for name, numbers in report.items()}
-    for name, sealed in files.items():
+    files = {name: Digest(*numbers) for report in reports for name, numbers in report.items()}
+    for name, digest in files.items():
         path = partial / name
-        if not path.exists() or path.stat().st_size != sealed.size:
+        if not path.exists() or path.stat().st_size != digest.size:
             raise CheckpointError(f"{name} is not seen by rank 0 as its rank wrote it: all machines need to share "
                                   f"the folder {final.parent}")  # fmt: skip
     ranks = len(files) // 2
-    check_whole([read_table(partial, rank) for rank in range(ranks)])
+    check_whole([read_index(partial, rank) for rank in range(ranks)])
     files[STATE] = write(partial / STATE, [json_codec.encode(snapshot.state)])
     Manifest(ranks, files, snapshot.checks).write(partial)
     flush_folder(partial)

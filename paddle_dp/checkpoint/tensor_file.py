@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.checkpoint.disk import Seal, write
-from paddle_dp.checkpoint.pieces import DTYPES, Piece
+from paddle_dp.checkpoint.disk import Digest, write
+from paddle_dp.checkpoint.shards import DTYPES, TensorShard
 
 _LABELS = {code: label for label, (code, _) in DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorInfo:
     """Where one tensor lies in its file."""
 
     dtype: str
@@ -42,28 +42,28 @@ class Entry:
         return math.prod(self.shape) * self.numpy.itemsize
 
 
-def write_tensors(path: Path, pieces: Mapping[str, Piece]) -> Seal:
-    """Writes the pieces' arrays under the given keys; the file is on the disk when this returns."""
+def write_tensors(path: Path, shards: Mapping[str, TensorShard]) -> Digest:
+    """Writes the shards' arrays under the given keys; the file is on the disk when this returns."""
     # Widest numbers first, so that every tensor starts at a multiple of its width.
-    keys = sorted(pieces, key=lambda key: (-pieces[key].array.dtype.itemsize, key))
+    keys = sorted(shards, key=lambda key: (-shards[key].array.dtype.itemsize, key))
     header, position = {}, 0
     for key in keys:
-        array, code = pieces[key].array, DTYPES[pieces[key].dtype][0]
+        array, code = shards[key].array, DTYPES[shards[key].dtype][0]
         offsets = [position, position + array.nbytes]
         header[key] = {"dtype": code, "shape": list(array.shape), "data_offsets": offsets}
         position += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = [struct.pack("<Q", len(text)), text]
-    return write(path, itertools.chain(head, (_raw(pieces[key]) for key in keys)))
+    return write(path, itertools.chain(head, (_raw(shards[key]) for key in keys)))
 
 
-def _raw(piece: Piece) -> memoryview:
-    array = np.ascontiguousarray(piece.array, dtype=DTYPES[piece.dtype][1])
+def _raw(shard: TensorShard) -> memoryview:
+    array = np.ascontiguousarray(shard.array, dtype=DTYPES[shard.dtype][1])
     return array.reshape(-1).view(np.uint8).data
 
 
-def read_entries(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by key. Raises ValueError where the header does not describe this file."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -72,27 +72,27 @@ def read_entries(path: Path) -> dict[str, Entry]:
             raise ValueError("is not a safetensors file")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    return {key: _entry(key, value, 8 + length, size) for key, value in header.items()}
+    return {key: _info(key, value, 8 + length, size) for key, value in header.items()}
 
 
-def _entry(key: str, value: Any, base: int, size: int) -> Entry:
+def _info(key: str, value: Any, base: int, size: int) -> TensorInfo:
     start, stop = value["data_offsets"]
     if value["dtype"] not in _LABELS:
         raise ValueError(f"holds {key} as {value['dtype']}, which this version does not know")
-    entry = Entry(_LABELS[value["dtype"]], tuple(value["shape"]), base + start)
-    if start < 0 or base + stop > size or stop - start != entry.nbytes or any(n < 0 for n in entry.shape):
+    info = TensorInfo(_LABELS[value["dtype"]], tuple(value["shape"]), base + start)
+    if start < 0 or base + stop > size or stop - start != info.nbytes or any(n < 0 for n in info.shape):
         raise ValueError(f"describes {key} wrongly")
-    return entry
+    return info
 
 
-def read_rows(path: Path, entry: Entry, rows: slice | None = None) -> np.ndarray:
+def read_rows(path: Path, info: TensorInfo, rows: slice | None = None) -> np.ndarray:
     """The tensor, or some rows of its first dim, in memory of its own."""
-    shape, start = entry.shape, entry.start
+    shape, start = info.shape, info.start
     if rows is not None and shape:
-        start += rows.start * math.prod(shape[1:]) * entry.numpy.itemsize
+        start += rows.start * math.prod(shape[1:]) * info.numpy.itemsize
         shape = (rows.stop - rows.start, *shape[1:])
     count = math.prod(shape)
-    array = np.fromfile(path, dtype=entry.numpy, count=count, offset=start)
+    array = np.fromfile(path, dtype=info.numpy, count=count, offset=start)
     if array.size != count:
         raise OSError(f"{path} ends too early")
     return array.reshape(shape)

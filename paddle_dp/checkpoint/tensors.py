@@ -1,4 +1,4 @@
-"""Between Paddle's tensors and a checkpoint's pieces."""
+"""Between Paddle's tensors and a checkpoint's shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paddle_dp.checkpoint.pieces import DTYPES, Piece
+from paddle_dp.checkpoint.shards import DTYPES, TensorShard
 from paddle_dp.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
-    """Paddle's word for a tensor's dtype, as a piece carries it: "float32", "bfloat16"."""
+    """Paddle's word for a tensor's dtype, as a shard carries it: "float32", "bfloat16"."""
     return str(tensor.dtype).rpartition(".")[2]
 
 
-def piece(
+def tensor_shard(
     name: str, tensor: paddle.Tensor, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None
-) -> Piece:
+) -> TensorShard:
     """A host copy of a tensor, as the box at `offset` of a tensor of `shape` (default: it is the whole tensor)."""
     array = tensor.detach().numpy()
     if array.ctypes.data == tensor.data_ptr():
-        # Paddle's numpy() may share memory with the live tensor on a CPU; training goes on while a piece is kept.
+        # Paddle's numpy() may share memory with the live tensor on a CPU; training goes on while a shard is kept.
         array = array.copy()
-    return Piece(
+    return TensorShard(
         name,
         tuple(array.shape if shape is None else shape),
         tuple(offset or (0,) * array.ndim),

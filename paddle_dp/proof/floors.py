@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paddle_dp.checkpoint import Piece
+from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof.noise import is_rounding
 from paddle_dp.proof.sheets import Writer
 from paddle_dp.proof.store import stretches
@@ -78,9 +78,9 @@ class Fold:
             self._floors.fold(number, *distance)
         self._waiting.clear()
 
-    def put(self, number: str, piece: Piece) -> None:
+    def put(self, number: str, shard: TensorShard) -> None:
         """A quantity that the run shows."""
-        self._take("piece", number, piece.array)
+        self._take("shard", number, shard.array)
 
     def outputs(self, outputs: dict[str, np.ndarray]) -> None:
         """What the run's layers gave."""

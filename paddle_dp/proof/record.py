@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.checkpoint import Piece
+from paddle_dp.checkpoint import TensorShard
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
 from paddle_dp.proof.sheets import key
-from paddle_dp.train.state import optimizer_states, piece_of
+from paddle_dp.train.state import optimizer_states, placed_shard
 
-Put = Callable[[str, Piece], None]
+Put = Callable[[str, TensorShard], None]
 
 
 class Recorder:
@@ -77,7 +77,7 @@ class Recorder:
         gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
         self._take("gradient", gradients)
         self._compare_copies("gradient", gradients)
-        before = {piece.name: _numbers(piece) for piece in self._weights()} if self._updates else {}
+        before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
         stored = [(name, p, p) for name, p in self._named if self.learner.is_stored(p)]
         self._compare_copies("weight", stored)
@@ -89,8 +89,8 @@ class Recorder:
 
     def initial(self) -> None:
         """Writes the weights down, before the first update."""
-        for piece in self._weights():
-            self._put("initial", piece)
+        for shard in self._weights():
+            self._put("initial", shard)
 
     def final(self, step: int) -> str | None:
         """After the last watched step: optimizer states, running statistics, buffers. Collective.
@@ -112,7 +112,7 @@ class Recorder:
         running = running_statistics(self.learner)
         for name, tensor, placement in self.learner.shards():
             if id(tensor) not in weights:
-                self._put("statistic" if name in running else "buffer", piece_of(name, tensor, placement))
+                self._put("statistic" if name in running else "buffer", placed_shard(name, tensor, placement))
         return amiss
 
     def states(self, step: int) -> None:
@@ -125,22 +125,22 @@ class Recorder:
     def weights(self, step: int) -> None:
         """Writes the trained weights down as they are after `step`."""
         self._step = step
-        for piece in self._weights():
-            self._put("weight", piece)
+        for shard in self._weights():
+            self._put("weight", shard)
 
-    def _weights(self) -> Iterator[Piece]:
+    def _weights(self) -> Iterator[TensorShard]:
         for placed in self.learner.main_replicas([(name, p, p) for name, p in self._named]):
-            yield piece_of(*placed)
+            yield placed_shard(*placed)
 
     def _take(self, kind: str, tensors: Iterable[tuple[str, Any, Any]]) -> None:
         for placed in self.learner.main_replicas(tensors):
-            self._put(kind, piece_of(*placed))
+            self._put(kind, placed_shard(*placed))
 
-    def _put(self, kind: str, piece: Piece, array: np.ndarray | None = None) -> None:
-        """Hands a piece on; with `array`, that in its place."""
-        array = _numbers(piece) if array is None else array
-        number = key(kind, self._step, piece.name)
-        self._hand_on(number, Piece(number, piece.shape, piece.offset, array))
+    def _put(self, kind: str, shard: TensorShard, array: np.ndarray | None = None) -> None:
+        """Hands a shard on; with `array`, that in its place."""
+        array = _numbers(shard) if array is None else array
+        number = key(kind, self._step, shard.name)
+        self._hand_on(number, TensorShard(number, shard.shape, shard.offset, array))
 
     def _compare_copies(self, kind: str, held: Sequence[tuple[str, Any, Any]]) -> None:
         """Finds the copies of one tensor that differ between ranks, and keeps those. Collective."""
@@ -166,11 +166,11 @@ def _digest(tensor: paddle.Tensor) -> str:
     return hashlib.blake2b(np.ascontiguousarray(tensor.numpy()).reshape(-1).data, digest_size=8).hexdigest()
 
 
-def _numbers(piece: Piece) -> np.ndarray:
-    """A piece's numbers: bfloat16, which comes as its bits, in float32."""
-    if piece.dtype == "bfloat16":
-        return np.asarray((piece.array.astype(np.uint32) << np.uint32(16)).view(np.float32))
-    return piece.array
+def _numbers(shard: TensorShard) -> np.ndarray:
+    """A shard's numbers: bfloat16, which comes as its bits, in float32."""
+    if shard.dtype == "bfloat16":
+        return np.asarray((shard.array.astype(np.uint32) << np.uint32(16)).view(np.float32))
+    return shard.array
 
 
 def _apart(before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -160,8 +160,8 @@ def digests(trainer: Trainer) -> dict[str, str]:
     """The bits of what this rank brings to a checkpoint, by name: weights, statistics, optimizer states. Collective."""
     tensors = trainer.snapshot().tensors
     return {
-        name: hashlib.blake2b(piece.array.tobytes(), digest_size=8).hexdigest()
-        for name, piece in tensors.items()
+        name: hashlib.blake2b(shard.array.tobytes(), digest_size=8).hexdigest()
+        for name, shard in tensors.items()
     }
 
 

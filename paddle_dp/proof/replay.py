@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import paddle
 
-from paddle_dp.checkpoint import Piece
+from paddle_dp.checkpoint import TensorShard
 from paddle_dp.parallel import Learner
 from paddle_dp.proof.record import Put, Recorder
 from paddle_dp.proof.sheets import REPLAYED, Key, Run, key
@@ -25,9 +25,9 @@ def replay(learner: Learner, many: Run, put: Put) -> None:
     schedule only.
     """
 
-    def taken(number: str, piece: Piece) -> None:
+    def taken(number: str, shard: TensorShard) -> None:
         if Key.read(number).kind in REPLAYED:
-            put(number, piece)
+            put(number, shard)
 
     recorder = Recorder(learner, taken)
     updates, steps = set(many.facts["recorded"]), len(many.facts["rows"])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paddle_dp.checkpoint.pieces import Box, Piece, assemble, whole
+from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, whole
 from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
@@ -50,7 +50,7 @@ class Writer:
         self._path = folder / f"{run}.{rank}.json"
         self._cut: dict[str, Any] = {}
         self.store = Store(self._path.with_suffix(".bin"))
-        self.numbers = 0  # in all pieces
+        self.numbers = 0  # in all shards
 
     def __enter__(self) -> Writer:
         return self
@@ -60,12 +60,12 @@ class Writer:
         if kind is not None:
             self._path.with_suffix(".bin").unlink()
 
-    def put(self, number: str, piece: Piece) -> None:
-        """A piece of a whole tensor."""
-        if piece.shape != piece.array.shape:
-            self._cut[number] = [list(piece.shape), list(piece.offset)]
-        self.numbers += piece.array.size
-        self.store.put(f"piece|{number}", piece.array)
+    def put(self, number: str, shard: TensorShard) -> None:
+        """A shard of a whole tensor."""
+        if shard.shape != shard.array.shape:
+            self._cut[number] = [list(shard.shape), list(shard.offset)]
+        self.numbers += shard.array.size
+        self.store.put(f"shard|{number}", shard.array)
 
     def group(self, name: str, arrays: Arrays) -> None:
         """Further arrays by key."""
@@ -78,12 +78,17 @@ class Writer:
 
 
 def write_sheet(
-    folder: Path, run: str, rank: int, pieces: Mapping[str, Piece], facts: Mapping[str, Any], **more: Arrays
+    folder: Path,
+    run: str,
+    rank: int,
+    shards: Mapping[str, TensorShard],
+    facts: Mapping[str, Any],
+    **more: Arrays,
 ) -> None:
     """A sheet of what is all at hand, with further groups of arrays by key."""
     with Writer(folder, run, rank) as sheet:
-        for number, piece in pieces.items():
-            sheet.put(number, piece)
+        for number, shard in shards.items():
+            sheet.put(number, shard)
         for name, arrays in more.items():
             sheet.group(name, arrays)
         sheet.finish(facts)
@@ -111,7 +116,7 @@ class Sheet:
         return self._store.get(f"{group}|{number}")
 
     def box(self, number: str, array: np.ndarray) -> tuple[Box, tuple[int, ...]]:
-        """Where a piece lies, and the whole tensor's shape."""
+        """Where a shard lies, and the whole tensor's shape."""
         shape, offset = self.facts["cut"].get(number, (array.shape, (0,) * array.ndim))
         return Box(tuple(offset), array.shape), tuple(shape)
 
@@ -137,7 +142,7 @@ class Run:
     def _holders(self) -> dict[str, list[Sheet]]:
         found: dict[str, list[Sheet]] = {}
         for sheet in self.sheets:
-            for number in sheet.group("piece"):
+            for number in sheet.group("shard"):
                 found.setdefault(number, []).append(sheet)
         return found
 
@@ -146,8 +151,8 @@ class Run:
         return set(self._holders)
 
     def array(self, number: str) -> np.ndarray:
-        """A quantity, whole, in float64. Raises ValueError where the ranks' pieces do not make it up."""
-        arrays = [(sheet, sheet.array("piece", number)) for sheet in self._holders[number]]
+        """A quantity, whole, in float64. Raises ValueError where the ranks' shards do not make it up."""
+        arrays = [(sheet, sheet.array("shard", number)) for sheet in self._holders[number]]
         boxes = [sheet.box(number, array) for sheet, array in arrays]
         shape = boxes[0][1]
         if boxes[0][0] == whole(shape):

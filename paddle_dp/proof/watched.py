@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddle_dp.batch import Batch
-from paddle_dp.checkpoint import Piece
+from paddle_dp.checkpoint import TensorShard
 from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
@@ -92,7 +92,7 @@ class Watched:
         for step, row in enumerate(self.seen.rows, start=1):
             for kind in ("loss", "gradient_norm"):
                 number = key(kind.replace("_", " "), step, "")
-                put(number, Piece.whole(number, np.array([row[kind]], "float64")))
+                put(number, TensorShard.whole(number, np.array([row[kind]], "float64")))
 
     def _ahead(self) -> None:
         """Before an update that is watched."""

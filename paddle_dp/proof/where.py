@@ -209,7 +209,7 @@ class Search:
         right: list[int] = []
         for rank, sheet in enumerate(self.part.many.sheets):
             if number in sheet.facts["cut"]:
-                array = sheet.array("piece", number)
+                array = sheet.array("shard", number)
                 box, _ = sheet.box(number, array)
                 mine = one[tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))]
                 if np.linalg.norm(array - mine) > 1e-6 * np.linalg.norm(mine):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.checkpoint import Checkpoint, Checks, Piece, Snapshot
+from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot, TensorShard
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.tensors import fill, piece
+from paddle_dp.checkpoint.tensors import fill, tensor_shard
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.degrees import Degrees
@@ -25,7 +25,7 @@ def snapshot(
 ) -> Snapshot:
     """What this rank brings to a checkpoint: its slices, and what it is the first to hold. The learner's running
     statistics have met, and `checks` says what was looked at."""
-    tensors = pieces(learner) | optimizer_pieces(learner)
+    tensors = model_shards(learner) | optimizer_shards(learner)
     state = _state(learner, progress, run, loader)
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)
 
@@ -40,20 +40,22 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
     return [(name, tensor, named[_parameter(name)]) for name, tensor in tensors.items()]
 
 
-def pieces(learner: Learner) -> dict[str, Piece]:
+def model_shards(learner: Learner) -> dict[str, TensorShard]:
     """The weights and statistics that this rank is the one to save, under whole-model names."""
-    return {f"model/{name}": piece_of(f"model/{name}", *lies) for name, *lies in learner.shards()}
+    placed = ((f"model/{name}", *where) for name, *where in learner.shards())
+    return {name: placed_shard(name, *where) for name, *where in placed}
 
 
-def optimizer_pieces(learner: Learner) -> dict[str, Piece]:
+def optimizer_shards(learner: Learner) -> dict[str, TensorShard]:
     """The optimizer's state of the parameters that this rank is the one to save."""
     with learner.optimizer_states_on_device():
-        return {placed[0]: piece_of(*placed) for placed in learner.main_replicas(optimizer_states(learner))}
+        placed = learner.main_replicas(optimizer_states(learner))
+        return {name: placed_shard(name, *where) for name, *where in placed}
 
 
-def piece_of(name: str, tensor: Any, placement: Placement) -> Piece:
+def placed_shard(name: str, tensor: Any, placement: Placement) -> TensorShard:
     """A host copy of a tensor, as the part of the whole one that it is."""
-    return piece(name, tensor, placement.global_shape(tensor.shape), placement.offset(tensor.shape))
+    return tensor_shard(name, tensor, placement.global_shape(tensor.shape), placement.offset(tensor.shape))
 
 
 def _parameter(name: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks.checkpoint import Config
-from paddle_dp.checkpoint import Piece, Snapshot
+from paddle_dp.checkpoint import Snapshot, TensorShard
 from paddle_dp.errors import UsageError
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Every
@@ -28,7 +28,7 @@ def built(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> Call
         callback.start(at("start", begin))
         return callback
 
-    weights = Piece("model/w", (2,), (0,), np.zeros(2, "float32"))
+    weights = TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))
     trainer.step = 0
     trainer.snapshot = lambda: Snapshot(
         tensors={"model/w": weights}, state={"progress": {"step": trainer.step}}

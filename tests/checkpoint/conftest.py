@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Piece, Snapshot
+from paddle_dp.checkpoint import Snapshot, TensorShard
 
 
 class ThreadMesh:
@@ -57,9 +57,9 @@ def snapshot_of() -> Callable[..., Snapshot]:
     def make(step: int, rank: int = 0, ranks: int = 1) -> Snapshot:
         whole = np.arange(24, dtype=np.float32).reshape(6, 4) + step
         first, last = rank * 6 // ranks, (rank + 1) * 6 // ranks
-        tensors = {"w": Piece("model/w", (6, 4), (first, 0), whole[first:last])}
+        tensors = {"w": TensorShard("model/w", (6, 4), (first, 0), whole[first:last])}
         if rank == 0:
-            tensors["b"] = Piece.whole("model/b", np.full(4, step, np.int64))
+            tensors["b"] = TensorShard.whole("model/b", np.full(4, step, np.int64))
         return Snapshot(tensors=tensors, state={"progress": {"step": step}}, own={"rank": rank})
 
     return make

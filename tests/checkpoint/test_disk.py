@@ -6,14 +6,14 @@ import zlib
 import pytest
 
 from paddle_dp.checkpoint import disk
-from paddle_dp.checkpoint.disk import Seal, replace, seal, write
+from paddle_dp.checkpoint.disk import Digest, digest_of, replace, write
 
 
 def test_the_seal_of_what_was_written_is_the_seal_of_what_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "_CHUNK", 7)
     parts = [b"", b"x" * 20, memoryview(b"y" * 7)]
-    sealed = write(tmp_path / "f", parts)
-    assert sealed == seal(tmp_path / "f") == Seal(27, zlib.crc32(b"".join(parts)))
+    digest = write(tmp_path / "f", parts)
+    assert digest == digest_of(tmp_path / "f") == Digest(27, zlib.crc32(b"".join(parts)))
 
 
 def test_a_short_write_is_continued(tmp_path, monkeypatch):
@@ -53,7 +53,7 @@ def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "secret").write_bytes(b"x")
     (tmp_path / "f").symlink_to(tmp_path / "secret")
     with pytest.raises(OSError, match="symbolic links"):
-        seal(tmp_path / "f")
+        digest_of(tmp_path / "f")
 
 
 def test_a_replacement_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):

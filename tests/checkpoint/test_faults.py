@@ -21,11 +21,11 @@ SAVER = """
 import os, sys, time
 import numpy as np
 from pathlib import Path
-from paddle_dp.checkpoint import Piece, Snapshot, disk, prune, save
+from paddle_dp.checkpoint import Shard, Snapshot, disk, prune, save
 from paddle_dp.mesh import Mesh
 
 def snapshot(step, size):
-    w = Piece.whole("w", np.full(size, step, np.float32))
+    w = Shard.whole("w", np.full(size, step, np.float32))
     return Snapshot(tensors={"w": w}, state={"progress": {"step": step}})
 
 folder = Path(sys.argv[1])
@@ -151,7 +151,7 @@ def test_a_folder_without_permission_is_one_clear_error(tmp_path, snapshot_of):
 
 def _save_twice(folder: str) -> list[str]:
     """A save that works and one that fails on the last rank, on real ranks over gloo."""
-    from paddle_dp.checkpoint import Piece, Snapshot, rng_state
+    from paddle_dp.checkpoint import Snapshot, TensorShard, rng_state
     from paddle_dp.mesh import join
 
     mesh = join()
@@ -160,7 +160,7 @@ def _save_twice(folder: str) -> list[str]:
         (1, {"rng": rng_state()}),
         (2, {"bad": object()} if mesh.rank == mesh.ranks - 1 else {}),
     ):
-        tensors = {"w": Piece("w", (2, 3), (mesh.rank, 0), np.full((1, 3), mesh.rank, np.float32))}
+        tensors = {"w": TensorShard("w", (2, 3), (mesh.rank, 0), np.full((1, 3), mesh.rank, np.float32))}
         try:
             taken = Snapshot(tensors=tensors, state={"progress": {"step": step}}, own=own)
             paths.append(str(save(taken, Path(folder), mesh)))

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from paddle_dp.checkpoint import best, best_numbers, checkpoints, keep, prune, save, set_best
+from paddle_dp.checkpoint import best, best_numbers, checkpoints, folder as folders, prune, save, set_best
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -47,7 +47,7 @@ def test_the_newest_whole_one_stays(folder):
 
 
 def test_one_that_was_just_saved_is_not_read_again(folder, monkeypatch):
-    monkeypatch.setattr(keep, "read_manifest", lambda path: pytest.fail("it was read"))
+    monkeypatch.setattr(folders, "read_manifest", lambda path: pytest.fail("it was read"))
     prune(folder, keep=1, trusted=folder / "step-00000005")
     assert _steps(folder) == [5]
 

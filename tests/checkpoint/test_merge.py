@@ -1,10 +1,10 @@
-"""One plain file of weights, from pieces of any layout."""
+"""One plain file of weights, from shards of any layout."""
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from paddle_dp.checkpoint import Piece, Snapshot, merge, save
+from paddle_dp.checkpoint import Snapshot, TensorShard, merge, save
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -13,10 +13,10 @@ WHOLE = np.arange(12, dtype="float32").reshape(3, 4)
 
 def saved(folder):
     halves = {
-        f"{i}": Piece("model/fc.weight", (3, 4), (0, 2 * i), WHOLE[:, 2 * i : 2 * i + 2].copy())
+        f"{i}": TensorShard("model/fc.weight", (3, 4), (0, 2 * i), WHOLE[:, 2 * i : 2 * i + 2].copy())
         for i in range(2)
     }
-    other = {"o": Piece.whole("optimizer/fc.weight/moment1", WHOLE)}
+    other = {"o": TensorShard.whole("optimizer/fc.weight/moment1", WHOLE)}
     state = {"progress": {"step": 3}}
     return save(Snapshot(tensors={**halves, **other}, state=state), folder, Mesh.alone())
 
@@ -32,4 +32,4 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
     path = saved(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="nowhere"):
         merge(path, tmp_path / "nowhere" / "model.safetensors")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
+    assert [info.name for info in tmp_path.iterdir()] == ["checkpoints"]

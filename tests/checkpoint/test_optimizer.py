@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.checkpoint import Snapshot, load, load_optimizer, optimizer_tensors, piece, save
+from paddle_dp.checkpoint import Snapshot, load, load_optimizer, optimizer_tensors, save, tensor_shard
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -49,7 +49,7 @@ def _train(net, optimizer, steps, deep=True):
 def _carry_over(net, optimizer, made, folder):
     """A fresh net and optimizer, in the middle of a process that made others before, with the state of these."""
     kept = {
-        name: piece(name, tensor)
+        name: tensor_shard(name, tensor)
         for name, tensor in optimizer_tensors(optimizer, net.named_parameters()).items()
     }
     opened = load(save(Snapshot(tensors=kept, state={"progress": {"step": 1}}), folder, Mesh.alone()))

@@ -8,8 +8,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from paddle_dp.checkpoint.pieces import DTYPES, Piece
-from paddle_dp.checkpoint.tensor_file import read_entries, read_rows, write_tensors
+from paddle_dp.checkpoint.shards import DTYPES, TensorShard
+from paddle_dp.checkpoint.tensor_file import read_header, read_rows, write_tensors
 
 
 def _array(label: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -21,17 +21,19 @@ def _array(label: str, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4)])
 def test_every_dtype_and_shape_comes_back(tmp_path, label, shape):
     array = _array(label, shape)
-    write_tensors(tmp_path / "f", {"x": Piece.whole("x", array, label)})
-    entry = read_entries(tmp_path / "f")["x"]
-    back = read_rows(tmp_path / "f", entry)
-    assert (entry.dtype, back.shape, back.dtype) == (label, shape, array.dtype)
+    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", array, label)})
+    info = read_header(tmp_path / "f")["x"]
+    back = read_rows(tmp_path / "f", info)
+    assert (info.dtype, back.shape, back.dtype) == (label, shape, array.dtype)
     assert back.tobytes() == array.tobytes()
 
 
 def test_the_safetensors_package_reads_the_file(tmp_path):
     """The format is a promise to others: every tensor is read by the reference implementation, bfloat16 as such."""
     arrays = {label: _array(label, (3, 2)) for label in DTYPES} | {"empty": np.zeros((0, 2))}
-    write_tensors(tmp_path / "f", {k: Piece.whole(k, a, k if k in DTYPES else "") for k, a in arrays.items()})
+    write_tensors(
+        tmp_path / "f", {k: TensorShard.whole(k, a, k if k in DTYPES else "") for k, a in arrays.items()}
+    )
     there = dict(safetensors.deserialize((tmp_path / "f").read_bytes()))
     for key, array in arrays.items():
         assert bytes(there[key]["data"]) == array.tobytes()
@@ -43,7 +45,7 @@ def test_the_safetensors_package_reads_the_file(tmp_path):
 def test_a_file_of_the_safetensors_package_is_read(tmp_path):
     arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.ones((), np.float16)}
     safetensors.numpy.save_file(arrays, tmp_path / "f", metadata={"made": "by others"})
-    entries = read_entries(tmp_path / "f")
+    entries = read_header(tmp_path / "f")
     for key, array in arrays.items():
         np.testing.assert_array_equal(read_rows(tmp_path / "f", entries[key]), array)
 
@@ -53,28 +55,28 @@ def test_paddle_reads_bfloat16_from_the_file(tmp_path):
     from safetensors.paddle import load_file
 
     bits = paddle.to_tensor([1.5, -2.0, 3e38]).astype("bfloat16").numpy()
-    write_tensors(tmp_path / "f", {"x": Piece.whole("x", bits, "bfloat16")})
+    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", bits, "bfloat16")})
     assert load_file(tmp_path / "f")["x"].dtype == paddle.bfloat16
     np.testing.assert_array_equal(load_file(tmp_path / "f")["x"].numpy(), bits)
 
 
 def test_an_array_that_is_not_contiguous_is_written_by_value(tmp_path):
     array = np.arange(12.0).reshape(3, 4).T[::2]
-    write_tensors(tmp_path / "f", {"x": Piece.whole("x", array)})
-    np.testing.assert_array_equal(read_rows(tmp_path / "f", read_entries(tmp_path / "f")["x"]), array)
+    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", array)})
+    np.testing.assert_array_equal(read_rows(tmp_path / "f", read_header(tmp_path / "f")["x"]), array)
 
 
 def test_some_rows_are_read_without_the_others(tmp_path):
     array = np.arange(12.0).reshape(4, 3)
-    write_tensors(tmp_path / "f", {"x": Piece.whole("x", array), "y": Piece.whole("y", array)})
-    entry = read_entries(tmp_path / "f")["y"]
-    np.testing.assert_array_equal(read_rows(tmp_path / "f", entry, slice(1, 3)), array[1:3])
+    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", array), "y": TensorShard.whole("y", array)})
+    info = read_header(tmp_path / "f")["y"]
+    np.testing.assert_array_equal(read_rows(tmp_path / "f", info, slice(1, 3)), array[1:3])
 
 
 def test_what_was_read_is_not_the_file(tmp_path):
     """A memory-mapped tensor would change under the model when the file is overwritten in place."""
-    write_tensors(tmp_path / "f", {"x": Piece.whole("x", np.ones(4))})
-    array = read_rows(tmp_path / "f", read_entries(tmp_path / "f")["x"])
+    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", np.ones(4))})
+    array = read_rows(tmp_path / "f", read_header(tmp_path / "f")["x"])
     (tmp_path / "f").write_bytes(b"\0" * (tmp_path / "f").stat().st_size)
     assert array.sum() == 4 and array.flags.writeable and not isinstance(array, np.memmap)
     with open("/proc/self/maps") as maps:
@@ -97,7 +99,7 @@ def test_a_header_that_lies_is_refused(tmp_path, change):
     text = json.dumps({"x": tensor}).encode()
     (tmp_path / "f").write_bytes(struct.pack("<Q", len(text)) + text + bytes(32))
     with pytest.raises((ValueError, KeyError)):
-        read_entries(tmp_path / "f")
+        read_header(tmp_path / "f")
 
 
 @pytest.mark.parametrize(
@@ -106,4 +108,4 @@ def test_a_header_that_lies_is_refused(tmp_path, change):
 def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises((ValueError, TypeError, AttributeError)):
-        read_entries(tmp_path / "f")
+        read_header(tmp_path / "f")

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.checkpoint import Snapshot, fill, load, piece, put, save
+from paddle_dp.checkpoint import Snapshot, fill, load, put, save, tensor_shard
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -12,7 +12,7 @@ from paddle_dp.mesh import Mesh
 @pytest.fixture
 def saved(tmp_path):
     def of(tensor, **where):
-        tensors = {"w": piece("w", tensor, **where)}
+        tensors = {"w": tensor_shard("w", tensor, **where)}
         return load(save(Snapshot(tensors=tensors, state={"progress": {"step": 1}}), tmp_path, Mesh.alone()))
 
     return of
@@ -32,7 +32,7 @@ def test_a_tensor_comes_back_with_its_dtype(saved, dtype, shape):
 
 def test_a_piece_does_not_follow_the_live_tensor():
     tensor = paddle.ones([3])
-    kept = piece("w", tensor)
+    kept = tensor_shard("w", tensor)
     tensor.add_(paddle.ones([3]))
     assert kept.array.tolist() == [1, 1, 1]
 
@@ -49,7 +49,7 @@ def test_a_box_fills_this_ranks_part(saved):
     part = paddle.zeros([2, 2])
     fill(part, saved(whole), "w", whole.shape, (2, 1))
     np.testing.assert_array_equal(part.numpy(), whole.numpy()[2:, 1:])
-    assert piece("w", part, (4, 3), (2, 1)).box.stop == (4, 3)
+    assert tensor_shard("w", part, (4, 3), (2, 1)).box.stop == (4, 3)
 
 
 def test_another_shape_or_dtype_is_refused(saved):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp import cli
-from paddle_dp.checkpoint.disk import Seal
+from paddle_dp.checkpoint.disk import Digest
 from paddle_dp.checkpoint.manifest import Checks, Manifest
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.resume import command, how_to_resume
@@ -23,7 +23,7 @@ def save(run: Path, step: int, checks: Checks | None) -> None:
     folder = run / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True)
     names = ("state.json", "rank-00000.safetensors", "rank-00000.json")
-    Manifest(1, {name: Seal(1, 1) for name in names}, checks).write(folder)
+    Manifest(1, {name: Digest(1, 1) for name in names}, checks).write(folder)
 
 
 @pytest.mark.parametrize("checks", [GOOD, None])

@@ -103,17 +103,17 @@ def _train(strategy, model):
 
 
 def _compare(many, one, mesh):
-    from paddle_dp.train.state import optimizer_pieces, pieces
+    from paddle_dp.train.state import model_shards, optimizer_shards
 
     (learner, rows), (truth, expected) = many, one
-    mine, whole = ({**pieces(each), **optimizer_pieces(each)} for each in (learner, truth))
+    mine, whole = ({**model_shards(each), **optimizer_shards(each)} for each in (learner, truth))
     apart = {}
-    for name, piece in mine.items():
+    for name, shard in mine.items():
         if "k_proj.bias" in name:  # adds the same to all scores of a token: its true gradient is zero
             continue
-        box = piece.box.inside(whole[name].box)
+        box = shard.box.inside(whole[name].box)
         wanted = whole[name].array[box]
-        apart[name] = float(np.abs(piece.array - wanted).max() / (np.abs(whole[name].array).max() + 1e-6))
+        apart[name] = float(np.abs(shard.array - wanted).max() / (np.abs(whole[name].array).max() + 1e-6))
     everyone = set().union(*mesh.gather(sorted(mine)))
     return {
         "rows": [rows, expected],

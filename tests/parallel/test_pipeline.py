@@ -62,7 +62,7 @@ def _train(placer, case):
     from paddle_dp.data import Loader, Share
     from paddle_dp.part import read_part
     from paddle_dp.train.evaluate import evaluate
-    from paddle_dp.train.state import optimizer_pieces, pieces
+    from paddle_dp.train.state import model_shards, optimizer_shards
 
     learner, mesh = placer.place(_task(case)), placer.mesh
     words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
@@ -85,13 +85,13 @@ def _train(placer, case):
         if epoch == 1:  # between batches of the same shape: it must not leave a trace
             evaluate(learner, held_out, mesh)
     learner.check("at the end")
-    held = {**pieces(learner), **optimizer_pieces(learner)}
+    held = {**model_shards(learner), **optimizer_shards(learner)}
     return {
         "names": list(learner.observed),
         "rows": rows[:STEPS],
         "order": ordered,
         "held_out": dict(evaluate(learner, held_out, mesh).numbers),
-        "pieces": {name: [piece.offset, piece.array] for name, piece in held.items()},
+        "shards": {name: [shard.offset, shard.array] for name, shard in held.items()},
     }
 
 
@@ -153,12 +153,12 @@ def check(ranks, strategy, cases, one):
             assert found["order"] == foretold, case
             np.testing.assert_allclose(found["rows"], expected["rows"], rtol=2e-5, err_msg=str(case))
             assert found["held_out"] == pytest.approx(expected["held_out"], rel=1e-5), case
-            for name, (offset, array) in found["pieces"].items():
-                whole = np.asarray(expected["pieces"][name][1])
+            for name, (offset, array) in found["shards"].items():
+                whole = np.asarray(expected["shards"][name][1])
                 part = whole[tuple(slice(o, o + n) for o, n in zip(offset, np.shape(array), strict=True))]
                 np.testing.assert_allclose(array, part, atol=3e-5, err_msg=f"{case} {name}")
                 saved[name] = saved.get(name, 0) + np.size(array)
-        assert saved == {name: np.size(array) for name, (_, array) in expected["pieces"].items()}, case
+        assert saved == {name: np.size(array) for name, (_, array) in expected["shards"].items()}, case
 
 
 def _foretold(strategy, case):

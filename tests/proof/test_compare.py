@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint.pieces import Piece
+from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import K, Part, undetermined
 from paddle_dp.proof.noise import FLOAT32
 from paddle_dp.proof.shares import short
@@ -14,17 +14,19 @@ GRADIENT = np.linspace(1.0, 2.0, 8)
 
 def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, **values):
     """A run of one rank whose quantities are `values`, by kind; `noise` is the same for each element."""
-    pieces = {}
+    shards = {}
     for kind, value in values.items():
         number = key(kind, 1, "w")
         array = np.asarray(value, "float64")
-        pieces[number] = Piece(number, cut[0], cut[1], array) if cut else Piece.whole(number, array)
-    most = {number: np.full(piece.array.shape, noise, "float32") for number, piece in pieces.items()}
+        shards[number] = (
+            TensorShard(number, cut[0], cut[1], array) if cut else TensorShard.whole(number, array)
+        )
+    most = {number: np.full(shard.array.shape, noise, "float32") for number, shard in shards.items()}
     facts = {
         "dtype": dtype, "rows": [], "order": [], "amiss": None, "recorded": [1],
         "noise": {number: float(np.linalg.norm(array)) for number, array in most.items()},
     }  # fmt: skip
-    write_sheet(folder, name, rank, pieces, facts, noise=most)
+    write_sheet(folder, name, rank, shards, facts, noise=most)
     return Run.read(folder, name, rank + 1)
 
 
@@ -109,8 +111,8 @@ def test_a_zero_gradient_that_becomes_large_is_a_difference(part):
 
 def test_slices_of_several_ranks_make_one_quantity(tmp_path):
     one = run(tmp_path / "one", gradient=GRADIENT)
-    for rank, piece in enumerate((GRADIENT[:4], GRADIENT[4:])):
-        many = run(tmp_path / "many", rank=rank, gradient=piece, cut=((8,), (4 * rank,)))
+    for rank, shard in enumerate((GRADIENT[:4], GRADIENT[4:])):
+        many = run(tmp_path / "many", rank=rank, gradient=shard, cut=((8,), (4 * rank,)))
     assert many.cut(key("gradient", 1, "w"))
     assert Part(one, many).same
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Piece
+from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof import store
 from paddle_dp.proof.floors import Floors, Fold, NoRounding
 from paddle_dp.proof.sheets import Run, Writer, key
@@ -39,12 +39,12 @@ def runs(count):
 
 def floors_of(folder, base, noisy, **judged):
     with Writer(folder, "wide", 0) as sheet:
-        sheet.put(GRADIENT, Piece.whole(GRADIENT, base))
+        sheet.put(GRADIENT, TensorShard.whole(GRADIENT, base))
         floors = Floors(sheet)
         for array in noisy:
             fold = Fold(floors, "float64", 2.0, **{"judged": True, **judged})
-            fold.put(GRADIENT, Piece.whole(GRADIENT, array))
-            fold.put(key("state", 1, "unknown"), Piece.whole("x", array))
+            fold.put(GRADIENT, TensorShard.whole(GRADIENT, array))
+            fold.put(key("state", 1, "unknown"), TensorShard.whole("x", array))
             fold.judge(2.0 + 1e-13)
         sheet.finish({"noise": floors.norms})
     return Run.read(folder, "wide", 1)
@@ -62,10 +62,10 @@ def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path, judged):
 def test_a_run_that_is_no_rounding_leaves_nothing(tmp_path):
     base, noisy = runs(2)
     with Writer(tmp_path, "wide", 0) as sheet:
-        sheet.put(GRADIENT, Piece.whole(GRADIENT, base))
+        sheet.put(GRADIENT, TensorShard.whole(GRADIENT, base))
         floors = Floors(sheet)
         fold = Fold(floors, "float64", 2.0, judged=False)
-        fold.put(GRADIENT, Piece.whole(GRADIENT, noisy))  # a probe: before the first loss
+        fold.put(GRADIENT, TensorShard.whole(GRADIENT, noisy))  # a probe: before the first loss
         with pytest.raises(NoRounding) as far:
             fold.judge(2.1)
         assert far.value.loss == 2.1

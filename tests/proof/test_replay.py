@@ -45,8 +45,8 @@ def batch(step):
 
 def learned(folder, ours, hook=None):
     """A run of `ours`, as a side leaves it; `hook` is laid on the gradients of the first matrix."""
-    pieces, rows = {}, []
-    recorder = Recorder(ours, pieces.__setitem__)
+    shards, rows = {}, []
+    recorder = Recorder(ours, shards.__setitem__)
     recorder.initial()
     if hook is not None:
         ours.model[0].weight.register_hook(hook)
@@ -55,13 +55,13 @@ def learned(folder, ours, hook=None):
         ours.train_batch(batch(step))
         rows.append({})
     recorder.states(STEPS)
-    return written(folder, pieces, rows)
+    return written(folder, shards, rows)
 
 
-def written(folder, pieces, rows=()):
+def written(folder, shards, rows=()):
     recorded = list(range(1, len(rows) + 1))
     facts = {"dtype": "float32", "rows": list(rows), "recorded": recorded, "order": [], "amiss": None}
-    write_sheet(folder, "own", 0, pieces, facts)
+    write_sheet(folder, "own", 0, shards, facts)
     return Run.read(folder, "own", 1)
 
 
@@ -124,14 +124,14 @@ def test_a_state_that_is_forgotten_shows_in_the_second_update(tmp_path, optimize
 def test_an_update_that_is_left_out_moves_the_schedule_only(tmp_path):
     """As float16 does at an overflow: what follows is the schedule's second rate."""
     ours = learner("sgd")
-    pieces = {}
-    recorder = Recorder(ours, pieces.__setitem__)
+    shards = {}
+    recorder = Recorder(ours, shards.__setitem__)
     recorder.initial()
     ours.rate.step()
     recorder.watch(2)
     ours.train_batch(batch(2))
     facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [2], "order": [], "amiss": None}
-    write_sheet(tmp_path / "many", "own", 0, pieces, facts)
+    write_sheet(tmp_path / "many", "own", 0, shards, facts)
     many = Run.read(tmp_path / "many", "own", 1)
     again = replayed_in(tmp_path / "replay", learner("sgd"), many)
     assert again.keys == {number for number in many.keys if number.startswith("update|2|")}

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint.pieces import Piece
+from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.sheets import key, write_sheet
 
@@ -22,8 +22,8 @@ def side(folder, gradient, differences=()):
         ("update", 1): -gradient,
         ("weight", 1): 1 - gradient,
     }
-    pieces = {
-        key(kind, step, "w"): Piece.whole("w", np.full(3, value))
+    shards = {
+        key(kind, step, "w"): TensorShard.whole("w", np.full(3, value))
         for (kind, step), value in quantities.items()
     }
     row = {"loss": 1.0, "gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
@@ -31,7 +31,7 @@ def side(folder, gradient, differences=()):
         "dtype": "float32", "rows": [row], "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
         "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "reader": 0, "seats": {}, "beyond": {},
     }  # fmt: skip
-    write_sheet(folder, "own", 0, pieces, facts)
+    write_sheet(folder, "own", 0, shards, facts)
     told = {"wide": None, "differences": list(differences), "axes": {"data": 1}, "memory": 0, "parameters": 3}
     (folder / "side.json").write_text(json.dumps(told))
     return Side(folder, 1)
@@ -41,7 +41,11 @@ def compared(tmp_path, gradient):
     one, many = side(tmp_path / "one", 0.5), side(tmp_path / "many", gradient, [DRAWS])
     one.beside = (many,)
     write_sheet(
-        one.folder / "replay0", "own", 0, {key("update", 1, "w"): Piece.whole("w", np.full(3, -gradient))}, {}
+        one.folder / "replay0",
+        "own",
+        0,
+        {key("update", 1, "w"): TensorShard.whole("w", np.full(3, -gradient))},
+        {},
     )
     return compare_sides(one, many)
 

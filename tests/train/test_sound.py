@@ -201,11 +201,11 @@ def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_
 
 def spoiled(checkpoint: Path, checks: Checks | None, name: str = "model/0.weight") -> None:
     """Writes a checkpoint anew with a NaN in it, saying `checks` of itself (None: as an older version did)."""
-    from paddle_dp.checkpoint import Piece, Snapshot
+    from paddle_dp.checkpoint import Snapshot, TensorShard
     from paddle_dp.mesh import Mesh
 
     saved = checkpoints.load(checkpoint)
-    tensors = {n: Piece.whole(n, saved.read(n)) for n in saved.names}
+    tensors = {n: TensorShard.whole(n, saved.read(n)) for n in saved.names}
     if checks is None:
         tensors[name].array.reshape(-1)[0] = NAN
     own = saved.own(0) or {}

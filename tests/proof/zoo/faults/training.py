@@ -131,7 +131,7 @@ def saves_the_first_place() -> AbstractContextManager[None]:
 
         return first
 
-    return replaced(f"{STATE}:pieces", make)
+    return replaced(f"{STATE}:model_shards", make)
 
 
 def restored(change: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
@@ -192,8 +192,8 @@ def resumes_with_the_first_scale() -> AbstractContextManager[None]:
 
 
 def only_the_first_owner_saves() -> AbstractContextManager[None]:
-    def make(pieces: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda learner: {} if rank() else pieces(learner)
+    def make(shards: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda learner: {} if rank() else shards(learner)
 
     return replaced(f"{STATE}:optimizer_pieces", make)
 
@@ -201,17 +201,17 @@ def only_the_first_owner_saves() -> AbstractContextManager[None]:
 def saved_one_update_late() -> AbstractContextManager[None]:
     """The weights are copied while the next update is under way: one rank's part is of another step."""
 
-    def make(pieces: Callable[..., Any]) -> Callable[..., Any]:
+    def make(shards: Callable[..., Any]) -> Callable[..., Any]:
         def late(learner: Any) -> Any:
-            found = pieces(learner)
-            for piece in found.values() if last() else ():
-                if piece.array.dtype.kind == "f":
-                    piece.array[...] = piece.array * 1.001
+            found = shards(learner)
+            for shard in found.values() if last() else ():
+                if shard.array.dtype.kind == "f":
+                    shard.array[...] = shard.array * 1.001
             return found
 
         return late
 
-    return replaced(f"{STATE}:pieces", make)
+    return replaced(f"{STATE}:model_shards", make)
 
 
 def flipped_bit() -> AbstractContextManager[None]:

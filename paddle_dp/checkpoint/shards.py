@@ -1,13 +1,21 @@
-"""Box arithmetic: how the pieces that some layout saved make up the box that another layout wants."""
+"""Shards: which box of which tensor a rank saved, and how the shards of one layout make up the box that another wants.
+
+Each rank's `rank-….json` has the index of its shards, under the word `pieces`, which is that of version 1.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.manifest import index_name
+from paddle_dp.errors import CheckpointError
 
 Ints = tuple[int, ...]
 
@@ -89,7 +97,7 @@ def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], 
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TensorShard:
     """A box of a tensor that is `shape` as a whole: `array` starts at `offset` (default: the beginning).
 
     `dtype` is paddle's word; left out, it is the array's. bfloat16 comes as the uint16 array of its bits,
@@ -112,17 +120,92 @@ class Piece:
             )
         if not len(self.shape) == len(self.offset) == self.array.ndim:
             raise ValueError(
-                f"{self.name}: shape {self.shape}, offset {self.offset}, piece {self.array.shape}"
+                f"{self.name}: shape {self.shape}, offset {self.offset}, shard {self.array.shape}"
             )
         if any(o < 0 or stop > n for o, stop, n in zip(self.offset, self.box.stop, self.shape, strict=True)):
-            raise ValueError(f"{self.name}: piece {self.box} lies outside the whole tensor {self.shape}")
+            raise ValueError(f"{self.name}: shard {self.box} lies outside the whole tensor {self.shape}")
 
     @classmethod
-    def whole(cls, name: str, array: Any, dtype: str = "") -> Piece:
-        """The piece that is the whole tensor."""
+    def whole(cls, name: str, array: Any, dtype: str = "") -> TensorShard:
+        """The shard that is the whole tensor."""
         array = np.asarray(array)
         return cls(name, array.shape, (0,) * array.ndim, array, dtype)
 
     @property
     def box(self) -> Box:
         return Box(self.offset, self.array.shape)
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """Where one saved shard lies: the box of its tensor, and its key in the file of a rank."""
+
+    rank: int
+    key: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+
+
+def index_of(shards: Iterable[TensorShard]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
+    """A rank's shards by their key in its file, and the same as JSON. A whole tensor's key is its name."""
+    keyed = {}
+    for shard in shards:
+        is_whole = shard.box == whole(shard.shape)
+        key = shard.name if is_whole else f"{shard.name}@{','.join(map(str, shard.offset))}"
+        if key in keyed:
+            raise CheckpointError(f"two shards of {shard.name} {shard.box} on one rank")
+        keyed[key] = shard
+    return keyed, {key: _json(shard) for key, shard in keyed.items()}
+
+
+def _json(shard: TensorShard) -> dict[str, Any]:
+    offset, size = list(shard.offset), list(shard.array.shape)
+    return {
+        "name": shard.name,
+        "dtype": shard.dtype,
+        "shape": list(shard.shape),
+        "offset": offset,
+        "size": size,
+    }
+
+
+def read_index(folder: Path, rank: int) -> list[ShardInfo]:
+    """The shards that a rank saved. Raises ValueError, KeyError or TypeError where the file says nonsense."""
+    content = json_codec.decode((folder / index_name(rank)).read_bytes())["pieces"]
+    return [_info(rank, key, value) for key, value in content.items()]
+
+
+def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
+    shape, offset, size = (tuple(map(int, value[word])) for word in ("shape", "offset", "size"))
+    if not len(shape) == len(offset) == len(size) or min((*shape, *offset, *size), default=0) < 0:
+        raise ValueError(f"{key} has an impossible shard")
+    if value["dtype"] not in DTYPES:
+        raise ValueError(f"{key} is of an unknown dtype {value['dtype']}")
+    return ShardInfo(rank, key, str(value["name"]), value["dtype"], shape, Box(offset, size))
+
+
+def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
+    """All ranks' shards of each tensor."""
+    names: dict[str, list[ShardInfo]] = {}
+    for info in (info for index in indexes for info in index):
+        names.setdefault(info.name, []).append(info)
+    return names
+
+
+def check_whole(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
+    """The shards by tensor; CheckpointError where ranks disagree about one, or where no rank holds a part of it."""
+    names = by_name(indexes)
+    for name, infos in names.items():
+        first = infos[0]
+        for info in infos:
+            if (info.shape, info.dtype) != (first.shape, first.dtype):
+                raise CheckpointError(
+                    f"{name} is {first.dtype} {first.shape} on rank {first.rank}, {info.dtype} {info.shape} "
+                    f"on rank {info.rank}"
+                )
+        _, missing = assemble(whole(first.shape), [info.box for info in infos])
+        if missing:
+            raise CheckpointError(f"no rank holds {name}{missing[0]} of {first.shape}")
+    return names

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Piece, Snapshot, UnusableError, load, save
+from paddle_dp.checkpoint import Snapshot, TensorShard, UnusableError, load, save
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
@@ -108,11 +108,11 @@ def test_nothing_in_a_checkpoint_is_run(saved):
 
 
 def _cut(name, array, cuts, seat):
-    """The piece of `array` at `seat`, when every dim is cut in so many equal parts."""
+    """The shard of `array` at `seat`, when every dim is cut in so many equal parts."""
     size = [n // c for n, c in zip(array.shape, cuts, strict=True)]
     offset = [n * s for n, s in zip(size, seat, strict=True)]
     box = tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))
-    return Piece(name, array.shape, tuple(offset), array[box])
+    return TensorShard(name, array.shape, tuple(offset), array[box])
 
 
 def test_tensor_by_pipeline_by_sharding_loads_in_every_other_layout(tmp_path, on_ranks):
@@ -125,12 +125,12 @@ def test_tensor_by_pipeline_by_sharding_loads_in_every_other_layout(tmp_path, on
 
     def work(mesh):
         stage, shard, seat = mesh.rank // 4, mesh.rank // 2 % 2, mesh.rank % 2
-        pieces = [_cut("model/tied", tied, (2, 1), (seat, 0))]  # on both stages and both shards
+        shards = [_cut("model/tied", tied, (2, 1), (seat, 0))]  # on both stages and both shards
         for name in layers[stage * 2 : stage * 2 + 2]:
-            pieces.append(_cut(f"optimizer/{name}/moment1", moments[name], (2, 2), (shard, seat)))
+            shards.append(_cut(f"optimizer/{name}/moment1", moments[name], (2, 2), (shard, seat)))
             if shard == 0:
-                pieces.append(_cut(f"model/{name}", weights[name], (1, 2), (0, seat)))
-        tensors = {str(i): piece for i, piece in enumerate(pieces)}
+                shards.append(_cut(f"model/{name}", weights[name], (1, 2), (0, seat)))
+        tensors = dict(enumerate(shards))
         return save(Snapshot(tensors=tensors, state={"progress": {"step": 5}}), tmp_path, mesh)
 
     opened = load(on_ranks(8, work)[0])
@@ -151,6 +151,6 @@ def test_tensor_by_pipeline_by_sharding_loads_in_every_other_layout(tmp_path, on
 def test_a_rank_may_hold_several_boxes_of_one_tensor(tmp_path):
     """A fused qkv that is cut by head lies on a rank in three boxes."""
     whole = np.arange(12.0)
-    pieces = {str(i): Piece("qkv", (12,), (i,), whole[i : i + 2]) for i in range(0, 12, 2)}
-    path = save(Snapshot(tensors=pieces, state={"progress": {"step": 1}}), tmp_path, Mesh.alone())
+    shards = {str(i): TensorShard("qkv", (12,), (i,), whole[i : i + 2]) for i in range(0, 12, 2)}
+    path = save(Snapshot(tensors=shards, state={"progress": {"step": 1}}), tmp_path, Mesh.alone())
     np.testing.assert_array_equal(load(path).read("qkv"), whole)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Piece, Snapshot, check, load, newest, save, saving, step_of
+from paddle_dp.checkpoint import Snapshot, TensorShard, check, load, newest, save, saving, step_of
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
@@ -44,11 +44,11 @@ def test_a_full_disk_on_one_rank_is_the_same_error_on_all(
     on_ranks(3, lambda mesh: save(snapshot_of(1, mesh.rank, 3), tmp_path, mesh))
     real = saving.write_tensors
 
-    def full(path, pieces):
+    def full(path, shards):
         if path.name == f"rank-{culprit:05d}.safetensors":
             path.write_bytes(b"half")
             raise OSError(28, os.strerror(28), str(path))
-        return real(path, pieces)
+        return real(path, shards)
 
     monkeypatch.setattr(saving, "write_tensors", full)
     message = _all_failed(on_ranks(3, lambda mesh: save(snapshot_of(2, mesh.rank, 3), tmp_path, mesh)))
@@ -94,11 +94,11 @@ def test_a_part_that_nobody_saves_is_found_when_saving(tmp_path, snapshot_of, on
 def test_a_folder_that_the_machines_do_not_share_is_said(tmp_path, snapshot_of, on_ranks, monkeypatch):
     real = saving.write_tensors
 
-    def elsewhere(path, pieces):
+    def elsewhere(path, shards):
         if path.name != "rank-00001.safetensors":
-            return real(path, pieces)
+            return real(path, shards)
         (tmp_path / "local").mkdir()
-        return real(tmp_path / "local" / path.name, pieces)
+        return real(tmp_path / "local" / path.name, shards)
 
     monkeypatch.setattr(saving, "write_tensors", elsewhere)
     results = on_ranks(2, lambda mesh: save(snapshot_of(1, mesh.rank, 2), tmp_path / "c", mesh))
@@ -156,7 +156,10 @@ def test_a_slow_rank_is_waited_for_before_the_collective(tmp_path, snapshot_of):
 
 def test_pieces_are_written_with_their_dtype(tmp_path):
     bits = np.array([0x3F80, 0xC000], np.uint16)
-    tensors = {"a": Piece.whole("a", bits, "bfloat16"), "b": Piece.whole("b", np.ones(2, np.float16))}
+    tensors = {
+        "a": TensorShard.whole("a", bits, "bfloat16"),
+        "b": TensorShard.whole("b", np.ones(2, np.float16)),
+    }
     path = save(Snapshot(tensors=tensors, state={"progress": {"step": 1}}), tmp_path, Mesh.alone())
     assert (load(path).dtype("a"), load(path).dtype("b")) == ("bfloat16", "float16")
     np.testing.assert_array_equal(load(path).read("a"), bits)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint.pieces import Box, Piece, assemble, whole
+from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, check_whole, index_of, read_index, whole
+from paddle_dp.errors import CheckpointError
 
 
 def test_overlap_is_what_both_hold():
@@ -45,13 +47,13 @@ def test_any_box_comes_back_from_any_boxes_that_cover(seed):
     boxes = [_some_box(random, shape) for _ in range(random.integers(0, 12))]
     boxes.append(whole(shape))
     boxes = [boxes[i] for i in random.permutation(len(boxes))]
-    pieces = [array[box.inside(whole(shape))] for box in boxes]
+    shards = [array[box.inside(whole(shape))] for box in boxes]
     target = _some_box(random, shape)
     result = np.full(target.shape, np.nan)
     takes, missing = assemble(target, boxes)
     for number, part in takes:
         assert np.isnan(result[part.inside(target)]).all(), "an element was taken twice"
-        result[part.inside(target)] = pieces[number][part.inside(boxes[number])]
+        result[part.inside(target)] = shards[number][part.inside(boxes[number])]
     assert not missing
     np.testing.assert_array_equal(result, array[target.inside(whole(shape))])
 
@@ -62,9 +64,9 @@ def _some_box(random: np.random.Generator, shape: tuple[int, ...]) -> Box:
 
 
 def test_a_piece_knows_its_box_and_dtype():
-    piece = Piece("w", (4, 3), (2, 0), np.zeros((2, 3), np.float32))
-    assert (piece.box, piece.dtype) == (Box((2, 0), (2, 3)), "float32")
-    assert Piece.whole("s", np.float64(1)).shape == ()
+    shard = TensorShard("w", (4, 3), (2, 0), np.zeros((2, 3), np.float32))
+    assert (shard.box, shard.dtype) == (Box((2, 0), (2, 3)), "float32")
+    assert TensorShard.whole("s", np.float64(1)).shape == ()
 
 
 @pytest.mark.parametrize(
@@ -80,4 +82,56 @@ def test_a_piece_knows_its_box_and_dtype():
 )
 def test_an_impossible_piece_is_refused(shape, offset, array, dtype, words):
     with pytest.raises(ValueError, match=words):
-        Piece("w", shape, offset, array, dtype)
+        TensorShard("w", shape, offset, array, dtype)
+
+
+def _indexes(folder, *ranks):
+    for rank, shards in enumerate(ranks):
+        (folder / f"rank-{rank:05d}.json").write_bytes(
+            json_codec.encode({"pieces": index_of(shards)[1], "own": {}})
+        )
+    return [read_index(folder, rank) for rank in range(len(ranks))]
+
+
+def _rows(first, last, shape=(6, 2), dtype=np.float32):
+    return TensorShard("w", shape, (first, 0), np.zeros((last - first, *shape[1:]), dtype))
+
+
+def test_a_whole_tensor_keeps_its_name_as_key_and_a_piece_says_its_offset():
+    keyed, _ = index_of([_rows(0, 6), TensorShard("v", (4,), (2,), np.zeros(2))])
+    assert set(keyed) == {"w", "v@2"}
+
+
+def test_one_rank_may_own_several_pieces_of_one_tensor(tmp_path):
+    (names,) = check_whole(_indexes(tmp_path, [_rows(0, 2), _rows(2, 6)])).values()
+    assert [row.key for row in names] == ["w@0,0", "w@2,0"]
+
+
+def test_the_same_piece_twice_on_one_rank_is_refused():
+    with pytest.raises(CheckpointError, match=r"two shards of w \[0:2, 0:2\]"):
+        index_of([_rows(0, 2), _rows(0, 2)])
+
+
+def test_replicated_and_overlapping_pieces_are_legal(tmp_path):
+    assert len(check_whole(_indexes(tmp_path, [_rows(0, 6)], [_rows(0, 6)], [_rows(1, 3)]))["w"]) == 3
+
+
+def test_a_part_that_no_rank_holds_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no rank holds w\[2:3, 0:2\] of \(6, 2\)"):
+        check_whole(_indexes(tmp_path, [_rows(0, 2)], [_rows(3, 6)]))
+
+
+@pytest.mark.parametrize("other", [_rows(3, 6, dtype=np.float64), _rows(3, 7, shape=(7, 2))])
+def test_ranks_that_disagree_about_a_tensor_are_named(tmp_path, other):
+    with pytest.raises(CheckpointError, match=r"w is float32 \(6, 2\) on rank 0, .* on rank 1"):
+        check_whole(_indexes(tmp_path, [_rows(0, 3)], [other]))
+
+
+@pytest.mark.parametrize(
+    "change", [{"offset": [0]}, {"offset": [-1, 0]}, {"dtype": "object"}, {"shape": None}, {"size": ["x", 1]}]
+)
+def test_a_table_that_makes_no_sense_is_refused(tmp_path, change):
+    row = {"name": "w", "dtype": "float32", "shape": [6, 2], "offset": [0, 0], "size": [6, 2], **change}
+    (tmp_path / "rank-00000.json").write_bytes(json_codec.encode({"pieces": {"w": row}, "own": {}}))
+    with pytest.raises((ValueError, TypeError)):
+        read_index(tmp_path, 0)
