@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from paddle_dp.checkpoint import best, best_numbers, checkpoints, folder as folders, prune, save, set_best
+from paddle_dp.checkpoint import best, best_numbers, checkpoints, prune, save, set_best
+from paddle_dp.checkpoint import folder as folders
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
 
