@@ -14,9 +14,9 @@ NEVER = -(2**31)  # no class is ignored; Paddle's own default, -100, would silen
 
 
 class Classes(Protocol):
-    """Answers about scores [..., classes held here], the same on every seat that holds some of them."""
+    """Answers about scores [..., classes on this rank], the same on every rank that holds some of them."""
 
-    def held(self, width: int) -> tuple[int, int]:
+    def local_range(self, width: int) -> tuple[int, int]:
         """The number of the first of `width` classes that lie here, and how many there are in all."""
         ...
 
@@ -24,8 +24,8 @@ class Classes(Protocol):
         """The sum of -log softmax(scores) at the class `numbers` [...], without those that are `ignored`."""
         ...
 
-    def added(self, parts: paddle.Tensor) -> paddle.Tensor:
-        """Sums that were taken over the classes held here, as sums over all classes."""
+    def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
+        """Sums that were taken over the classes on this rank, as sums over all classes."""
         ...
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
@@ -40,7 +40,7 @@ class Classes(Protocol):
 class Whole:
     """All classes lie here."""
 
-    def held(self, width: int) -> tuple[int, int]:
+    def local_range(self, width: int) -> tuple[int, int]:
         return 0, width
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
@@ -48,7 +48,7 @@ class Whole:
 
         return cross_entropy(scores, numbers, ignore_index=ignored, reduction="sum")
 
-    def added(self, parts: paddle.Tensor) -> paddle.Tensor:
+    def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
         return parts
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
@@ -68,7 +68,7 @@ class Exact(Whole):
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
         import paddle
 
-        mine, _, here = own(scores, numbers, 0)
+        mine, _, here = gather_target(scores, numbers, 0)
         highest = scores.max(-1, keepdim=True).detach()
         sums = (scores - highest).exp().sum(-1, dtype="float64")
         losses = sums.log().astype(scores.dtype) + highest.squeeze(-1) - mine
@@ -101,7 +101,7 @@ def check_range(numbers: paddle.Tensor, classes: int, ignored: int) -> None:
         )  # fmt: skip
 
 
-def own(
+def gather_target(
     scores: paddle.Tensor, numbers: paddle.Tensor, first: int
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """The score of each target [...] among the columns from class `first` on; its column [..., 1]; whether it is here.
@@ -114,11 +114,11 @@ def own(
     return scores.take_along_axis(column, -1, broadcast=False).squeeze(-1), column, here
 
 
-def lead(scores: paddle.Tensor, numbers: paddle.Tensor, classes: Classes) -> paddle.Tensor:
+def margin_over_mean(scores: paddle.Tensor, numbers: paddle.Tensor, classes: Classes) -> paddle.Tensor:
     """By how much each target's score [...] is above the mean of all classes' scores.
 
-    (1 - e)·CE(target) + e·mean over classes of CE(class) = CE(target) + e·lead: the softmax's sum is in both alike.
+    (1 - e)·CE(target) + e·mean over classes of CE(class) = CE(target) + e·margin: the softmax's sum is in both alike.
     """
-    first, count = classes.held(scores.shape[-1])
-    mine, _, here = own(scores, numbers, first)
-    return classes.added(mine * here.astype(scores.dtype) - scores.sum(-1) / count)
+    first, count = classes.local_range(scores.shape[-1])
+    mine, _, here = gather_target(scores, numbers, first)
+    return classes.all_reduce(mine * here.astype(scores.dtype) - scores.sum(-1) / count)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import full_precision, one_tensor, widened
-from paddle_dp.losses._classes import NEVER, Classes, Whole, check_range, lead
+from paddle_dp.losses._classes import NEVER, Classes, Whole, check_range, margin_over_mean
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class CrossEntropy:
         self.smoothing, self.ignored = smoothing, ignored
         self.classes: Classes = Whole()
 
-    def over(self, classes: Classes) -> Self:
+    def parallel(self, classes: Classes) -> Self:
         """The same loss of outputs that hold only some of the classes; `classes` answers for all of them."""
         other = copy(self)
         other.classes = classes
@@ -58,7 +58,7 @@ class CrossEntropy:
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """How many classes there are."""
-        return self.classes.held(outputs.shape[-1])[1]
+        return self.classes.local_range(outputs.shape[-1])[1]
 
     def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
         """The class of the highest output."""
@@ -73,7 +73,7 @@ class CrossEntropy:
         return total + self.smoothing * self._lead(logits, numbers).sum() if self.smoothing else total
 
     def _lead(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        return lead(logits, numbers, self.classes)
+        return margin_over_mean(logits, numbers, self.classes)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return hits.sum()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Gt, Le
 
 from paddle_dp.errors import LossError
-from paddle_dp.losses._classes import NEVER, Exact, own
+from paddle_dp.losses._classes import NEVER, Exact, gather_target
 from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyOfSome
 from paddle_dp.units import Probability
 
@@ -42,7 +42,9 @@ class Margin(CrossEntropy):
         import paddle
 
         self._check(outputs)
-        cosines, column, here = own(outputs, numbers, self.classes.held(outputs.shape[-1])[0])
+        cosines, column, here = gather_target(
+            outputs, numbers, self.classes.local_range(outputs.shape[-1])[0]
+        )
         sines = (1 - cosines * cosines).clip(min=FLAT).sqrt()
         behind = cosines * cos(self.angle) - sines * sin(self.angle) - self.cosine
         moved = paddle.where(here, behind, cosines).unsqueeze(-1)

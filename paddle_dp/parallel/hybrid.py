@@ -70,19 +70,19 @@ class HybridLearner(Learner):
 
     @property
     def predict_is_collective(self) -> bool:
-        return self.zero is not None and self.zero.lending is not None
+        return self.zero is not None and self.zero.stage3 is not None
 
     @contextmanager
     def optimizer_states_on_device(self) -> Iterator[None]:
-        waiting = self.zero.waiting if self.zero is not None else None
-        if waiting is None:
+        offload = self.zero.offload if self.zero is not None else None
+        if offload is None:
             yield
             return
-        waiting.back()
+        offload.to_device()
         try:
             yield
         finally:
-            waiting.leave()
+            offload.to_host()
 
 
 def take_clip(optimizer: paddle.optimizer.Optimizer) -> float | None:

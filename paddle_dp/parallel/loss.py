@@ -49,7 +49,7 @@ class Loss:
         """The class of the highest score [n]."""
         return outputs.argmax(-1)
 
-    def over(self, classes: Any) -> Loss | None:
+    def parallel(self, classes: Any) -> Loss | None:
         """The same loss of scores of which this rank holds some classes; `classes` answers for all of them.
 
         None for a loss that cannot be computed so.
@@ -60,9 +60,9 @@ class Loss:
 class Given(Loss):
     """A loss of the shelf or of a user's: any callable, with as much of the contract as it has.
 
-    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)` and `over(classes)` are
-    taken where it has them. `counts_samples = True` promises that its count is always the number of samples, and saves
-    the ranks an exchange.
+    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)` and `parallel(classes)`
+    are taken where it has them. `counts_samples = True` promises that its count is always the number of samples, and
+    saves the ranks an exchange.
     """
 
     def __init__(self, given: Any):
@@ -71,7 +71,7 @@ class Given(Loss):
         for method in ("count", "scores", "num_classes", "predictions"):
             if callable(own := getattr(given, method, None)):
                 setattr(self, method, own)
-        self.from_parts = hasattr(given, "over")
+        self.from_parts = hasattr(given, "parallel")
         if "count" in vars(self):
             self.counted = "targets"
         else:
@@ -91,8 +91,8 @@ class Given(Loss):
             )
         return total, count
 
-    def over(self, classes: Any) -> Loss | None:
-        return Given(self.given.over(classes)) if self.from_parts else None
+    def parallel(self, classes: Any) -> Loss | None:
+        return Given(self.given.parallel(classes)) if self.from_parts else None
 
 
 def as_loss(given: Any) -> Loss:

@@ -11,7 +11,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
 from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.placement import Placements
-from paddle_dp.parallel.tensor.layers import Cutter, layers_in
+from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
 from paddle_dp.part import lazily
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.portion import Weight
@@ -112,14 +112,14 @@ def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seat
     every = units(model)
     here = {id(parameter) for number in numbers for parameter in every[number].parameters()}
     with alone(seat, seats) as group:
-        cutter = Cutter(group, Placements())
+        parallelizer = TensorParallelizer(group, Placements())
         for unit in every:
             if any(
                 id(parameter) in here for parameter in unit.parameters()
             ):  # its own, or a weight that it shares
                 _draw(unit.parameters())
                 if seats > 1:
-                    cutter.replace(model, layers_in(unit))
+                    parallelizer.replace(model, layers_in(unit))
     return [units(model)[number] for number in numbers]
 
 

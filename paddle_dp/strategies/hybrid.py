@@ -208,10 +208,10 @@ class Hybrid:
         model gives what the whole one gave for its first samples."""
         from paddle_dp.parallel.as_whole import AsWhole
         from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.sequence.megatron_sp import SequenceCutter
+        from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
         from paddle_dp.parallel.sequence.ulysses import along_sequence
-        from paddle_dp.parallel.tensor.layers import Cutter
-        from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
+        from paddle_dp.parallel.tensor.layers import TensorParallelizer
+        from paddle_dp.parallel.tensor.vocab_parallel_loss import vocab_parallel
 
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
@@ -219,11 +219,11 @@ class Hybrid:
         before = AsWhole(model, task.samples if cut else None, values=not task.compared)
         if axes.tensor > 1:
             group = self.seats.get_model_parallel_group()
-            kind = SequenceCutter if self.config.sequence_parallel else Cutter
-            cutter = kind(group, placements)
-            model = cutter.cut(model)
-            loss = over_cut_classes(loss, group) if cutter.cuts_classes else loss
-            slices += [(-1, group)] if cutter.cuts_classes else []
+            kind = SequenceParallelizer if self.config.sequence_parallel else TensorParallelizer
+            parallelizer = kind(group, placements)
+            model = parallelizer.parallelize(model)
+            loss = vocab_parallel(loss, group) if parallelizer.cuts_classes else loss
+            slices += [(-1, group)] if parallelizer.cuts_classes else []
         # What is computed again draws its masks again, and does not trade stretches for heads again.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:

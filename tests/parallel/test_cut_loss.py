@@ -36,7 +36,7 @@ def compared(strategy):
 
     from paddle_dp.mesh import join
     from paddle_dp.parallel.loss import as_loss
-    from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
+    from paddle_dp.parallel.tensor.vocab_parallel_loss import vocab_parallel
     from paddle_dp.part import read_part
 
     mesh = join(seed=0)
@@ -56,18 +56,18 @@ def compared(strategy):
             part = paddle.split(paddle.to_tensor(scores), mesh.ranks, -1)[group.rank].clone()
             part.stop_gradient = False
             joined = lambda g: mp_ops._c_concat(g, group=group)  # noqa: E731
-            cut = over_cut_classes(as_loss(loss), group)
+            cut = vocab_parallel(as_loss(loss), group)
             found.append([answers(cut, joined, part, targets), answers(loss, lambda g: g, whole, targets)])
-    bad = over_cut_classes(as_loss(read_part("losses", {"use": "cross_entropy"}).build()), group)
+    bad = vocab_parallel(as_loss(read_part("losses", {"use": "cross_entropy"}).build()), group)
     return found, refused(lambda: bad(part, paddle.full_like(targets, CLASSES))), refused(lambda: mean(group))
 
 
 def mean(group):
     from paddle_dp.parallel.loss import as_loss
-    from paddle_dp.parallel.tensor.vocab_parallel_loss import over_cut_classes
+    from paddle_dp.parallel.tensor.vocab_parallel_loss import vocab_parallel
     from paddle_dp.part import read_part
 
-    over_cut_classes(as_loss(read_part("losses", {"use": "mean_squared_error"}).build()), group)
+    vocab_parallel(as_loss(read_part("losses", {"use": "mean_squared_error"}).build()), group)
 
 
 def refused(what):

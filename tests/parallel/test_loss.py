@@ -244,7 +244,7 @@ def test_a_promise_about_the_count_is_held_against_what_is_returned() -> None:
 def test_a_loss_is_wrapped_once() -> None:
     loss = as_loss(kept_sum)
     assert isinstance(loss, Loss) and as_loss(loss) is loss and loss.counted == "answers"
-    assert loss.scores(paddle.ones([1]), paddle.ones([1])) == {} and loss.over(None) is None
+    assert loss.scores(paddle.ones([1]), paddle.ones([1])) == {} and loss.parallel(None) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -13,7 +13,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.placement import Placements
-from paddle_dp.parallel.sequence.megatron_sp import SequenceCutter
+from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
 from paddle_dp.parallel.sequence.ulysses import along_sequence, stretch
 from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
@@ -215,8 +215,8 @@ def test_what_cannot_be_cut_in_stretches_is_said():
     with pytest.raises(UsageError, match="MeanSquaredError cannot be computed from stretches"):
         along_sequence(gpt.Config(**SMALL).build(), as_loss(MeanSquaredError().build()), PAIR)
     with pytest.raises(UsageError, match="no ordered `blocks`"):
-        SequenceCutter(PAIR, Placements()).cut(nn.Linear(2, 2))
+        SequenceParallelizer(PAIR, Placements()).parallelize(nn.Linear(2, 2))
     plain = nn.Layer()
     plain.blocks = nn.LayerList([nn.Linear(2, 2), nn.Linear(2, 2)])
     with pytest.raises(UsageError, match="no `cuts` table"):
-        SequenceCutter(PAIR, Placements()).cut(plain)
+        SequenceParallelizer(PAIR, Placements()).parallelize(plain)

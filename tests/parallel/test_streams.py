@@ -14,7 +14,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel.dropout.unseen import Watch
 from paddle_dp.parallel.placement import Placements
-from paddle_dp.parallel.tensor.layers import Cutter
+from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.parallel.tensor.rng import draw_slice
 from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
@@ -45,7 +45,7 @@ class Drops(nn.Layer):
 
 def masks(seat):
     layer = Drops()
-    assert Cutter(SimpleNamespace(rank=seat, nranks=2), Placements()).replace(layer)
+    assert TensorParallelizer(SimpleNamespace(rank=seat, nranks=2), Placements()).replace(layer)
     seed_ranks(3, Mesh(rank=seat, ranks=2, degrees=Degrees(tensor=2)))
     return [(out == 0).tolist() for out in layer(paddle.ones([64]))]
 

@@ -27,11 +27,11 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import blocks_of, settle
-from paddle_dp.parallel.tensor.layers import Cutter, Entered, layers_in
+from paddle_dp.parallel.tensor.layers import CopyToTensorParallel, TensorParallelizer, layers_in
 from paddle_dp.parallel.tensor.rng import draw_slice
 
 
-class _Turn(PyLayer):
+class _TransposeBT(PyLayer):
     """[n, t, …] ↔ [t, n, …], in memory of its own both ways: what is exchanged may not be a view."""
 
     @staticmethod
@@ -47,50 +47,50 @@ class Columns(ColumnSequenceParallelLinear):
     """Stretches [n, t / seats, width] → some of the outputs for all tokens [n, t, outputs / seats]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return _Turn.apply(super().forward(_Turn.apply(x)))
+        return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
 
 
 class Rows(RowSequenceParallelLinear):
     """Some of the inputs for all tokens [n, t, inputs / seats] → stretches [n, t / seats, width]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return _Turn.apply(super().forward(_Turn.apply(x)))
+        return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
 
 
-class Gathered(Entered):
+class GatherFromSequenceParallel(CopyToTensorParallel):
     """A layer whose outputs are cut, from stretches of its input; the input's gradients add up."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self._layer[0](_Turn.apply(AllGatherOp.apply(_Turn.apply(x))))
+        return self._layer[0](_TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(x))))
 
 
-class StretchCutter(Cutter):
+class BlockParallelizer(TensorParallelizer):
     """Cuts the layers of blocks that work on stretches of the sequence."""
 
-    kinds = (Columns, Rows, Gathered)
+    kinds = (Columns, Rows, GatherFromSequenceParallel)
 
 
-class SequenceCutter(Cutter):
+class SequenceParallelizer(TensorParallelizer):
     """Cuts a model whose activations lie in stretches from the first block's outputs on.
 
     A block with a `cuts` table works on stretches, one without it on whole sequences, as the first always does: between
     the two kinds, activations are dealt out or gathered. Raises UsageError for a model that is not a list of blocks.
     """
 
-    def cut(self, model: nn.Layer) -> nn.Layer:
+    def parallelize(self, model: nn.Layer) -> nn.Layer:
         blocks = blocks_of(model)
         if len(blocks) < 2:
             raise UsageError(
                 f"strategy.sequence_parallel: {type(model).__name__} has no ordered `blocks`, between which sequences "
                 "could be dealt out. Keep its layers in one (docs/add-a-part.md), or set sequence_parallel=false."
             )
-        inner = StretchCutter(self.group, self.placements)
-        inner._cut = self._cut
+        inner = BlockParallelizer(self.group, self.placements)
+        inner._sharded = self._sharded
         parts = [layers_in(block) for block in blocks]
-        found = self.replace(model, parts[0])
+        first = self.replace(model, parts[0])
         dealt = [False, *(inner.replace(model, part) for part in parts[1:])]
-        if not (found or any(dealt)):
-            return super().cut(model)  # says that there is no table
+        if not (first or any(dealt)):
+            return super().parallelize(model)  # says that there is no table
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
         blocks = settle(model)
         for number, block in enumerate(blocks):
@@ -109,11 +109,11 @@ class SequenceCutter(Cutter):
                 f"strategy.sequence_parallel: {length} tokens are not {self.group.nranks} equal stretches. Choose a "
                 "length that strategy.tensor divides, or set strategy.sequence_parallel=false."
             )
-        return _Turn.apply(ScatterOp.apply(_Turn.apply(output)))
+        return _TransposeBT.apply(ScatterOp.apply(_TransposeBT.apply(output)))
 
     @staticmethod
     def _gather(block: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_Turn.apply(GatherOp.apply(_Turn.apply(inputs[0]))), *inputs[1:])
+        return (_TransposeBT.apply(GatherOp.apply(_TransposeBT.apply(inputs[0]))), *inputs[1:])
 
     def _mark(self, block: nn.Layer) -> None:
         """A block on stretches draws its tokens' masks; gradients of its whole parameters are of this seat's tokens

@@ -1,4 +1,4 @@
-"""Optimizer states that wait in host memory while the model computes, and are on the device for the update only."""
+"""Offloads optimizer states to host memory between updates."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import paddle
 from paddle_dp.parallel.memory import states
 
 
-class Waiting:
-    """Moves an optimizer's states to the host and back (`offload`); in between their tensors are empty.
+class Offload:
+    """Moves an optimizer's states to the host and back; while they are there, their tensors are empty.
 
-    Forward and backward, when activations take most of the device, have its memory to themselves; the price is one trip
-    of the states in each direction an update. Nothing is gained where device and host are one.
+    During forward and backward, when activations take most of the device's memory, the states take none of it. The
+    price is one copy of the states in each direction an update. On a CPU, nothing is gained.
     """
 
     def __init__(self, optimizer: Any):
         self.optimizer = optimizer
-        self._away: list[tuple[paddle.Tensor, paddle.Tensor, Any]] = []
+        self._on_host: list[tuple[paddle.Tensor, paddle.Tensor, Any]] = []
 
-    def leave(self) -> None:
-        """Sends the states to the host. Does nothing when they are there, or not made yet."""
-        if self._away:
+    def to_host(self) -> None:
+        """Copies the states to the host. Does nothing when they are there, or not made yet."""
+        if self._on_host:
             return
         for tensor in states(self.optimizer):
             place = tensor.place
-            self._away.append((tensor, tensor.cpu() if place.is_gpu_place() else tensor.clone(), place))
+            self._on_host.append((tensor, tensor.cpu() if place.is_gpu_place() else tensor.clone(), place))
             tensor._clear_data()
 
-    def back(self) -> None:
-        """Brings them to where they were. Does nothing when they are here."""
-        for tensor, host, place in self._away:
+    def to_device(self) -> None:
+        """Copies them back to their device. Does nothing when they are there."""
+        for tensor, host, place in self._on_host:
             (paddle.to_tensor(host, place=place) if place.is_gpu_place() else host)._share_buffer_to(tensor)
-        self._away.clear()
+        self._on_host.clear()

@@ -1,4 +1,4 @@
-"""Stage 3's parameters: each lies with its owner, and is lent to the other seats while a layer computes with it."""
+"""ZeRO-3: a parameter is stored on its owner only, and broadcast around its layer's forward and backward."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import paddle.distributed as dist
 from paddle import nn
 
 
-class Lending:
-    """Empties every parameter that another seat owns, and fills it around its layer's forward and backward.
+class Stage3:
+    """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
-    A layer's forward, and again its backward, begin with a broadcast of its own parameters. They are emptied behind the
-    forward of the last layer that was using them, and once their gradient is there. So every seat must run the same
-    layers in the same order, in evaluation too. Autograd keeps a parameter itself, not its values: those that come back
-    before the backward are found there. (`_clear_data` and `_share_buffer_to`, by which fleet's GroupShardedStage3 does
-    the same, are private to Paddle.)
+    A layer's forward, and again its backward, begin with a broadcast of its own parameters. They are released after the
+    forward of the last layer that uses them, and once their gradient is there. So every rank must run the same layers
+    in the same order, in evaluation too. Autograd keeps a parameter itself, not its values: those that are gathered
+    before the backward are the ones it reads. (`_clear_data` and `_share_buffer_to`, by which fleet's
+    GroupShardedStage3 does the same, are private to Paddle.)
     """
 
     def __init__(
@@ -29,16 +29,16 @@ class Lending:
         owner: Callable[[paddle.Tensor], int],
     ):
         self.group, self._managed, self._owner = group, {id(parameter) for parameter in parameters}, owner
-        self._lent: set[int] = set()  # the same on every seat, also on the owner's, whose are never empty
+        self._gathered: set[int] = set()  # the same on every rank, the owner too, whose are never empty
         self._users: dict[int, int] = {}
         for layer in model.sublayers(include_self=True):
             own = [p for p in layer.parameters(include_sublayers=False) if id(p) in self._managed]
             if own:
-                self._serve(layer, own)
+                self._hook(layer, own)
         for parameter in parameters:
             self._empty(parameter)
 
-    def _serve(self, layer: nn.Layer, own: list[paddle.Tensor]) -> None:
+    def _hook(self, layer: nn.Layer, own: list[paddle.Tensor]) -> None:
         hook = layer.register_forward_pre_hook(partial(self._before, own))
         # First of all hooks: those of low precision (rounding.py) read the weights.
         layer._forward_pre_hooks.move_to_end(hook._hook_id, last=False)
@@ -47,13 +47,13 @@ class Lending:
     def _before(self, own: list[paddle.Tensor], *_: Any) -> None:
         for parameter in own:
             self._users[id(parameter)] = self._users.get(id(parameter), 0) + 1
-            self._lend(parameter)
+            self._gather(parameter)
 
     def _after(self, own: list[paddle.Tensor], layer: nn.Layer, inputs: Any, outputs: Any) -> None:
         for parameter in own:
             self._users[id(parameter)] -= 1
             if not self._users[id(parameter)]:
-                self.take_back(parameter)
+                self.release(parameter)
         for output in paddle.utils.flatten(outputs):
             if isinstance(output, paddle.Tensor) and not output.stop_gradient:
                 output.register_hook(partial(self._backward, own))
@@ -61,13 +61,13 @@ class Lending:
     def _backward(self, own: list[paddle.Tensor], gradient: paddle.Tensor) -> None:
         """Runs when the gradient of a layer's output is there, before the layer's own are computed."""
         for parameter in own:
-            self._lend(parameter)
+            self._gather(parameter)
 
     @paddle.no_grad()
-    def _lend(self, parameter: paddle.Tensor) -> None:
-        if id(parameter) in self._lent:
+    def _gather(self, parameter: paddle.Tensor) -> None:
+        if id(parameter) in self._gathered:
             return
-        self._lent.add(id(parameter))
+        self._gathered.add(id(parameter))
         owner = self._owner(parameter)
         mine = owner == self.group.rank
         whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
@@ -75,10 +75,10 @@ class Lending:
         if not mine:
             whole._share_buffer_to(parameter)
 
-    def take_back(self, parameter: paddle.Tensor) -> None:
-        """Ends a loan; nothing happens where there is none."""
-        if id(parameter) in self._lent:
-            self._lent.discard(id(parameter))
+    def release(self, parameter: paddle.Tensor) -> None:
+        """Frees a gathered parameter; does nothing where it is not gathered."""
+        if id(parameter) in self._gathered:
+            self._gathered.discard(id(parameter))
             self._empty(parameter)
 
     def _empty(self, parameter: paddle.Tensor) -> None:

@@ -19,8 +19,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import check_gradients, has_gradient
 from paddle_dp.parallel.placement import Placements
-from paddle_dp.parallel.sharding.offload import Waiting
-from paddle_dp.parallel.sharding.stage3 import Lending
+from paddle_dp.parallel.sharding.offload import Offload
+from paddle_dp.parallel.sharding.stage3 import Stage3
 
 Parameters = list[tuple[str, paddle.Tensor]]
 
@@ -36,14 +36,14 @@ class Zero:
         self,
         model: nn.Layer,
         optimizer: Any,
-        seats: Any,
+        hcg: Any,
         placements: Placements,
         stage: int,
         offload: bool = False,
     ):
-        self.group, self.stage = seats.get_sharding_parallel_group(), stage
+        self.group, self.stage = hcg.get_sharding_parallel_group(), stage
         # Of fleet's own sharding optimizer, the dealing: its step refuses a parameter with a regularizer.
-        dealt = DygraphShardingOptimizer(optimizer, seats)._rank2params
+        dealt = DygraphShardingOptimizer(optimizer, hcg)._rank2params
         self._owner = {id(p): owner for owner, parameters in dealt.items() for p in parameters}
         if not all(dealt.values()):
             raise UsageError(
@@ -57,8 +57,8 @@ class Zero:
         if stage >= 2:
             for parameter in self.parameters:
                 parameter._register_backward_hook(partial(self._meet, parameter))
-        self.lending = Lending(model, self.group, self.parameters, self.owner) if stage == 3 else None
-        self.waiting = Waiting(optimizer) if offload else None
+        self.stage3 = Stage3(model, self.group, self.parameters, self.owner) if stage == 3 else None
+        self.offload = Offload(optimizer) if offload else None
 
     def owner(self, parameter: paddle.Tensor) -> int:
         """Which rank of the axis updates one of the `parameters`."""
@@ -97,5 +97,5 @@ class Zero:
         dist.reduce(parameter.grad, self.group.ranks[self.owner(parameter)], group=self.group)
         if self.owner(parameter) != self.group.rank:
             parameter.clear_gradient(False)
-        if self.lending is not None:
-            self.lending.take_back(parameter)
+        if self.stage3 is not None:
+            self.stage3.release(parameter)

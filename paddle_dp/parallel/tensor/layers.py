@@ -1,6 +1,6 @@
-"""Cuts a finished plain model over the tensor axis, by the tables its layers carry, into fleet's parallel layers.
+"""Replaces layers of a plain model by fleet's tensor-parallel ones, as the `cuts` tables of its layers say.
 
-Every rank first builds the whole model from one seed, and then keeps its slices: the same initial weights as one
+Every rank first builds the whole model from one seed, and then keeps its shards: the same initial weights as one
 process, under the same names.
 """
 
@@ -25,7 +25,7 @@ from paddle_dp.parallel.tensor.rng import draw_slice
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
 
-class Entered(nn.Layer):
+class CopyToTensorParallel(nn.Layer):
     """A layer whose outputs are cut: its input is the same on all ranks, so the input's gradients add up."""
 
     def __init__(self, layer: nn.Layer, group: Any):
@@ -41,20 +41,20 @@ class Entered(nn.Layer):
         return self._layer[0](mp_ops._c_identity(x, group=self.group))
 
 
-class Cutter:
-    """Cuts layers for one seat of the tensor axis; a parameter that two layers share is cut once.
+class TensorParallelizer:
+    """Shards layers for one rank of the tensor axis; a parameter that two layers share is sharded once.
 
-    Which slices lie here is written into `placements`. `cuts_classes` says, after the cut, whether the model's scores
+    Which shards lie here is written into `placements`. `cuts_classes` says, after the cut, whether the model's scores
     hold some of the classes only.
     """
 
-    kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, Entered)
+    kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, CopyToTensorParallel)
 
     def __init__(self, group: Any, placements: Placements):
         self.group, self.placements, self.cuts_classes = group, placements, False
-        self._cut: dict[int, paddle.Tensor] = {}
+        self._sharded: dict[int, paddle.Tensor] = {}
 
-    def cut(self, model: nn.Layer) -> nn.Layer:
+    def parallelize(self, model: nn.Layer) -> nn.Layer:
         """Replaces, in place, every layer that a `cuts` table names. Raises UsageError where no table names any."""
         if not self.replace(model):
             raise UsageError(
@@ -66,7 +66,7 @@ class Cutter:
     def replace(self, model: nn.Layer, within: frozenset[int] | None = None) -> bool:
         """Replaces what tables of a model's layers name; whether there was any. Attention draws the
         masks of its heads. `within`: only what is among these layers (`layers_in`)."""
-        found = False
+        replaced = False
         for parent in model.sublayers(include_self=True):
             heads = False
             for name, way in getattr(parent, "cuts", {}).items():
@@ -74,16 +74,16 @@ class Cutter:
                 placed = parent if isinstance(whole, int) else whole
                 if within is None or id(placed) in within:
                     setattr(parent, name, WAYS[way](self, whole))
-                    found, heads = True, heads or way == "heads"
+                    replaced, heads = True, heads or way == "heads"
             if heads:
                 draw_slice(parent, "heads", self.group, *_attends(parent))
-        return found
+        return replaced
 
     def columns(self, whole: Any) -> Any:
         """Each rank holds some of the outputs; a dropout that follows on them draws its part of the masks.
 
         Of a whole number, which counts what is cut (`num_heads`), the part that lives here. Raises UsageError where
-        the seats do not divide it.
+        the ranks do not divide it.
         """
         if isinstance(whole, int):
             self._divides(whole, "heads")
@@ -130,7 +130,7 @@ class Cutter:
             return layer
         if isinstance(whole, nn.Linear):
             return self.classes(whole)
-        whole.weight = self._cut.get(id(whole.weight), whole.weight)
+        whole.weight = self._sharded.get(id(whole.weight), whole.weight)
         self.cuts_classes = True
         return self.kinds[2](whole, self.group)
 
@@ -147,10 +147,10 @@ class Cutter:
         return self.kinds[2](whole, self.group)
 
     def _divides(self, size: int, what: str) -> None:
-        """Raises UsageError unless every seat gets as much."""
+        """Raises UsageError unless every rank gets as much."""
         if size % self.group.nranks:
             raise UsageError(
-                f"strategy.tensor: {self.group.nranks} seats do not divide the {size} {what} of a layer that is cut. "
+                f"strategy.tensor: {self.group.nranks} ranks do not divide the {size} {what} of a layer that is cut. "
                 "Choose another strategy.tensor, or leave the layer whole."
             )
 
@@ -163,11 +163,11 @@ class Cutter:
         self.placements.note(part, shard=shard)
         part.stop_gradient = whole.stop_gradient
         part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
-        self._cut[id(whole)] = part
+        self._sharded[id(whole)] = part
 
 
 def layers_in(block: nn.Layer) -> frozenset[int]:
-    """A block and all layers inside it, for `Cutter.replace`."""
+    """A block and all layers inside it, for `TensorParallelizer.replace`."""
     return frozenset(map(id, block.sublayers(include_self=True)))
 
 
@@ -178,10 +178,10 @@ def _attends(layer: nn.Layer) -> tuple[str, ...]:
     )
 
 
-WAYS: dict[str, Callable[[Cutter, Any], Any]] = {
-    "columns": Cutter.columns,
-    "heads": Cutter.columns,  # whole heads lie beside each other: their columns are a slice
-    "rows": Cutter.rows,
-    "classes": Cutter.classes,
-    "vocabulary": Cutter.vocabulary,
+WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
+    "columns": TensorParallelizer.columns,
+    "heads": TensorParallelizer.columns,  # whole heads lie beside each other: their columns are a slice
+    "rows": TensorParallelizer.rows,
+    "classes": TensorParallelizer.classes,
+    "vocabulary": TensorParallelizer.vocabulary,
 }

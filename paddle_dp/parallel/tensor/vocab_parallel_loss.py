@@ -1,4 +1,4 @@
-"""Losses over scores whose classes are cut over the tensor axis: nobody gathers the scores, to learn or to evaluate."""
+"""Losses of scores whose classes are cut over the tensor axis, without gathering the scores."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.loss import Loss
 
 
-def over_cut_classes(loss: Loss, group: Any) -> Loss:
-    """The same loss of scores [n, …, classes / seats]. Raises UsageError for one that cannot be computed from parts."""
-    cut = loss.over(CutClasses(group))
-    if cut is None:
+def vocab_parallel(loss: Loss, group: Any) -> Loss:
+    """The same loss of scores [n, …, classes / tp_size].
+
+    Raises UsageError for one that cannot be computed from parts.
+    """
+    parallel = loss.parallel(VocabParallel(group))
+    if parallel is None:
         raise UsageError(
             f"strategy.tensor cuts the classes of this model's scores, and {loss.name} cannot be computed "
             "from parts of them. Set loss to {use: cross_entropy} or {use: margin_softmax}, or strategy.tensor=1."
         )
-    return cut
+    return parallel
 
 
-class CutClasses:
-    """What a loss asks of all classes, answered by the seats together: each question is collective over the axis."""
+class VocabParallel:
+    """What a loss asks of all classes, answered by the ranks of the tensor axis together. Each method is collective."""
 
     def __init__(self, group: Any):
         self.group = group
 
-    def held(self, width: int) -> tuple[int, int]:
-        """The number of the first class that lies here, and how many there are in all."""
+    def local_range(self, width: int) -> tuple[int, int]:
+        """The number of the first class on this rank, and how many classes there are in all."""
         return self.group.rank * width, self.group.nranks * width
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
@@ -38,12 +41,12 @@ class CutClasses:
         parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=self.group, ignore_index=ignored)
         losses = parallel(scores, numbers.unsqueeze(-1)).squeeze(-1)
         # Fleet's takes the score of a class that nobody holds for 0; one process raises an error.
-        known = (numbers >= 0).logical_and(numbers < self.held(scores.shape[-1])[1])
+        known = (numbers >= 0).logical_and(numbers < self.local_range(scores.shape[-1])[1])
         known = known.logical_or(numbers == ignored)
         return paddle.where(known, losses, paddle.full_like(losses, float("nan"))).sum()
 
-    def added(self, parts: paddle.Tensor) -> paddle.Tensor:
-        """The sum of the seats' parts; the gradient of each part is the sum's."""
+    def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
+        """The sum of the ranks' parts; the gradient of each part is the sum's."""
         return mp_ops._mp_allreduce(parts, group=self.group)
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
@@ -53,7 +56,7 @@ class CutClasses:
         return self._pick(numbers, found.argmax(-1, keepdim=True)).squeeze(-1)
 
     def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
-        """The numbers of the k highest scores [..., k]: of each seat's k highest, the k highest."""
+        """The numbers of the k highest scores [..., k]: the k highest of each rank's k highest."""
         mine = scores.topk(min(k, scores.shape[-1]), axis=-1)[1]
         found, numbers = self._candidates(scores, mine)
         return self._pick(numbers, found.topk(k, axis=-1)[1])
@@ -61,10 +64,10 @@ class CutClasses:
     def _candidates(
         self, scores: paddle.Tensor, columns: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Scores and class numbers of every seat's chosen columns [..., seats · columns], without gradient."""
+        """Scores and class numbers of every rank's chosen columns [..., tp_size · columns], without gradient."""
         with paddle.no_grad():
             found = self._pick(scores, columns)
-            numbers = columns + self.held(scores.shape[-1])[0]
+            numbers = columns + self.local_range(scores.shape[-1])[0]
             return mp_ops._c_concat(found, group=self.group), mp_ops._c_concat(numbers, group=self.group)
 
     @staticmethod

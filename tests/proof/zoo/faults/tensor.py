@@ -13,7 +13,7 @@ from tests.proof.zoo.patching import last, ranks, replaced
 
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 MPU = "paddle.distributed.fleet.layers.mpu.mp_layers"
-CUTTER = "paddle_dp.parallel.tensor.layers:Cutter"
+PARALLELIZER = "paddle_dp.parallel.tensor.layers:TensorParallelizer"
 
 
 def rows_not_added_up() -> AbstractContextManager[None]:
@@ -93,11 +93,11 @@ def softmax_over_some_classes() -> AbstractContextManager[None]:
 
             found = F.cross_entropy(scores, numbers % scores.shape[-1], reduction="none", axis=-1).squeeze(-1)
             mine = numbers // scores.shape[-1] == self.group.rank
-            return self.added(paddle.where(mine, found, paddle.zeros_like(found)).sum())
+            return self.all_reduce(paddle.where(mine, found, paddle.zeros_like(found)).sum())
 
         return local
 
-    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:CutClasses.total", make)
+    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:VocabParallel.total", make)
 
 
 def classes_counted_twice() -> AbstractContextManager[None]:
@@ -111,7 +111,7 @@ def classes_counted_twice() -> AbstractContextManager[None]:
 
         return gathered
 
-    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:CutClasses.total", make)
+    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:VocabParallel.total", make)
 
 
 def norm_without_slices() -> AbstractContextManager[None]:

@@ -1,28 +1,28 @@
-"""Optimizer states that wait elsewhere between updates come back as they were."""
+"""Optimizer states that are offloaded between updates come back as they were."""
 
 import numpy as np
 import paddle
 
 from paddle_dp.parallel.memory import size, states
-from paddle_dp.parallel.sharding.offload import Waiting
+from paddle_dp.parallel.sharding.offload import Offload
 
 
 def learn(away: bool) -> list[np.ndarray]:
     paddle.seed(0)
     model = paddle.nn.Linear(4, 3)
     optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters())
-    waiting = Waiting(optimizer)
+    offload = Offload(optimizer)
     for step in range(4):
         model(paddle.full([2, 4], step + 1.0)).square().sum().backward()
         if away:
-            waiting.back()
+            offload.to_device()
         optimizer.step()
         if away:
-            waiting.leave()
-            waiting.leave()  # a second time does nothing
+            offload.to_host()
+            offload.to_host()  # a second time does nothing
             assert size(states(optimizer)) == 0
         optimizer.clear_grad()
-    waiting.back()
+    offload.to_device()
     assert (
         size(states(optimizer)) == 2 * 4 * (4 * 3 + 3) + 2 * 2 * 4
     )  # two moments, and two powers a parameter
