@@ -78,7 +78,7 @@ def stale_loan() -> AbstractContextManager[None]:
 
         return remembering
 
-    return replaced("paddle_dp.parallel.sharding.stage3:Stage3._lend", make)
+    return replaced("paddle_dp.parallel.sharding.stage3:Stage3._gather", make)
 
 
 def norm_of_the_own_part() -> AbstractContextManager[None]:

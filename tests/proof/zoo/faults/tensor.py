@@ -159,11 +159,11 @@ def first_slice_everywhere() -> AbstractContextManager[None]:
         def first(self: Any, whole: Any) -> Any:
             from dataclasses import replace
 
-            return of(replace(self, seat=0), whole)
+            return of(replace(self, rank=0), whole)
 
         return first
 
-    return replaced("paddle_dp.parallel.tensor.layers:Cut.of", make)
+    return replaced("paddle_dp.parallel.placement:Shard.of", make)
 
 
 def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:

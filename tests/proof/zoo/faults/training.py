@@ -195,7 +195,7 @@ def only_the_first_owner_saves() -> AbstractContextManager[None]:
     def make(shards: Callable[..., Any]) -> Callable[..., Any]:
         return lambda learner: {} if rank() else shards(learner)
 
-    return replaced(f"{STATE}:optimizer_pieces", make)
+    return replaced(f"{STATE}:optimizer_shards", make)
 
 
 def saved_one_update_late() -> AbstractContextManager[None]:
