@@ -91,8 +91,8 @@ def newest(folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _
     try:
         answer = str(_newest(Path(folder), say) or "") if mesh.is_main else ""
         error = ""
-    except CheckpointError as found:
-        answer, error = "", str(found)
+    except CheckpointError as failure:
+        answer, error = "", str(failure)
     mesh.wait("newest checkpoint")
     answer, error = mesh.gather([answer, error])[0]
     if error:
@@ -116,14 +116,14 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
     `folder` is where the run keeps its checkpoints. Collective where a mesh is given. Raises CheckpointError.
     """
     if str(spec) == "newest":
-        found = newest(folder, mesh)
+        checkpoint = newest(folder, mesh)
     elif str(spec) == "best":
-        found = best(folder)
+        checkpoint = best(folder)
     elif str(spec).isdecimal():
-        found = Path(folder) / step_name(int(str(spec)))
+        checkpoint = Path(folder) / step_name(int(str(spec)))
     else:
         return _at(Path(spec), mesh)
-    if found is None or not found.is_dir():
+    if checkpoint is None or not checkpoint.is_dir():
         there = ", ".join(path.name for path in checkpoints(folder)) or "none"
         if str(spec) == "newest" and there != "none":
             raise CheckpointError(
@@ -131,7 +131,7 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
                 "or name a checkpoint of another one by its path."
             )
         raise CheckpointError(f"There is no checkpoint '{spec}' in {folder}. There: {there}.")
-    return found
+    return checkpoint
 
 
 def _at(path: Path, mesh: Mesh | None) -> Path:
@@ -187,14 +187,14 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     """
     if keep < 1:
         raise ValueError(f"keep is 1 or more, not {keep}")
-    found = checkpoints(folder)
-    if len(found) <= keep:
+    saved = checkpoints(folder)
+    if len(saved) <= keep:
         return []
-    whole = trusted or next(filter(_is_whole, reversed(found)), None)
+    whole = trusted or next(filter(_is_whole, reversed(saved)), None)
     good = trusted or newest_good(folder)
-    stay = {path.name for path in (*found[-keep:], *spare, best(folder), whole, good) if path is not None}
+    stay = {path.name for path in (*saved[-keep:], *spare, best(folder), whole, good) if path is not None}
     # A link is somebody's own arrangement.
-    gone = [path for path in found if path.name not in stay and not path.is_symlink()]
+    gone = [path for path in saved if path.name not in stay and not path.is_symlink()]
     for path in gone:
         # A kill while files are removed must not leave half a checkpoint under a good name.
         hidden = path.with_name(f".{path.name}.deleted-{os.getpid()}-{os.urandom(4).hex()}")

@@ -37,8 +37,8 @@ def load(folder: Path, mesh: Mesh | None = None, *, verify: bool = True) -> Chec
     try:
         names = sorted(read_manifest(folder).files)[mesh.rank :: mesh.ranks]
         opened, error = _open(folder, names if verify else ()), None
-    except CheckpointError as found:
-        opened, error = None, str(found)
+    except CheckpointError as failure:
+        opened, error = None, str(failure)
     mesh.wait("checkpoint verified")
     failed = [e for e in mesh.gather(error) if e]
     if opened is None or failed:

@@ -49,12 +49,12 @@ def step_of(path: Path) -> int:
 def checkpoints(folder: Path) -> list[Path]:
     """The folders named like checkpoints, oldest first; whatever else lies there is left alone."""
     try:
-        found = [path for path in Path(folder).iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
+        named = [path for path in Path(folder).iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}.") from None
-    return sorted(found, key=step_of)
+    return sorted(named, key=step_of)
 
 
 class UnusableError(CheckpointError):
@@ -121,16 +121,16 @@ class Manifest:
         """Reads every file (or those named); raises UnusableError for the first that is not as it was written."""
         for name in sorted(self.files if names is None else names):
             try:
-                found = digest_of(folder / name)
+                actual = digest_of(folder / name)
             except FileNotFoundError:
                 raise UnusableError(folder, f"{name} is missing") from None
             except OSError as error:
                 raise UnusableError(folder, f"{name} cannot be read: {error.strerror}") from None
-            if found.size != self.files[name].size:
+            if actual.size != self.files[name].size:
                 raise UnusableError(
-                    folder, f"{name} has {found.size} bytes instead of {self.files[name].size}"
+                    folder, f"{name} has {actual.size} bytes instead of {self.files[name].size}"
                 )
-            if found != self.files[name]:
+            if actual != self.files[name]:
                 raise UnusableError(folder, f"{name} is damaged: its checksum is wrong")
 
 

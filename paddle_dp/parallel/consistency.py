@@ -39,8 +39,8 @@ def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
         return [next(there) if tensor._is_initialized() else (0, 0) for tensor in tensors]
     if all(tensor.place.is_cpu_place() for tensor in tensors):
         return [_of_memory(tensor) for tensor in tensors]
-    found = paddle.stack([_on_device(tensor) for tensor in tensors]).tolist()
-    return [(plain, weighted) for plain, weighted in found]
+    sums = paddle.stack([_on_device(tensor) for tensor in tensors]).tolist()
+    return [(plain, weighted) for plain, weighted in sums]
 
 
 def _of_memory(tensor: paddle.Tensor) -> Digest:
@@ -62,11 +62,11 @@ def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
     flat = tensor.flatten()
     bits = flat.view(_AS_INTEGERS[flat.element_size()]) if flat.size else flat
     weights = paddle.arange(1, min(bits.size, _RUN) + 1, dtype="int64") % _CYCLE + 1
-    found = paddle.zeros([2], "int64")
+    sums = paddle.zeros([2], "int64")
     for start in range(0, bits.size, _RUN):
         some = bits[start : start + _RUN].astype("int64")
-        found += paddle.stack([some.sum(), (some * weights[: some.size]).sum()])
-    return found
+        sums += paddle.stack([some.sum(), (some * weights[: some.size]).sum()])
+    return sums
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ def check_sound(
 
 def _compare(copies: list[Copy], bad: dict[str, str], mesh: Mesh, when: str) -> None:
     """One exchange of a line for each tensor."""
-    held = []
+    lines = []
     if mesh.ranks > 1:
-        found = digests(copy.tensor for copy in copies)
-        held = [[copy.name, copy.part, *sums] for copy, sums in zip(copies, found, strict=True)]
-    rows = mesh.gather([list(bad.items()), held])
+        bits = digests(copy.tensor for copy in copies)
+        lines = [[copy.name, copy.part, *sums] for copy, sums in zip(copies, bits, strict=True)]
+    rows = mesh.gather([list(bad.items()), lines])
     _refuse_not_finite([row[0] for row in rows], when)
     _refuse_different([row[1] for row in rows], when)
 
@@ -116,16 +116,16 @@ def _compare(copies: list[Copy], bad: dict[str, str], mesh: Mesh, when: str) -> 
 def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
     """`rows`: for each rank, its bad tensors with what they hold."""
     holders: dict[str, list[int]] = {}
-    held: dict[str, str] = {}
+    content: dict[str, str] = {}
     for rank, row in enumerate(rows):
         for name, what in row:
             holders.setdefault(name, []).append(rank)
-            held.setdefault(name, what)
+            content.setdefault(name, what)
     if not holders:
         return
     name, ranks = next(iter(holders.items()))
     who = f" on {_ranks(ranks)}" if len(rows) > 1 else ""
-    raise NotFiniteError(f"{when}: '{name}' is not finite{who}: {held[name]}{_more(len(holders))}.")
+    raise NotFiniteError(f"{when}: '{name}' is not finite{who}: {content[name]}{_more(len(holders))}.")
 
 
 def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:

@@ -21,11 +21,11 @@ SAVER = """
 import os, sys, time
 import numpy as np
 from pathlib import Path
-from paddle_dp.checkpoint import Shard, Snapshot, disk, prune, save
+from paddle_dp.checkpoint import Snapshot, TensorShard, disk, prune, save
 from paddle_dp.mesh import Mesh
 
 def snapshot(step, size):
-    w = Shard.whole("w", np.full(size, step, np.float32))
+    w = TensorShard.whole("w", np.full(size, step, np.float32))
     return Snapshot(tensors={"w": w}, state={"progress": {"step": step}})
 
 folder = Path(sys.argv[1])

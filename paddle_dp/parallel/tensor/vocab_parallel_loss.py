@@ -52,23 +52,23 @@ class VocabParallel:
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
         """The number of the highest score [...], the first of equals."""
         mine = scores.argmax(-1, keepdim=True)
-        found, numbers = self._candidates(scores, mine)
-        return self._pick(numbers, found.argmax(-1, keepdim=True)).squeeze(-1)
+        candidates, numbers = self._candidates(scores, mine)
+        return self._pick(numbers, candidates.argmax(-1, keepdim=True)).squeeze(-1)
 
     def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
         """The numbers of the k highest scores [..., k]: the k highest of each rank's k highest."""
         mine = scores.topk(min(k, scores.shape[-1]), axis=-1)[1]
-        found, numbers = self._candidates(scores, mine)
-        return self._pick(numbers, found.topk(k, axis=-1)[1])
+        candidates, numbers = self._candidates(scores, mine)
+        return self._pick(numbers, candidates.topk(k, axis=-1)[1])
 
     def _candidates(
         self, scores: paddle.Tensor, columns: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Scores and class numbers of every rank's chosen columns [..., tp_size · columns], without gradient."""
         with paddle.no_grad():
-            found = self._pick(scores, columns)
+            picked = self._pick(scores, columns)
             numbers = columns + self.local_range(scores.shape[-1])[0]
-            return mp_ops._c_concat(found, group=self.group), mp_ops._c_concat(numbers, group=self.group)
+            return mp_ops._c_concat(picked, group=self.group), mp_ops._c_concat(numbers, group=self.group)
 
     @staticmethod
     def _pick(tensor: paddle.Tensor, columns: paddle.Tensor) -> paddle.Tensor:
