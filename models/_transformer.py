@@ -22,7 +22,7 @@ class Block(nn.Layer):
 
     The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
     contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
-    Tokens meet in the methods that `attends` names, and nowhere else.
+    Only the methods in `attends` mix tokens.
     """
 
     cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}

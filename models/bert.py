@@ -34,7 +34,7 @@ class Embedding(nn.Layer):
 
 
 class Block(_transformer.Block):
-    """[n, t, width] → the same: each token looks at all others, before and behind it, then thinks by itself."""
+    """[n, t, width] → the same: bidirectional self-attention, then an MLP."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.norm1(x + self.dropout(self.out(self._attend(self.qkv(x)))))

@@ -36,7 +36,7 @@ class Embedding(nn.Layer):
 
 
 class Block(_transformer.Block):
-    """[n, t, width] → the same: each token looks at those before it, then thinks by itself."""
+    """[n, t, width] → the same: causal self-attention, then an MLP."""
 
     def __init__(self, config: Config):
         super().__init__(config, last=added_up(config.depth))

@@ -66,10 +66,10 @@ class Embedding(nn.Layer):
 
 
 class Block(nn.Layer):
-    """[n, t, width] → the same: each token looks at those before it, then thinks by itself.
+    """[n, t, width] → the same: causal self-attention, then a SwiGLU MLP.
 
     `shared` heads of q look through one head of k and v. How many heads there are is read from the tensors;
-    `head` is how wide each is. Tokens meet in the methods that `attends` names, and nowhere else.
+    `head` is how wide each is. Only the methods in `attends` mix tokens.
     """
 
     cuts: ClassVar[dict[str, str]] = {

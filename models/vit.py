@@ -40,7 +40,7 @@ class Patches(nn.Layer):
 
 
 class Block(_transformer.Block):
-    """[n, tokens, width] → the same: every token looks at all, then thinks by itself."""
+    """[n, tokens, width] → the same: self-attention, then an MLP."""
 
     def __init__(self, config: Config):
         super().__init__(config, last=added_up(config.depth))

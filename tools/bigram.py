@@ -1,9 +1,9 @@
-"""What a bigram model of a recipe's data foretells: the loss that a language model has to get below.
+"""What a bigram model predicts of a recipe's data: the loss that a language model has to get below.
 
     python tools/bigram.py configs/gpt_single.yaml [KEY=VALUE …]
 
 Counts which token follows which in the train split, adds one to every count, and prints the mean negative logarithm
-of what that foretells on the test split: nats per token, as cross_entropy does.
+of its predictions on the test split: nats per token, as cross_entropy does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How idle a pipeline's stages are: measured, beside what arithmetic foretells, for several numbers of micro-batches.
+"""How idle a pipeline's stages are: measured, beside what arithmetic predicts, for several numbers of micro-batches.
 
 python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 2 --pictures docs/pictures
 
@@ -86,13 +86,13 @@ def measure(
 
 def row(schedule: str, micro_batches: int, ranks: int, steps: list[dict[str, Any]]) -> tuple[str, bool]:
     """A line of the table, and whether measurement and arithmetic are within 15 points of each other."""
-    foretold = bubble(ranks, micro_batches, CASES[schedule])
+    predicted = bubble(ranks, micro_batches, CASES[schedule])
     shares = [median(values) for values in zip(*(step["idle"] for step in steps), strict=True)]
     mean = sum(shares) / len(shares)
     each, left = ", ".join(f"{share:.1%}" for share in shares), f"{steps[-1]['calm']:.0%}"
-    off = f"{100 * (mean - foretold):+.1f} points"
-    line = f"| {schedule} | {micro_batches} | {each} | {mean:.1%} | {foretold:.1%} | {off} | {left} |"
-    return line, abs(mean - foretold) <= 0.15
+    off = f"{100 * (mean - predicted):+.1f} points"
+    line = f"| {schedule} | {micro_batches} | {each} | {mean:.1%} | {predicted:.1%} | {off} | {left} |"
+    return line, abs(mean - predicted) <= 0.15
 
 
 def arguments() -> argparse.Namespace:

@@ -27,7 +27,7 @@ def counted(side: Side) -> Held:
 
 
 def line(stage: int, found: Held, sizes: list[int], ranks: int, widths: Widths) -> str:
-    """Counted, and foretold, for one stage; 0 is data parallelism."""
+    """Counted, and predicted, for one stage; 0 is data parallelism."""
     ideal = formula(sum(sizes), ranks, stage, widths)
     dealt = max(held(sizes, ranks, stage, widths), key=lambda one: one.total)
     name = str(stage) if stage else "none (`data`)"

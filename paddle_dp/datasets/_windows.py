@@ -17,7 +17,7 @@ from paddle_dp.units import Bytes, Fraction, Positive
 class Windows:
     """Consecutive windows of `length` tokens: input int64 [length], target the same one token further.
 
-    Every token but the first is foretold exactly once; what is left at the end, less than a window, is not read.
+    Every token but the first is a target exactly once; what is left at the end, less than a window, is not read.
     """
 
     def __init__(self, tokens: Array, length: int, files: tuple[Path, ...], tokenizer: Tokenizer):

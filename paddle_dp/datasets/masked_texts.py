@@ -10,11 +10,11 @@ from paddle_dp.datasets._arrays import Array
 from paddle_dp.datasets._windows import TextConfig, Windows
 from paddle_dp.units import Count, Probability
 
-KEPT = -100  # the target of a token that is not to be foretold: loss.ignore_index
+KEPT = -100  # the target of a token that is not masked: loss.ignore_index
 
 
 class Gaps:
-    """Windows of `texts`; of every sample, a share of the tokens is chosen, at least one, and is what is foretold.
+    """Windows of `texts`; of every sample, a share of the tokens is chosen, at least one: they are the targets.
 
     Of the chosen, 80 % become `mask`, 10 % another token, and 10 % stay (Devlin et al., arXiv:1810.04805). In training
     they are chosen anew in every epoch, from NumPy's global generator, which the loader seeds by (seed, epoch,
@@ -52,7 +52,7 @@ class Config(TextConfig):
     count."""
 
     def build(self, split: str) -> Gaps:
-        """Inputs int64 [length], and targets int64 [length], -100 where nothing is to be foretold."""
+        """Inputs int64 [length], and targets int64 [length], -100 where no token is masked."""
         texts = self.windows(split)
         vocab = texts.tokenizer.vocab
         return Gaps(texts, self.masked, vocab if self.mask is None else self.mask, fixed=split == "test")

@@ -1,4 +1,4 @@
-"""Random tokens, each to be foretold from those before it: nothing to download; for machines and benchmarks."""
+"""Random tokens for next-token prediction: nothing to download; for machines and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files as windows of tokens, each to be foretold from those before it; by default Python's own sources."""
+"""Text files as windows of tokens, for next-token prediction; by default Python's own sources."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
 
 
 class LearnerWithDelayedAllReduce(Learner):
-    """A learner whose gradients meet once, after the last backward of a batch.
+    """A learner whose gradients are all-reduced once, after the last backward of a batch.
 
     paddle.DataParallel exchanges them while backward runs, and takes the parameters of a backward inside a backward for
     used twice: «parameter … has been ready before» (3.3.1).

@@ -25,7 +25,7 @@ def read(data, seed=0, epoch=0):
     return batch.micro_batches[0].inputs.numpy(), batch.micro_batches[0].targets.numpy()
 
 
-def test_targets_are_the_text_where_something_is_to_be_foretold(texts):
+def test_targets_are_the_text_where_something_is_to_be_predicted(texts):
     inputs, targets = read(Config(**texts).build("train"))
     whole, _ = Texts(**texts).build("train").take(np.arange(len(inputs)))
     chosen = targets != KEPT
@@ -52,7 +52,7 @@ def test_held_out_gaps_stay(texts):
 
 
 @pytest.mark.parametrize(("masked", "gaps"), [(0.0, 1), (0.001, 1), (0.5, 50)])
-def test_at_least_one_token_is_foretold(texts, masked, gaps):
+def test_at_least_one_token_is_masked(texts, masked, gaps):
     """A batch without any would have nothing to divide its loss by."""
     _, targets = read(Config(**texts, masked=masked, mask=3).build("train"))
     assert ((targets != KEPT).sum(1) == gaps).all()

@@ -147,10 +147,10 @@ def one():
 def check(ranks, strategy, cases, one):
     many = run_ranks(learn, ranks, {"use": "hybrid", **strategy}, cases, timeout=400)
     for number, case in enumerate(cases):
-        expected, saved, foretold = one[_kind(case)], {}, _foretold(strategy, case)
+        expected, saved, predicted = one[_kind(case)], {}, _predicted(strategy, case)
         for found in (rank[number] for rank in many):
             assert found["names"] == expected["names"], case
-            assert found["order"] == foretold, case
+            assert found["order"] == predicted, case
             np.testing.assert_allclose(found["rows"], expected["rows"], rtol=2e-5, err_msg=str(case))
             assert found["held_out"] == pytest.approx(expected["held_out"], rel=1e-5), case
             for name, (offset, array) in found["shards"].items():
@@ -161,7 +161,7 @@ def check(ranks, strategy, cases, one):
         assert saved == {name: np.size(array) for name, (_, array) in expected["shards"].items()}, case
 
 
-def _foretold(strategy, case):
+def _predicted(strategy, case):
     """The order in which arithmetic says that the stages work."""
     words = case.get("strategy", {})
     schedule = words.get("pipeline_schedule", "1f1b")

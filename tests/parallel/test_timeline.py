@@ -81,6 +81,6 @@ def measure(cases):
 def test_measured_idle_time_is_the_formulas():
     measured = run_ranks(measure, 2, CASES, timeout=300)[0]
     for (schedule, micro_batches), shares in zip(CASES, measured, strict=True):
-        foretold = bubble(2, micro_batches, 2 if schedule == "interleaved" else 1)
-        print(schedule, micro_batches, shares, foretold)
-        assert shares == pytest.approx([foretold] * 2, abs=0.15), (schedule, micro_batches)
+        predicted = bubble(2, micro_batches, 2 if schedule == "interleaved" else 1)
+        print(schedule, micro_batches, shares, predicted)
+        assert shares == pytest.approx([predicted] * 2, abs=0.15), (schedule, micro_batches)

@@ -106,8 +106,8 @@ class SequenceParallelizer(TensorParallelizer):
         length = output.shape[1]
         if length % self.group.nranks:
             raise UsageError(
-                f"strategy.sequence_parallel: {length} tokens are not {self.group.nranks} equal stretches. Choose a "
-                "length that strategy.tensor divides, or set strategy.sequence_parallel=false."
+                f"strategy.sequence_parallel: sequence length {length} is not divisible by strategy.tensor="
+                f"{self.group.nranks}. Choose a length that it divides, or set strategy.sequence_parallel=false."
             )
         return _TransposeBT.apply(ScatterOp.apply(_TransposeBT.apply(output)))
 

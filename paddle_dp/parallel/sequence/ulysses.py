@@ -54,8 +54,8 @@ def stretch(whole: paddle.Tensor, group: Any) -> paddle.Tensor:
     """This seat's tokens of [n, t, …]: [n, t / seats, …]. Raises UsageError where the stretches would not be equal."""
     if whole.shape[1] % group.nranks:
         raise UsageError(
-            f"strategy.sequence: a sequence of {whole.shape[1]} tokens is not {group.nranks} equal stretches. "
-            "Choose a length that strategy.sequence divides."
+            f"sequence length {whole.shape[1]} is not divisible by strategy.sequence={group.nranks}. Choose a length "
+            "that it divides."
         )
     return paddle.split(whole, group.nranks, axis=1)[group.rank].contiguous()
 
