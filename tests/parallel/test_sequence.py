@@ -205,7 +205,7 @@ PAIR = SimpleNamespace(nranks=2, rank=1)
 
 def test_uneven_stretches_are_said():
     assert stretch(paddle.arange(8).reshape([1, 8]), PAIR).tolist() == [[4, 5, 6, 7]]
-    with pytest.raises(UsageError, match="sequence length 7 is not divisible by strategy.sequence=2"):
+    with pytest.raises(UsageError, match=r"sequence length 7 is not divisible by strategy\.sequence=2"):
         stretch(paddle.zeros([1, 7]), PAIR)
 
 
