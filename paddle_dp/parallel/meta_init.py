@@ -46,6 +46,15 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
     )
 
 
+def size_of(build: Callable[[], nn.Layer]) -> int | None:
+    """How many numbers this model trains or keeps as parameters; None where it cannot be built without memory."""
+    try:
+        with lazily():
+            return sum(int(parameter.size) for parameter in build().parameters())
+    except Exception:  # noqa: BLE001 - LazyGuard has its limits, and a rank has not
+        return None
+
+
 def _cuts_classes(parent: nn.Layer) -> bool:
     """Whether a table of the layer cuts what gives the scores: all but an embedding's words."""
     return any(

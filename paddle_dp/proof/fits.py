@@ -18,20 +18,22 @@ def check_fits(
 ) -> None:
     """Raises UsageError where a side cannot fit.
 
-    `parameters` has the whole model, `held` each process; `memory` and `disk` (in `folder`) are the bytes that are
-    free; without `wide` nothing is done in float64, which takes twice as much.
+    `parameters` has the whole model, which one process holds, and `held` each of several ranks. `memory` (None: not
+    known) and `disk`, in `folder`, are the bytes that are free. Without `wide` nothing is done in float64, which takes
+    twice as much.
     """
     each, written = (MEMORY, DISK) if wide else (MEMORY // 2, DISK // 2)
     model = f"{parameters / 1e6:.1f} million parameters"
-    ranks = f"{len(held)} ranks take" if len(held) > 1 else "one process takes"
     wanted, alone = each * sum(held), each * parameters
     if memory is not None and max(wanted, alone) > memory:
-        then = f" (and one process, after them, {_giga(alone)})" if len(held) > 1 else ""
+        ranks = f"{len(held)} ranks take {_giga(wanted)}, and then " if len(held) > 1 else ""
+        part = (
+            ", let each rank hold a part (strategy.sharding, tensor or pipeline)" if alone <= memory else ""
+        )
         raise UsageError(
-            f"this comparison does not fit into memory: for a model of {model}, {ranks} {_giga(wanted)}{then}, some "
-            f"{each} bytes for each parameter that a process holds, and {_giga(memory)} are free. End what else runs "
-            "here, let each rank hold a part (strategy.sharding, tensor or pipeline), or compare a smaller model of "
-            "the same layers (docs/proof.md)."
+            f"this comparison does not fit into memory: for a model of {model}, {ranks}one process takes "
+            f"{_giga(alone)}, some {each} bytes for each parameter that a process holds, and {_giga(memory)} are free. "
+            f"End what else runs here{part}, or compare a smaller model of the same layers (docs/proof.md)."
         )
     if written * parameters > disk:
         raise UsageError(

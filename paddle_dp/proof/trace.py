@@ -10,7 +10,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,7 @@ from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
+from paddle_dp.parallel.meta_init import size_of
 from paddle_dp.proof import noise
 from paddle_dp.proof.fits import check_fits
 from paddle_dp.proof.floors import Floors, Fold, NoRounding
@@ -118,6 +119,7 @@ class Side:
         self.parameters = 0  # of the whole model
         self._free = available_memory() if joined.device == "cpu" else None  # before a model is there
         self._fits = False
+        self._check_fits(size_of(recipe.model.build) or 0, ())
         self._beyond: list[noise.Noise] = []  # those whose effect is no rounding
         self._judged = False  # whether float64 has told which
 
@@ -136,12 +138,15 @@ class Side:
         learner = self.assembly.learner()
         if not self._fits:
             here = sum(p.size for _, p in learner.named_parameters() if p._is_initialized())
-            rows = self.mesh.gather([here, self._free, shutil.disk_usage(self.folder).free])
-            _, free, disk = rows[0]
-            wide = self.options.get("wide", True)
-            check_fits(self.parameters, [row[0] for row in rows], free, disk, str(self.folder), wide)
+            self._check_fits(self.parameters, self.mesh.gather(here))
             self._fits = True
         return learner
+
+    def _check_fits(self, parameters: int, held: Sequence[int]) -> None:
+        """Raises UsageError, on every rank alike, where the one process, or the ranks that hold so many, do not fit."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free, disk = self.mesh.gather([self._free, shutil.disk_usage(self.folder).free])[0]
+        check_fits(parameters, held, free, disk, str(self.folder), self.options.get("wide", True))
 
     def _trusted(self, one: noise.Noise) -> bool:
         """Whether no run with noise of this kind led further than rounding can, in a higher precision or before."""
