@@ -23,7 +23,8 @@ from paddle_dp.proof.report import number
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 DATA = ((2, "data"), (3, "data"))
 HYBRID = (
-    *DATA, (2, "tensor=2"), (2, "pipeline=2"), (2, "sharding=2"), (4, "tensor=2 pipeline=2"), (4, "sharding=4 sharding_stage=3"),
+    *DATA, (2, "tensor=2"), (2, "pipeline=2"), (2, "sharding=2"), (4, "tensor=2 pipeline=2"),
+    (4, "sharding=4 sharding_stage=3"),
 )  # fmt: skip
 KINDS = ("gradient", "update", "state")
 FAULTS = {
