@@ -2,13 +2,16 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install test long check format recipes docs clean
+.PHONY: help install fast test long check format recipes docs clean
 
 help:            ## these words
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: *## */\t/'
 
 install:         ## paddle_dp, Paddle for CPUs and all tools, into the environment of $(PYTHON)
 	$(PYTHON) -m pip install -e '.[cpu,dev]'
+
+fast:            ## the tests that start no process: what to run while typing
+	$(PYTHON) -m pytest -q -m "not long and not processes"
 
 test:            ## the tests, without those that take minutes
 	$(PYTHON) -m pytest

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -14,3 +18,29 @@ paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.path
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 for leftover in [name for name in os.environ if name.startswith("PADDLE_")]:
     del os.environ[leftover]
+
+from tests.processes import Watch, starts_processes  # noqa: E402 - it reads the environment
+
+watch = Watch()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if starts_processes(item):
+            item.add_marker("processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    return (yield from _watched(item))
+
+
+def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
+    with watch.over(item):
+        return (yield)

@@ -49,6 +49,7 @@ def test_the_order_of_very_many_samples_does_not_overflow() -> None:
         assert indices.min() >= 0 and indices.max() < 10**12 and len(set(indices.tolist())) == len(indices)
 
 
+@pytest.mark.processes
 def test_it_is_of_the_samples_wherever_they_are_read() -> None:
     found = fingerprint(Points(), 1)
     assert list(found)[:5] == ["sample 0", "sample 8", "sample 16", "sample 23", "samples 17, 10, 3, 20"]
@@ -90,6 +91,7 @@ def test_a_slow_data_set_takes_its_time_and_no_more_and_has_the_same_text_under_
     assert len(fingerprint(Slow(5000), 0, seconds=0)) == 4
 
 
+@pytest.mark.processes
 def test_a_sample_that_cannot_be_read_says_so_and_is_not_compared() -> None:
     class Broken(Points):
         def __getitem__(self, i: int) -> Any:
@@ -104,6 +106,7 @@ def test_a_sample_that_cannot_be_read_says_so_and_is_not_compared() -> None:
     assert "exit status 3" in fingerprint(Broken(), 0, apart=True)["samples"]
 
 
+@pytest.mark.processes
 def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
     class Own(Points):
         """A generator that begins alike in every process, and goes on with every reading."""

@@ -10,7 +10,7 @@ import pytest
 from paddle_dp.data import Loader, Share
 from tests.rank_pool import children
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
 
 class Noisy:

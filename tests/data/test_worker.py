@@ -21,6 +21,7 @@ def echo(commands, tell, progress):
         tell({"word": word.decode(), "pid": os.getpid()})
 
 
+@pytest.mark.processes
 def test_a_child_answers_until_it_is_ended():
     worker = Worker(echo)
     worker.send(b"ab")
@@ -30,6 +31,7 @@ def test_a_child_answers_until_it_is_ended():
     assert not psutil.pid_exists(worker.pid)
 
 
+@pytest.mark.processes
 def test_signals_to_the_parent_are_not_for_the_child():
     worker = Worker(echo)
     worker.send(b"a")
@@ -46,6 +48,7 @@ def test_signals_to_the_parent_are_not_for_the_child():
     worker.end()
 
 
+@pytest.mark.processes
 def test_a_child_outlives_the_thread_that_made_it():
     """The signal of a parent's death is sent at the end of a thread: it must not be asked for there."""
     made = []
@@ -59,6 +62,7 @@ def test_a_child_outlives_the_thread_that_made_it():
     worker.end()
 
 
+@pytest.mark.processes
 def test_a_child_without_progress_counts_as_hung_and_one_with_progress_does_not():
     def slow(commands, tell, progress):
         commands.read(1)
@@ -87,6 +91,7 @@ def test_an_ended_child_takes_what_it_started_with_it():
     _until(lambda: not _alive(grandchild))
 
 
+@pytest.mark.processes
 def test_an_end_of_the_commands_is_the_end_of_the_child():
     first, second = Worker(echo), Worker(echo)  # the second must not hold the first one's pipe open
     second.send(b"x")

@@ -11,7 +11,7 @@ from paddle_dp.data import Loader, Share
 from paddle_dp.errors import DataError
 from tests.rank_pool import children
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
 
 class Numbers:

@@ -68,6 +68,7 @@ def test_training_is_random_through_what_the_loader_seeds_alone(root):
     assert (seen() == first).all()
 
 
+@pytest.mark.processes
 def test_workers_see_the_same_images(root):
     data = config(root, jitter=0.2).build("train")
     share = Share(len(data), 5, seed=2)

@@ -80,7 +80,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "own_models.chain",
             ["pipeline=2", "partition=[1,1]"],
             2,
-            "split deals 2 blocks, and the model has 3",
+            "partition deals 2 blocks, and the model has 3",
         ),
     ],
 )

@@ -68,6 +68,7 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path
     assert "on 1 rank" not in done.stderr  # one process has not begun
 
 
+@pytest.mark.processes
 def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_path):
     """The timeline of a pipeline: its recipe could not be verified."""
     path = recipe(tmp_path, norm="none")
@@ -105,6 +106,7 @@ def convnet(tmp_path_factory):
     return comparison.one(list(many.values())), many
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("fault", FOUND)
 def test_a_fault_is_found_and_its_place_is_named(convnet, fault):
     one, many = convnet
@@ -127,6 +129,7 @@ class Referred(nn.Layer):
         return self.head(hidden + 0.5 * hidden[:1])
 
 
+@pytest.mark.processes
 def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
     """It was measured as if it were rounding, and so large that a step of SGD on two ranks was the same."""
     path = recipe(tmp_path, optimizer="sgd")

@@ -53,6 +53,7 @@ def test_nothing_changed_is_nothing_said(run: Path) -> None:
     assert trainer.progress.step == FEW and trainer.run.changes == ()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "said"),
     [

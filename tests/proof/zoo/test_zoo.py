@@ -17,6 +17,7 @@ def wrong(marks: list[Mark]) -> list[str]:
     return [f"{mark.case.name}: {mark.guard} said: {mark.said}" for mark in marks if not mark.passed]
 
 
+@pytest.mark.processes
 def test_a_sample_is_caught_and_passed(tmp_path):
     marks = examine(SAMPLE, tmp_path)
     assert not wrong(marks)
