@@ -13,6 +13,7 @@ from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
 from paddle_dp.part import lazily
+from paddle_dp.part.annotation import attends_of, cuts_of
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.portion import Weight
 
@@ -41,7 +42,7 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
         outside=left[0] if left else "",
         cut=tuple(_sizes(parents)),
         cut_classes=any(_cuts_classes(parent) for _, parent in parents),
-        attends=any(getattr(layer, "attends", ()) for _, layer in parents),
+        attends=any(attends_of(layer) for _, layer in parents),
         tied=_tied(blocks),
     )
 
@@ -59,7 +60,7 @@ def _cuts_classes(parent: nn.Layer) -> bool:
     """Whether a table of the layer cuts what gives the scores: all but an embedding's words."""
     return any(
         way == "classes" or (way == "vocabulary" and not isinstance(getattr(parent, word), nn.Embedding))
-        for word, way in getattr(parent, "cuts", {}).items()
+        for word, way in cuts_of(parent).items()
     )
 
 
@@ -75,7 +76,7 @@ def _tied(blocks: Iterable[nn.Layer]) -> tuple[tuple[int, ...], ...]:
 def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]:
     """What the tensor axis must divide: a cut layer's outputs, inputs, words; a number that counts them."""
     for prefix, parent in parents:
-        for word, way in getattr(parent, "cuts", {}).items():
+        for word, way in cuts_of(parent).items():
             what, name = getattr(parent, word), f"{prefix}.{word}".lstrip(".")
             weight = getattr(what, "weight", None)
             if isinstance(what, int):
@@ -96,7 +97,7 @@ def outline(model: nn.Layer) -> list[list[Weight]]:
     cut = {
         id(parameter)
         for parent in model.sublayers(include_self=True)
-        for name, way in getattr(parent, "cuts", {}).items()
+        for name, way in cuts_of(parent).items()
         if isinstance(layer := getattr(parent, name), nn.Layer)
         for word, parameter in layer.named_parameters(include_sublayers=False)
         if word in PARTLY.get(way, (word,))

@@ -21,6 +21,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.part.annotation import attends_of
 from paddle_dp.units import Recompute
 
 
@@ -65,7 +66,7 @@ class LearnerWithDelayedAllReduce(Learner):
 def _attention(model: nn.Layer) -> nn.Layer:
     found = False
     for layer in model.sublayers(include_self=True):
-        for name in getattr(layer, "attends", ()):
+        for name in attends_of(layer):
             setattr(layer, name, _again(getattr(layer, name)))
             found = True
     if not found:

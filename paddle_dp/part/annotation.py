@@ -68,6 +68,16 @@ def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Mod
     return model
 
 
+def cuts_of(layer: Any) -> dict[str, str]:
+    """A layer's `cuts` table, its own or its recipe's: attributes (layers, and numbers that count what is cut) → way."""
+    return dict(getattr(layer, "cuts", {}))
+
+
+def attends_of(layer: Any) -> tuple[str, ...]:
+    """The methods of a layer in which tokens meet, by its own word or its recipe's."""
+    return tuple(getattr(layer, "attends", ()))
+
+
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern means, in their order; `*` stands for one word between dots, or a part of one."""
     words = pattern.split(".")
@@ -103,7 +113,7 @@ class _Layers:
                     break
         for parent, table in tables.items():
             layer = self.named[parent]
-            layer.cuts = {**getattr(layer, "cuts", {}), **table}
+            layer.cuts = {**cuts_of(layer), **table}
 
     def attend(self, attends: Mapping[str, str]) -> None:
         """Gives layers their `attends`."""
@@ -118,7 +128,7 @@ class _Layers:
                         ("attends", pattern), f"{name} is a {_kind(layer)}, and has no method '{method}'"
                     )
                     break
-                layer.attends = tuple(dict.fromkeys((*getattr(layer, "attends", ()), method)))
+                layer.attends = tuple(dict.fromkeys((*attends_of(layer), method)))
 
     def chain(self, blocks: Sequence[Any]) -> tuple[Any, ...]:
         """The blocks with patterns expanded: a layer's name, a function, or a tuple of these."""

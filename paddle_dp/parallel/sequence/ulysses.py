@@ -22,6 +22,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.dropout import within_slice
 from paddle_dp.parallel.loss import Count, Loss, number
+from paddle_dp.part.annotation import attends_of
 
 
 def along_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, Loss]:
@@ -29,7 +30,7 @@ def along_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, L
 
     Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from stretches.
     """
-    attending = [layer for layer in model.sublayers(include_self=True) if getattr(layer, "attends", ())]
+    attending = [layer for layer in model.sublayers(include_self=True) if attends_of(layer)]
     blocks = settle(model)
     if not blocks or not attending:
         raise UsageError(
@@ -42,7 +43,7 @@ def along_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, L
             "{use: cross_entropy}, or strategy.sequence=1."
         )
     for layer in attending:
-        for name in layer.attends:
+        for name in attends_of(layer):
             setattr(layer, name, _over_heads(getattr(layer, name), group))
     blocks[0].forward = _dealt(blocks[0].forward, group)
     for block in blocks[1:]:

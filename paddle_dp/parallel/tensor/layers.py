@@ -21,6 +21,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
+from paddle_dp.part.annotation import attends_of, cuts_of
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
@@ -69,7 +70,7 @@ class TensorParallelizer:
         replaced = False
         for parent in model.sublayers(include_self=True):
             heads = False
-            for name, way in getattr(parent, "cuts", {}).items():
+            for name, way in cuts_of(parent).items():
                 whole = getattr(parent, name)
                 placed = parent if isinstance(whole, int) else whole
                 if within is None or id(placed) in within:
@@ -173,9 +174,7 @@ def layers_in(block: nn.Layer) -> frozenset[int]:
 
 def _attends(layer: nn.Layer) -> tuple[str, ...]:
     """The methods of a layer in which attention draws masks; all of Paddle's own attention is one."""
-    return tuple(getattr(layer, "attends", ())) or (
-        ("forward",) if isinstance(layer, nn.MultiHeadAttention) else ()
-    )
+    return attends_of(layer) or (("forward",) if isinstance(layer, nn.MultiHeadAttention) else ())
 
 
 WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {

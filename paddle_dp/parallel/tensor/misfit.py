@@ -14,6 +14,8 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_dp.part.annotation import cuts_of
+
 SLICED = (
     "columns",
     "heads",
@@ -72,7 +74,7 @@ def ways(model: nn.Layer) -> dict[str, str]:
     return {
         f"{prefix}.{word}".lstrip("."): way
         for prefix, parent in model.named_sublayers(include_self=True)
-        for word, way in getattr(parent, "cuts", {}).items()
+        for word, way in cuts_of(parent).items()
         if isinstance(getattr(parent, word), nn.Layer)
     }
 
