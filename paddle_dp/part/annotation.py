@@ -69,7 +69,7 @@ def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Mod
 
 
 def cuts_of(layer: Any) -> dict[str, str]:
-    """A layer's `cuts` table, its own or its recipe's: attributes (layers, and numbers that count what is cut) → way."""
+    """A layer's `cuts` table, its own or its recipe's: attribute (a layer, a number that counts them) → way."""
     return dict(getattr(layer, "cuts", {}))
 
 
