@@ -33,6 +33,18 @@ Placed = tuple[
 ]  # a tensor's whole-model name, what lies here of it, and where that is
 
 
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a loss says of `samples` samples: `sums` by name (the loss and its scores), and the `count` of what they
+    are over. `outputs` are those that this rank has of them; `targets` [n, …]."""
+
+    outputs: Any
+    targets: paddle.Tensor
+    sums: dict[str, float]
+    count: float
+    samples: int
+
+
 @dataclass(kw_only=True)
 class Learner:
     """Learns from one global batch at a time; this process holds its share of it.
@@ -58,10 +70,9 @@ class Learner:
     find_unused_parameters: bool = False
     dropout: Dropout = "exact"
     placements: Placements = field(default_factory=Placements)
-    observed: dict[str, float] = field(default_factory=dict)
     faulty_gradients: dict[str, str] = field(
         default_factory=dict
-    )  # at the last observed update; name: what it holds
+    )  # at the last update with metrics; name: what it holds
     empty: bool = False
     noticed: list[str] = field(
         default_factory=list
@@ -81,8 +92,13 @@ class Learner:
         self._made_with = self._not_saved()
         self._samplewise = Samplewise(self.loss, self.model)
 
-    def train_batch(self, batch: Batch, observe: bool = False) -> None:
-        """One update from one global batch. With `observe`, leaves this rank's numbers in `observed`.
+    def train_batch(self, batch: Batch, collect_metrics: bool = False) -> dict[str, float] | None:
+        """One update from one global batch. Collective.
+
+        With `collect_metrics`, returns what it was: `loss` and the loss's scores, means over the global batch, and
+        `gradient_norm`, the 2-norm of the whole model's gradients before they are clipped; the same numbers on every
+        rank. They cost one small exchange, and reading them from the device. Over nothing there is no mean: they are
+        NaN then, and `gradient_norm` is 0.
 
         Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
@@ -90,35 +106,37 @@ class Learner:
         batch = self.mixed.taken_batch(batch)
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
-        seen, answered = self._learn(batch, divisor, observe)
+        seen, answered = self._learn(batch, divisor, collect_metrics)
         self._exchange()
         count = self._agreed(answered) if known is None else known
         self.empty = count == 0
         usable = not self.empty and self._unscale(divisor / count)
-        if observe:
-            self._observe(seen, count)
+        metrics = self._metrics(seen, count) if collect_metrics else None
         if usable:
             self._step()
         self.optimizer.clear_grad(set_to_zero=False)
         self.rate.step()
         self._draws.gather_findings(self.mesh)
         self._remembered.sync()
+        return metrics
 
-    def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
+    def _learn(
+        self, batch: Batch, divisor: float, collect_metrics: bool
+    ) -> tuple[list[dict[str, float]], Count]:
         """Forward and backward of every micro-batch's total / divisor.
 
-        Returns, with `observe`, the sums of each; and what the loss counted in all of them.
+        Returns, with `collect_metrics`, the sums of each; and what the loss counted in all of them.
         """
         seen: list[dict[str, float]] = []
         counted: Count = 0
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
-                nullcontext() if micro_batch.samples else self._ghost(),
+                self._ghost() if micro_batch.is_ghost else nullcontext(),
                 self._no_sync(place < len(batch.micro_batches)),
             ):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
-                if micro_batch.samples:
+                if not micro_batch.is_ghost:
                     with (
                         self.mixed.context()
                     ):  # in the types of the forward, or the same loss is another number
@@ -126,9 +144,9 @@ class Learner:
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
                 with self.mixed.again(), self._meeting() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
-            counted = counted + count if micro_batch.samples else counted
-            if observe:
-                seen.append(self._numbers(outputs, total, micro_batch))
+            counted = counted if micro_batch.is_ghost else counted + count
+            if collect_metrics:
+                seen.append(self._sums(outputs, total, micro_batch))
         return seen, counted
 
     def _meeting(self) -> AbstractContextManager[None]:
@@ -195,7 +213,7 @@ class Learner:
             sum(
                 self.loss.count(micro_batch.targets)
                 for micro_batch in batch.micro_batches
-                if micro_batch.samples
+                if not micro_batch.is_ghost
             )
         )
 
@@ -205,6 +223,27 @@ class Learner:
         if not count >= 0:
             raise LossError(f"the loss {self.loss.name} counted {count:g} things in a global batch.")
         return count
+
+    def score(self, micro_batch: Micro) -> Score | None:
+        """What the loss says of these samples, in the model's present mode and without gradients.
+
+        None where there is nothing to score: a ghost, or a rank whose stage does not have the outputs. All ranks of a
+        reader call it together; those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
+        """
+        micro_batch = self.mixed.taken(micro_batch)
+        outputs = self.predict(micro_batch.inputs)
+        if outputs is None or micro_batch.is_ghost:
+            return None
+        with paddle.no_grad():
+            total, count = self.loss(outputs, micro_batch.targets)
+        sums = self.loss.sums(outputs, micro_batch.targets, total)
+        return Score(
+            outputs=outputs,
+            targets=micro_batch.targets,
+            sums={name: number(value) for name, value in sums.items()},
+            count=number(count),
+            samples=micro_batch.samples,
+        )
 
     def predict(self, inputs: Any) -> Any:
         """The model's outputs in evaluation, in the recipe's precision. No rank waits for another."""
@@ -331,7 +370,7 @@ class Learner:
 
     def _factor(self, micro_batch: Micro, divisor: float) -> float:
         """What this micro-batch's total is multiplied with: nothing for a ghost, else its part in the global mean."""
-        if not micro_batch.samples:
+        if micro_batch.is_ghost:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
         return scale * (1 if self.mixed.low else self.dp_world_size) / divisor
@@ -370,21 +409,24 @@ class Learner:
             )
         return usable
 
-    def _numbers(self, outputs: Any, total: paddle.Tensor, micro_batch: Micro) -> dict[str, float]:
+    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: Micro) -> dict[str, float]:
         """This micro-batch's sums, by name; a ghost has the same names, with nothing in them."""
-        with paddle.no_grad():
-            sums = {"loss": total, **self.loss.scores(outputs, micro_batch.targets)}
-            counts = micro_batch.samples > 0 and self.mesh.is_loss_rank
-            return {name: number(value) if counts else 0.0 for name, value in sums.items()}
+        sums = self.loss.sums(outputs, micro_batch.targets, total)
+        counts = self.mesh.is_loss_rank and not micro_batch.is_ghost
+        return {name: number(value) if counts else 0.0 for name, value in sums.items()}
 
-    def _observe(self, seen: list[dict[str, float]], count: float) -> None:
-        """Means over `count`; over nothing there is none (NaN), and no gradient."""
-        sums = {name: sum(row[name] for row in seen) / count if count else math.nan for name in seen[0]}
+    def _metrics(self, seen: list[dict[str, float]], count: float) -> dict[str, float]:
+        """The means of all ranks over `count`, and the gradient norm: where it is not finite on some rank, it is not
+        on any. Collective."""
         norm = number(self.gradient_norm()) if count else 0.0
-        self.observed = {**sums, "gradient_norm": norm}
         # Under a loss scale an overflow is no fault: that update is left out.
         faulty = not math.isfinite(norm) and self.mixed.scale is None
         self.faulty_gradients = self._faulty_gradients() if faulty else {}
+        mine = [sum(row[name] for row in seen) for name in seen[0]]
+        *sums, not_finite_norms = self.mesh.sum([*mine, 0.0 if math.isfinite(norm) else norm])
+        means = [value / count if count else math.nan for value in sums]
+        norm = norm if not_finite_norms == 0 else not_finite_norms
+        return {**dict(zip(seen[0], means, strict=True)), "gradient_norm": norm}
 
     def _faulty_gradients(self) -> dict[str, str]:
         """This rank's gradients that are not finite, and what they hold."""

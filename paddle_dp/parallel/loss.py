@@ -41,6 +41,11 @@ class Loss:
         """Further sums over a micro-batch, by name, to be divided by the same count: "acc1", for example."""
         return {}
 
+    def sums(self, outputs: Any, targets: paddle.Tensor, total: paddle.Tensor) -> Scores:
+        """Everything that is summed over a micro-batch, by name: its loss, which is `total`, and the scores."""
+        with paddle.no_grad():
+            return {"loss": total.detach(), **self.scores(outputs, targets)}
+
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """How many classes outputs [n, …] are scores of; this rank may hold some of them only."""
         return int(outputs.shape[-1])

@@ -58,6 +58,8 @@ class Watched:
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.learner()
+        self._metrics: dict[str, float] = {}  # of the update that is being done
+        self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
         self.recorder = Recorder(self.learner, put, self._ahead, updates=noisy is None)
         self.hooks = Outputs(self.learner) if wide or noisy is None else None
         self.seen = Seen(
@@ -97,7 +99,14 @@ class Watched:
     def _ahead(self) -> None:
         """Before an update that is watched."""
         if not self.seen.rows:
-            self.judge(self.learner.observed["loss"])
+            self.judge(self._metrics["loss"])
+
+    def _keeping(self, metrics: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+        def kept(*given: Any) -> dict[str, float]:
+            self._metrics = metrics(*given)
+            return self._metrics
+
+        return kept
 
     def _learn(self, step: int, batch: Batch) -> None:
         """One step, watched where it is worth it: in float64 each, else the first that ends in an update."""
@@ -110,15 +119,15 @@ class Watched:
         asked.clear()
         self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
         with self.hooks or nullcontext():
-            self.learner.train_batch(self._in_order(batch), observe=True)
+            self.learner.train_batch(self._in_order(batch), collect_metrics=True)
         cuts = self.side.assembly.train_loader.share.cuts(batch.samples)
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
         shares = self.mesh.gather([self.mesh.reader, self.mesh.is_loss_rank, read])
         self.seen.rows.append({
-            "loss": self.mesh.sum([self.learner.observed["loss"]])[0],
-            "gradient_norm": self.learner.observed["gradient_norm"], "samples": batch.samples,
+            "loss": self._metrics["loss"], "gradient_norm": self._metrics["gradient_norm"],
+            "samples": batch.samples,
             "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
             "read": [[reader, numbers] for reader, _, numbers in shares],
         })  # fmt: skip

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.batch import Micro
 from paddle_dp.data import Loader
 from paddle_dp.errors import DataError, TargetError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
-from paddle_dp.parallel.loss import Loss, number
+from paddle_dp.parallel.loss import Loss
 from paddle_dp.train.blame import of_target
 from paddle_dp.train.evaluation import Evaluation
 
@@ -27,21 +28,18 @@ class _Tally:
     samples: int = 0
     confusion: np.ndarray | None = None
 
-    def add(self, learner: Learner, micro_batch: Any) -> None:
-        micro_batch = learner.mixed.taken(micro_batch)
-        outputs = learner.predict(micro_batch.inputs)
-        if outputs is None or not micro_batch.samples:  # they are on another stage; they are a ghost's
+    def add(self, learner: Learner, micro_batch: Micro) -> None:
+        score = learner.score(micro_batch)
+        if score is None:
             return
-        total, count = learner.loss(outputs, micro_batch.targets)
-        sums = {"loss": total, **learner.loss.scores(outputs, micro_batch.targets)}
-        said, classes = _answers(learner.loss, outputs, micro_batch.targets)
+        said, classes = _answers(learner.loss, score.outputs, score.targets)
         if not learner.mesh.is_loss_rank:  # another rank of this reader has the same sums
             return
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + number(value)
-        self.count, self.samples = self.count + number(count), self.samples + micro_batch.samples
+        for name, value in score.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count, self.samples = self.count + score.count, self.samples + score.samples
         if said is not None:
-            self._confuse(said.numpy(), micro_batch.targets.numpy().reshape(-1), classes)
+            self._confuse(said.numpy(), score.targets.numpy().reshape(-1), classes)
 
     def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
         known = (true >= 0) & (true < classes)  # what a loss leaves out may be the number of no class
@@ -81,7 +79,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         with paddle.no_grad():
             for batch in loader.read(0):
                 for micro_batch in batch.micro_batches:
-                    if micro_batch.samples or learner.predict_is_collective:
+                    if learner.predict_is_collective or not micro_batch.is_ghost:
                         tally.add(learner, micro_batch)
     except TargetError as error:
         raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None

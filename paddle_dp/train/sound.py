@@ -5,7 +5,6 @@ Everything here is collective: all ranks have seen the same, and all end with th
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NoReturn
 
 from paddle_dp import checkpoint as checkpoints
@@ -52,12 +51,11 @@ def refuse_loss(loss: float, trainer: Trainer) -> NoReturn:
 
 
 def refuse_gradients(norm: float, trainer: Trainer) -> NoReturn:
-    """Raises NotFiniteError for a gradient norm that is none, on some rank; the first parameter is named."""
-    norms, faulty = zip(*trainer.mesh.gather([str(norm), trainer.learner.faulty_gradients]), strict=True)
+    """Raises NotFiniteError for a gradient norm that is none; the first parameter is named, and its rank."""
+    faulty = trainer.mesh.gather(trainer.learner.faulty_gradients)
     first = next(((rank, *row) for rank, rows in enumerate(faulty) for row in rows.items()), None)
     who = f": that of '{first[1]}' has {first[2]} on rank {first[0]}" if first else ""
-    worst = next((word for word in norms if not math.isfinite(float(word))), norms[0])
-    _refuse(f"the gradient norm is {worst} at step {trainer.progress.step}{who}", trainer)
+    _refuse(f"the gradient norm is {norm} at step {trainer.progress.step}{who}", trainer)
 
 
 def _refuse(what: str, trainer: Trainer) -> NoReturn:

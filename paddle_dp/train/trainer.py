@@ -160,9 +160,9 @@ class Trainer(FromPython):
     def _update(self, batch: Batch) -> None:
         step = self.progress.step + 1
         due = [callback for callback in self._steppers if callback.due_at_step(step)]
-        observe = any(callback.reads for callback in due)
-        rate = self.learner.optimizer.get_lr() if observe else 0.0
-        self._learn(batch, observe)
+        reads = any(callback.reads for callback in due)
+        rate = self.learner.optimizer.get_lr() if reads else 0.0
+        metrics = self._learn(batch, reads)
         self.progress = self.progress.advance(batch.samples)
         if self.learner.empty:
             self._say_empty(batch)
@@ -170,13 +170,13 @@ class Trainer(FromPython):
         if self.check_every is not None and self.check_every.due_at_step(step):
             self.check(f"after step {step}")
         if due:
-            numbers = self._numbers(rate, batch) if observe else {}
+            numbers = {} if metrics is None else self._numbers(metrics, rate, batch)
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
             self._tell_due("step", due, moment)
 
-    def _learn(self, batch: Batch, observe: bool) -> None:
+    def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:
         try:
-            self.learner.train_batch(batch, observe)
+            return self.learner.train_batch(batch, collect_metrics)
         except NotFiniteError as error:
             raise sound.explained(error, self) from None
         except TargetError as error:
@@ -211,20 +211,17 @@ class Trainer(FromPython):
                 flush=True,
             )
 
-    def _numbers(self, rate: float, batch: Batch) -> dict[str, float]:
-        """The update just done, in global numbers. Collective. Raises NotFiniteError when the loss or a gradient is
-        not finite; on every rank, whoever has seen it.
+    def _numbers(self, metrics: dict[str, float], rate: float, batch: Batch) -> dict[str, float]:
+        """The update just done: its metrics, its rate and how fast it goes. Raises NotFiniteError when the loss or the
+        gradient norm is not finite; on every rank, since metrics are global.
         """
-        seen, scale = dict(self.learner.observed), self.learner.mixed.scale
-        norm = seen.pop("gradient_norm")
-        overflow = not math.isfinite(norm) and scale is None  # with a loss scale, that update was left out
-        *sums, overflows = self.mesh.sum([*seen.values(), overflow])
-        numbers = dict(zip(seen, sums, strict=True))
-        if not math.isfinite(numbers["loss"]) and not self.learner.empty:
-            sound.refuse_loss(numbers["loss"], self)
-        if overflows:
-            sound.refuse_gradients(norm, self)
-        numbers |= {"lr": rate, "gradient_norm": norm, **self.meter.read(batch)}
+        scale = self.learner.mixed.scale
+        if not math.isfinite(metrics["loss"]) and not self.learner.empty:
+            sound.refuse_loss(metrics["loss"], self)
+        # With a loss scale, an update whose gradients had overflowed was left out.
+        if not math.isfinite(metrics["gradient_norm"]) and scale is None:
+            sound.refuse_gradients(metrics["gradient_norm"], self)
+        numbers = {**metrics, "lr": rate, **self.meter.read(batch)}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 
     def _tell_epoch(self) -> None:

@@ -94,9 +94,8 @@ def _train(strategy, model):
     )  # fmt: skip
     learner, rows = strategy.place(task), []
     for batch in Loader(data, Share.of(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(0):
-        learner.train_batch(batch, observe=True)
-        loss = strategy.mesh.sum([learner.observed["loss"]])[0]
-        rows.append([loss, float(learner.observed["gradient_norm"])])
+        metrics = learner.train_batch(batch, collect_metrics=True)
+        rows.append([metrics["loss"], metrics["gradient_norm"]])
     learner.sync_buffers()
     learner.check("at the end")
     return learner, rows

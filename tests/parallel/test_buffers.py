@@ -78,8 +78,7 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
         for batch in train.read(epoch):
             if len(losses) == updates:
                 break
-            learner.train_batch(batch, observe=True)
-            losses.append(mesh.sum([learner.observed["loss"]])[0])
+            losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
             if interrupted:
                 learner.sync_buffers()
                 evaluate(learner, test, mesh)

@@ -52,9 +52,8 @@ def gradients(folder, layouts, model, precision):
 
         learner._step = recorded
         for batch in trainer.loader.read(0):
-            learner.train_batch(batch, observe=True)
-            loss = learner.mesh.sum([learner.observed["loss"]])[0]
-            steps.append([loss, learner.observed["gradient_norm"], dict(parts)])
+            metrics = learner.train_batch(batch, collect_metrics=True)
+            steps.append([metrics["loss"], metrics["gradient_norm"], dict(parts)])
             parts.clear()
         found.append([steps, trainer.evaluate().numbers["loss"], dtypes(learner)])
     return found

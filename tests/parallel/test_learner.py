@@ -54,7 +54,7 @@ def test_the_global_count_is_the_losss_own():
     holed = batch(3, 5)
     holed.micro_batches[0].targets[0] = -1.0
     ours = learner(Summed())
-    ours.train_batch(holed, observe=True)
+    metrics = ours.train_batch(holed, collect_metrics=True)
     plain = learner(Summed())
     x = paddle.concat([m.inputs for m in holed.micro_batches])
     y = paddle.concat([m.targets for m in holed.micro_batches])
@@ -63,7 +63,7 @@ def test_the_global_count_is_the_losss_own():
     (total / count).backward()
     plain.optimizer.step()
     np.testing.assert_allclose(ours.model.weight.numpy(), plain.model.weight.numpy(), atol=1e-6)
-    assert ours.observed["loss"] == pytest.approx((total / count).item(), rel=1e-6)
+    assert metrics["loss"] == pytest.approx((total / count).item(), rel=1e-6)
 
 
 def test_an_overflow_leaves_the_weights_alone_and_halves_the_scale():
@@ -79,10 +79,9 @@ def test_an_overflow_leaves_the_weights_alone_and_halves_the_scale():
 def test_float16_takes_its_scale_out_again():
     scaled, plain = learner(Summed(), "float16"), learner(Summed(), "float16")
     scaled.mixed.scale.scale, plain.mixed.scale.scale = 256.0, 1.0
-    for each in (scaled, plain):
-        each.train_batch(batch(4), observe=True)
+    ours, theirs = (each.train_batch(batch(4), collect_metrics=True) for each in (scaled, plain))
     np.testing.assert_allclose(scaled.model.weight.numpy(), plain.model.weight.numpy(), atol=2e-3)
-    assert scaled.observed["gradient_norm"] == pytest.approx(plain.observed["gradient_norm"], rel=5e-3)
+    assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=5e-3)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -90,9 +89,8 @@ def test_low_precision_computes_with_the_numbers_of_one_process(precision):
     """The exchange's average over 3 ranks is undone behind the backward: in it, numbers would be rounded otherwise."""
     alone, third = learner(Summed(), precision), learner(Summed(), precision)
     third.dp_world_size, third.parallel_model.no_sync = 3, nullcontext
-    for each in (alone, third):
-        each.train_batch(batch(4), observe=True)
-    assert third.observed["gradient_norm"] == pytest.approx(3 * alone.observed["gradient_norm"], rel=1e-6)
+    theirs, ours = (each.train_batch(batch(4), collect_metrics=True) for each in (alone, third))
+    assert ours["gradient_norm"] == pytest.approx(3 * theirs["gradient_norm"], rel=1e-6)
 
 
 def test_a_ghost_changes_neither_weights_nor_statistics():
@@ -100,10 +98,10 @@ def test_a_ghost_changes_neither_weights_nor_statistics():
     ghostly = learner(MeanSquaredError(), model=model)
     before = {name: value.numpy().copy() for name, value in model.state_dict().items()}
     ghost = Batch((batch(0).micro_batches[0],), 4, 0, 0)
-    ghostly.train_batch(ghost, observe=True)
+    metrics = ghostly.train_batch(ghost, collect_metrics=True)
     for name, value in model.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
-    assert ghostly.observed["loss"] == 0.0
+    assert metrics["loss"] == 0.0
 
 
 def scheduled(maker):
@@ -159,7 +157,6 @@ def test_a_gradient_norm_has_the_type_of_the_precision_though_nothing_learns(pre
         parameter.stop_gradient = not learns
     ours = learner(Summed(), precision, model)
     if learns:
-        ours.train_batch(batch(4), observe=True)
-        assert ours.observed["gradient_norm"] > 0
+        assert ours.train_batch(batch(4), collect_metrics=True)["gradient_norm"] > 0
     assert str(ours.gradient_norm().dtype) == f"paddle.{precision}"
     assert ours.gradient_norm().shape == []

@@ -152,8 +152,7 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
     share = Share.of(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
     losses = []
     for batch in Loader(texts(loss), share).read(0):
-        learner.train_batch(batch, observe=True)
-        losses.append(mesh.sum([learner.observed["loss"]])[0])
+        losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
     return losses, {name: tensor.numpy() for name, tensor in learner.state().items()}
 
 
@@ -260,11 +259,11 @@ def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) 
     learner, data = place_whole(task, Mesh.alone()), Texts()
     data.y[:] = IGNORED
     before = [p.numpy().copy() for p in learner.model.parameters()]
-    for observe, batch in zip(
+    for collect_metrics, batch in zip(
         (True, False), Loader(data, Share(SAMPLES, BATCH, micro_batches=2)).read(0), strict=False
     ):
-        learner.train_batch(batch, observe)
+        metrics = learner.train_batch(batch, collect_metrics)
         assert learner.empty
+        assert np.isnan(metrics["loss"]) if collect_metrics else metrics is None
         for parameter, weight in zip(learner.model.parameters(), before, strict=True):
             np.testing.assert_array_equal(parameter.numpy(), weight)
-    assert np.isnan(learner.observed["loss"])

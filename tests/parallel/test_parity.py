@@ -62,9 +62,9 @@ def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtyp
     losses, norms = [], []
     for epoch in range(epochs):
         for group in loader.read(epoch):
-            learner.train_batch(group, observe=True)
-            losses.append(mesh.sum([learner.observed["loss"]])[0])
-            norms.append(learner.observed["gradient_norm"])
+            metrics = learner.train_batch(group, collect_metrics=True)
+            losses.append(metrics["loss"])
+            norms.append(metrics["gradient_norm"])
     learner.check("test")
     weights = {name: p.numpy() for name, p in learner.named_parameters()}
     learner.sync_buffers()

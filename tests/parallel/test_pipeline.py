@@ -76,18 +76,18 @@ def _train(placer, case):
         for batch in loader.read(epoch):
             if recorder := getattr(learner, "recorder", None):
                 recorder.armed = len(rows) == STEPS - 1
-            learner.train_batch(batch, observe=True)
+            metrics = learner.train_batch(batch, collect_metrics=True)
             if recorder and recorder.armed:
                 ordered = _order(recorder.recordings(), mesh)
-            norm = learner.observed.pop("gradient_norm")
-            rows.append([*mesh.sum(list(learner.observed.values())), norm])
+            norm = metrics.pop("gradient_norm")
+            rows.append([*metrics.values(), norm])
         epoch += 1
         if epoch == 1:  # between batches of the same shape: it must not leave a trace
             evaluate(learner, held_out, mesh)
     learner.check("at the end")
     held = {**model_shards(learner), **optimizer_shards(learner)}
     return {
-        "names": list(learner.observed),
+        "names": list(metrics),
         "rows": rows[:STEPS],
         "order": ordered,
         "held_out": dict(evaluate(learner, held_out, mesh).numbers),

@@ -101,9 +101,9 @@ def learned(strategy, mesh, model, loss, length=LENGTH):
     loader = Loader(Samples(), Share.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
     rows = []
     for batch in [*loader.read(0), *loader.read(1)]:
-        learner.train_batch(batch, observe=True)
-        norm = learner.observed.pop("gradient_norm")
-        rows.append([*mesh.sum(list(learner.observed.values())), norm])
+        metrics = learner.train_batch(batch, collect_metrics=True)
+        norm = metrics.pop("gradient_norm")
+        rows.append([*metrics.values(), norm])
     learner.check("at the end")
     return rows
 

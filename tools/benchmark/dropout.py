@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-def in_turns(ways: dict[str, Callable[[], None]], rounds: int, times: int) -> dict[str, tuple[float, float]]:
+def in_turns(ways: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, tuple[float, float]]:
     """Of each way the median seconds of CPU time of a call, and of its ratio to the first way's in the same round."""
     seen: dict[str, list[float]] = {name: [] for name in ways}
     for call in ways.values():
@@ -63,7 +63,7 @@ def in_turns(ways: dict[str, Callable[[], None]], rounds: int, times: int) -> di
     }
 
 
-def calls(shape: tuple[int, ...], p: float = 0.1) -> dict[str, Callable[[], None]]:
+def calls(shape: tuple[int, ...], p: float = 0.1) -> dict[str, Callable[[], object]]:
     """Ways to drop from a tensor [n, …] of this shape, forward and backward."""
     x, gradient = paddle.randn(shape), paddle.randn(shape)
     x.stop_gradient = False
@@ -101,7 +101,7 @@ def learner(model: str, settings: dict[str, Any], dropout: float, which: Any) ->
 
 def updates(
     model: str, settings: dict[str, Any], shape: tuple[int, ...], classes: int
-) -> dict[str, Callable[[], None]]:
+) -> dict[str, Callable[[], object]]:
     """Updates of the same model with either dropout, and with none."""
     random = np.random.RandomState(0)
     whole = model == "gpt"

@@ -29,27 +29,28 @@ class Till:
     def __init__(self, loss: Loss):
         self.loss = loss
         self.coming: Iterator[tuple[Micro, Any]] = iter(())
-        self.observe = False
+        self.collect_metrics = False
         self.sums: list[Sums] = []
         self.counted: Count = 0
         self.first: tuple[Any, Any, paddle.Tensor] | None = (
             None  # outputs, targets and total of a batch's first micro-batch
         )
 
-    def open(self, micro_batches: tuple[Micro, ...], factors: list[Any], observe: bool) -> None:
-        """Before a batch: its micro-batches, the factor of each one's total, and whether scores are wanted."""
-        self.coming, self.observe, self.sums = iter(zip(micro_batches, factors, strict=True)), observe, []
+    def open(self, micro_batches: tuple[Micro, ...], factors: list[Any], collect_metrics: bool) -> None:
+        """Before a batch: its micro-batches, the factor of each one's total, and whether its sums are wanted."""
+        self.coming = iter(zip(micro_batches, factors, strict=True))
+        self.collect_metrics, self.sums = collect_metrics, []
         self.counted, self.first = 0, None
 
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
         micro_batch, factor = next(self.coming)
         total, count = self.loss(outputs, targets)
-        self.counted = self.counted + count if micro_batch.samples else self.counted
-        if micro_batch.samples and self.first is None:
+        self.counted = self.counted if micro_batch.is_ghost else self.counted + count
+        if self.first is None and not micro_batch.is_ghost:
             self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
-        with paddle.no_grad():
-            sums = {"loss": total.detach(), **(self.loss.scores(outputs, targets) if self.observe else {})}
-            self.sums.append(sums if micro_batch.samples else {name: paddle.zeros([]) for name in sums})
+        if self.collect_metrics:
+            sums = self.loss.sums(outputs, targets, total)
+            self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_ghost else sums)
         return total * factor
 
 
@@ -66,13 +67,15 @@ class PipelineLearner(HybridLearner):
         super().__post_init__()
         self.recorder = Recorder(self.mesh)
 
-    def _learn(self, batch: Batch, divisor: float, observe: bool) -> tuple[list[dict[str, float]], Count]:
+    def _learn(
+        self, batch: Batch, divisor: float, collect_metrics: bool
+    ) -> tuple[list[dict[str, float]], Count]:
         self.batch, micro_batches = batch, batch.micro_batches
         # Fleet divides each micro-batch's loss by their number; the factor has that, and the divisor, already in it.
         self.till.open(
             micro_batches,
             [self._factor(micro_batch, divisor) * len(micro_batches) for micro_batch in micro_batches],
-            observe,
+            collect_metrics,
         )
         self.recorder.begin()
         engine: Engine = self.parallel_model
@@ -83,7 +86,7 @@ class PipelineLearner(HybridLearner):
             with self.mixed.context():
                 self._samplewise.look(*self.till.first)
             self.till.first = None
-        return self._seen() if observe else [], self.till.counted
+        return self._seen() if collect_metrics else [], self.till.counted
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:
@@ -91,7 +94,7 @@ class PipelineLearner(HybridLearner):
         assert self.batch is not None
         micro_batch = self.batch.micro_batches[work.micro_batch]
         drawing = self._drawing(micro_batch) if work.kind == "forward" else nullcontext()
-        with self.recorder.span(work), nullcontext() if micro_batch.samples else self._ghost(), drawing:
+        with self.recorder.span(work), self._ghost() if micro_batch.is_ghost else nullcontext(), drawing:
             yield
 
     def _drawing(self, micro_batch: Micro) -> AbstractContextManager[Any]:

@@ -45,7 +45,7 @@ def differences(cuts):
         )
         learner = read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task)
         for batch in Loader(Samples(), Share.of(8, 8, learner.mesh, seed=0, shuffle=False)).read(0):
-            learner.train_batch(batch, observe=True)
+            learner.train_batch(batch, collect_metrics=True)
         found.append(learner.random_differences())
     return found
 

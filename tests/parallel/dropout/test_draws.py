@@ -56,7 +56,7 @@ def trained(one, epochs=1, micro_batches=2, seed=0):
     loader = Loader(Samples(), Share(12, 6, seed=seed, shuffle=False, micro_batches=micro_batches))
     for epoch in range(epochs):
         for batch in loader.read(epoch):
-            one.train_batch(batch, observe=True)
+            one.train_batch(batch, collect_metrics=True)
     return one.model.body.weight.numpy()
 
 

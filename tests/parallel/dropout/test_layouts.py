@@ -64,8 +64,8 @@ def learned(strategy, name, micro_batches, recompute="none"):
     for batch in Loader(data, Share.of(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)).read(
         1
     ):
-        learner.train_batch(batch, observe=True)
-        rows.append([mesh.sum([learner.observed["loss"]])[0], learner.observed["gradient_norm"]])
+        metrics = learner.train_batch(batch, collect_metrics=True)
+        rows.append([metrics["loss"], metrics["gradient_norm"]])
     assert learner.random_differences() == []
     return rows
 
