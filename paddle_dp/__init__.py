@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.version import __version__
+
 if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.data import Batch as Batch
     from paddle_dp.data import Loader as Loader
@@ -21,8 +23,6 @@ if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.train import Callback as Callback
     from paddle_dp.train import Progress as Progress
     from paddle_dp.train import Trainer as Trainer
-
-__version__ = "0.1.0"
 
 _WORDS: dict[str, str] = {
     "join": "paddle_dp.mesh",

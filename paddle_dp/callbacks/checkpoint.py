@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks import _watched
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Every, Positive
 
 
@@ -62,17 +62,16 @@ class Checkpoint(Callback):
     def epoch(self, moment: Moment) -> None:
         self._save(moment)
 
-    def evaluated(self, moment: Moment) -> None:
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         name = self.config.best
-        if (
-            name is None or moment.detail.not_finite
-        ):  # no model is good whose loss is none, whatever its accuracy
+        # No model is good whose loss is none, whatever its accuracy.
+        if name is None or evaluation.not_finite:
             return
-        value = _watched.read(name, moment.detail, "checkpoint.best")
+        value = _watched.read(name, evaluation, "checkpoint.best")
         if _watched.better(name, value, than=self._best):
             self._best, path = value, self._save(moment)
             if self.run.mesh.is_main:
-                checkpoints.set_best(self.folder, path, moment.detail.numbers)
+                checkpoints.set_best(self.folder, path, evaluation.numbers)
                 checkpoints.prune(self.folder, self.config.keep, trusted=path)  # the best until now may go
 
     def end(self, moment: Moment) -> None:
@@ -87,11 +86,11 @@ class Checkpoint(Callback):
         self._saved = (step, path)
         if self.run.mesh.is_main:
             checkpoints.prune(self.folder, self.config.keep, trusted=path)
-        trainer.tell("saved", detail=path)
+        trainer.tell_saved(path)
         return path
 
     def _remembered(self, step: int) -> float | None:
-        """The best number so far, unless it is of a future that this run is about to live again."""
+        """The best number so far, unless it was recorded after the step we resume from."""
         best = checkpoints.best(self.folder)
         if best is None or checkpoints.step_of(best) > step:
             return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._bar import Bar
-from paddle_dp.callbacks._silent import Silent
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Progress, Run
 from paddle_dp.units import Every
 
 
@@ -22,44 +22,70 @@ class Config:
     """How often a line is written, or the bar's numbers are brought up to date."""
 
     def build(self, run: Run) -> Callback:
-        return Console(run, self.every) if run.mesh.is_main else Silent(self.every)
+        return Console(run, self.every)
+
+
+class Sink(Protocol):
+    """Where the console writes: lines on stdout, or a bar on a terminal."""
+
+    def start(self, progress: Progress) -> None: ...
+
+    def show(self, progress: Progress, found: Mapping[str, float]) -> None:
+        """The numbers of a step."""
+
+    def say(self, text: str) -> None:
+        """A line, to stay."""
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """Plain lines on stdout."""
+
+    def start(self, progress: Progress) -> None:
+        """Nothing is to be opened."""
+
+    def show(self, progress: Progress, found: Mapping[str, float]) -> None:
+        self.say(_lines.step(progress, found))
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """Nothing is to be closed."""
 
 
 class Console(Callback):
-    """Writes lines to stdout; where that is a terminal, or the launcher names one (PADDLE_DP_TTY), draws there."""
+    """Writes lines to stdout; where that is a terminal, or the launcher names one (PADDLE_DP_TTY), draws there.
+
+    Only the first rank writes; the others have no sinks.
+    """
 
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
-        self._bar: Bar | None = None
-        self._lines = True
+        self._sinks: list[Sink] = []
         self._began, self._first = 0.0, 0
         self._found: Evaluation | None = None
         self._saved: Path | None = None
 
     def start(self, moment: Moment) -> None:
-        screen = terminal()
-        # With a terminal of its own, stdout goes into a log file, which gets the lines as well.
-        self._lines = screen is not sys.stdout
         self._began, self._first = time.perf_counter(), moment.progress.step
         self._found = self._saved = None
-        if screen is not None:
-            self._bar = Bar(screen, self.run.steps_per_epoch, moment.trainer.total_steps)
+        self._sinks = self._opened(moment) if self.run.mesh.is_main else []
         self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
-        if self._bar:
-            self._bar.start(moment.progress)
+        for sink in self._sinks:
+            sink.start(moment.progress)
 
     def step(self, moment: Moment) -> None:
-        if self._bar:
-            self._bar.show(moment.progress, moment.numbers)
-        if self._lines:
-            print(_lines.step(moment.progress, moment.numbers), flush=True)
+        for sink in self._sinks:
+            sink.show(moment.progress, moment.numbers)
 
-    def evaluated(self, moment: Moment) -> None:
-        self._found = moment.detail
-        self._say(_lines.evaluated(moment.progress, moment.detail))
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
+        self._found = evaluation
+        self._say(_lines.evaluated(moment.progress, evaluation))
 
-    def saved(self, moment: Moment) -> None:
-        self._saved = moment.detail
+    def saved(self, moment: Moment, path: Path) -> None:
+        self._saved = path
 
     def end(self, moment: Moment) -> None:
         self._close()
@@ -70,18 +96,24 @@ class Console(Callback):
         for line in _lines.summary(self.run, steps, seconds, self._found, self._saved, differences):
             self._say(line)
 
-    def failed(self, moment: Moment) -> None:
+    def failed(self, moment: Moment, error: BaseException) -> None:
         self._close()
 
+    def _opened(self, moment: Moment) -> list[Sink]:
+        screen = terminal()
+        if screen is None:
+            return [Lines()]
+        bar = Bar(screen, self.run.steps_per_epoch, moment.trainer.total_steps)
+        # With a terminal of its own, stdout goes into a log file, which gets the lines as well.
+        return [bar] if screen is sys.stdout else [bar, Lines()]
+
     def _say(self, text: str) -> None:
-        if self._bar:
-            self._bar.say(text)
-        if self._lines:
-            print(text, flush=True)
+        for sink in self._sinks:
+            sink.say(text)
 
     def _close(self) -> None:
-        if self._bar:
-            self._bar.close()
+        for sink in self._sinks:
+            sink.close()
 
 
 def terminal() -> TextIO | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paddle_dp.callbacks import _watched
 from paddle_dp.checkpoint.disk import replace
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Positive, Rate
 
 
@@ -42,11 +42,9 @@ class EarlyStop(Callback):
         history = self.run.mesh.gather(mine)[0]
         self.history = [[step, value] for step, value in history if step <= moment.progress.step]
 
-    def evaluated(self, moment: Moment) -> None:
-        step, value = (
-            moment.progress.step,
-            _watched.read(self.config.watch, moment.detail, "early_stop.watch"),
-        )
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
+        step = moment.progress.step
+        value = _watched.read(self.config.watch, evaluation, "early_stop.watch")
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
         if self.run.mesh.is_main:
             content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}

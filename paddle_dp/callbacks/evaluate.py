@@ -24,17 +24,14 @@ class Config:
     """Also the confusion matrix, for classifiers; at the end of training its picture, <run>/confusion.png."""
 
     def build(self, run: Run) -> Callback:
-        return Evaluate(run, self) if run.test_loader is not None else Silent()
-
-
-class Silent(Callback):
-    """For a run with nothing held out."""
-
-    reads = False
+        return Evaluate(run, self)
 
 
 class Evaluate(Callback):
-    """Evaluates on all ranks together, at most once a step; the trainer tells the others what was found."""
+    """Evaluates on all ranks together, at most once a step; the trainer tells the others what was found.
+
+    In a run with nothing held out it does nothing.
+    """
 
     reads = False
 
@@ -57,20 +54,21 @@ class Evaluate(Callback):
         if self.run.mesh.is_main and self.config.confusion and self._found.confusion is not None:
             replace(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
 
-    def evaluated(self, moment: Moment) -> None:
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """Writes the files, whoever asked for the evaluation."""
-        self._step, self._found = moment.progress.step, moment.detail
+        self._step, self._found = moment.progress.step, evaluation
         if not self.run.mesh.is_main:
             return
         self.run.folder.mkdir(parents=True, exist_ok=True)
-        replace(self.run.folder / "evaluation.json", as_json(self._content(moment), indent=1).encode())
+        replace(
+            self.run.folder / "evaluation.json", as_json(self._content(moment, evaluation), indent=1).encode()
+        )
 
     def _evaluate(self, moment: Moment) -> None:
-        if moment.progress.step != self._step:
+        if self.run.test_loader is not None and moment.progress.step != self._step:
             moment.trainer.evaluate()
 
-    def _content(self, moment: Moment) -> dict[str, Any]:
-        found: Evaluation = moment.detail
+    def _content(self, moment: Moment, found: Evaluation) -> dict[str, Any]:
         content: dict[str, Any] = {"epoch": moment.progress.epoch, "step": moment.progress.step}
         content |= {"samples": found.samples, **found.numbers}
         if self.config.per_class and found.confusion is not None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.callbacks._journal import Journal
-from paddle_dp.callbacks._silent import Silent
 from paddle_dp.checkpoint.disk import replace
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.units import Every
 
@@ -23,11 +22,14 @@ class Config:
     """How often a step is written; evaluations, checkpoints, starts and ends always are."""
 
     def build(self, run: Run) -> Callback:
-        return Metrics(run, self.every) if run.mesh.is_main else Silent(self.every)
+        return Metrics(run, self.every)
 
 
 class Metrics(Callback):
-    """Writes {"event": "start" | "step" | "epoch" | "evaluated" | "saved" | "end" | "failed", "epoch", "step", …}."""
+    """Writes {"event": "start" | "step" | "epoch" | "evaluated" | "saved" | "end" | "failed", "epoch", "step", …}.
+
+    Only the first rank writes; the others have no journal.
+    """
 
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
@@ -37,6 +39,8 @@ class Metrics(Callback):
         self._began = time.time()
 
     def start(self, moment: Moment) -> None:
+        if not self.run.mesh.is_main:
+            return
         lines = kept(self.path, moment.progress.step)
         self._there = {
             (line["event"], line["step"]) for line in lines if line["event"] in ("epoch", "evaluated")
@@ -55,24 +59,24 @@ class Metrics(Callback):
     def epoch(self, moment: Moment) -> None:
         self._write(moment, {})
 
-    def evaluated(self, moment: Moment) -> None:
-        self._write(moment, {**moment.detail.numbers, "held_out": moment.detail.samples})
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
+        self._write(moment, {**evaluation.numbers, "held_out": evaluation.samples})
 
-    def saved(self, moment: Moment) -> None:
-        self._write(moment, {"checkpoint": Path(moment.detail).name})
+    def saved(self, moment: Moment, path: Path) -> None:
+        self._write(moment, {"checkpoint": path.name})
 
     def end(self, moment: Moment) -> None:
         self._write(moment, {"stopped": moment.trainer.stopped})
 
-    def failed(self, moment: Moment) -> None:
-        self._write(moment, {"kind": type(moment.detail).__name__, "message": str(moment.detail)})
+    def failed(self, moment: Moment, error: BaseException) -> None:
+        self._write(moment, {"kind": type(error).__name__, "message": str(error)})
 
     def _write(self, moment: Moment, more: Mapping[str, Any]) -> None:
         now, progress = time.time(), moment.progress
         # A resumed run may tell again what was told at the very step it goes on from.
         if self._journal is None or (moment.name, progress.step) in self._there:
             return
-        line = {
+        line: dict[str, Any] = {
             "event": moment.name,
             "epoch": progress.epoch,
             "step": progress.step,

@@ -55,7 +55,7 @@ class Profile(Callback):
                 flush=True,
             )
 
-    def failed(self, moment: Moment) -> None:
+    def failed(self, moment: Moment, error: BaseException) -> None:
         if self._profiler is not None:
             self._finish()
 

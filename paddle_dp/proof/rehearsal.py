@@ -23,8 +23,9 @@ from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
 from paddle_dp.proof.shares import short
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
-from paddle_dp.train.assemble import Assembly, Setup, Split
+from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup
+from paddle_dp.train.setup import Setup, Split
 from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Length
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.train.callback import Callback as Callback
     from paddle_dp.train.callback import Moment as Moment
+    from paddle_dp.train.callback import Training as Training
     from paddle_dp.train.evaluation import Evaluation as Evaluation
     from paddle_dp.train.progress import Progress as Progress
     from paddle_dp.train.run import Run as Run
@@ -24,8 +25,9 @@ _WORDS = {
     "Progress": "progress",
     "Run": "run",
     "Trainer": "trainer",
+    "Training": "callback",
 }
-__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Trainer"]
+__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Trainer", "Training"]
 
 
 def __getattr__(word: str) -> Any:

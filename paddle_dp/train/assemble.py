@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import paddle
@@ -18,47 +18,12 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.finished import check_within
-from paddle_dp.part import Part
-from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import consistency, same_run
-from paddle_dp.train.callback import Callback
+from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
-from paddle_dp.units import Length
+from paddle_dp.train.setup import Setup
 
-if TYPE_CHECKING:
-    from paddle_dp.train.trainer import Trainer
-
-    Kind = TypeVar("Kind", bound=Trainer)
-
-Split = Literal["train", "test"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What a training is assembled from, whoever described it: a recipe, a script, a proof.
-
-    `dataset` gives the data set of a split, or None where there is none; `task`, what is learned in so many steps with
-    so many an epoch; `callbacks`, those of a run. `length` is None where only `fit` will know. `batch` is global.
-    `asked` is the recipe that strategy and callbacks may refuse; `recipe` is None where nobody wrote one. `words`: the
-    parts that a script named in a recipe's words, with their settings.
-    """
-
-    name: str
-    folder: Path
-    strategy: Part
-    asked: Recipe
-    dataset: Callable[[Split], Any]
-    task: Callable[[int, int], Task]
-    batch: int
-    micro_batches: int = 1
-    shuffle: bool = True
-    drop_last: bool = False
-    seed: int = 0
-    length: Length | None = None
-    loader: LoaderSettings = field(default_factory=LoaderSettings)
-    callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
-    recipe: Recipe | None = None
-    words: Mapping[str, Any] = field(default_factory=dict)
+Kind = TypeVar("Kind", bound=TrainingLoop)
 
 
 class Assembly:

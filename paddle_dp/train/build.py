@@ -11,7 +11,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.assemble import Assembly, Setup
+from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.setup import Setup
 from paddle_dp.train.trainer import Trainer
 
 

@@ -27,8 +27,8 @@ from paddle_dp.train.facts import Facts, code_of, file_crc, flat, packages, reci
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
-    from paddle_dp.train.assemble import Setup
-    from paddle_dp.train.trainer import Trainer
+    from paddle_dp.train.callback import Callback
+    from paddle_dp.train.setup import Setup
 
 _LONGEST = 100  # characters of a value in a message
 SAME_START = "Start every node with the same recipe, overrides and package versions."
@@ -129,13 +129,11 @@ def compare_checkpoints(found: Checkpoint, mesh: Mesh) -> None:
     compare({"the checkpoint to go on from": told}, mesh, "Name the same checkpoint on every node.")
 
 
-def compare_starts(trainer: Trainer) -> None:
+def compare_starts(step: int, total_steps: int, callbacks: Iterable[Callback], mesh: Mesh) -> None:
     """Where the training begins, how long it is, and when callbacks are due, which is collective work. Collective."""
-    callbacks = [
-        f"{'every ' + str(c.every) if c.every else 'always'}{', reads' * c.reads}" for c in trainer.callbacks
-    ]
-    facts = {"step to begin with": trainer.progress.step, "steps in all": trainer.total_steps}
-    compare({**facts, "callbacks": callbacks}, trainer.mesh, SAME_SCRIPT)
+    due = [f"{'every ' + str(c.every) if c.every else 'always'}{', reads' * c.reads}" for c in callbacks]
+    facts = {"step to begin with": step, "steps in all": total_steps}
+    compare({**facts, "callbacks": due}, mesh, SAME_SCRIPT)
 
 
 def one_folder(folder: Path, mesh: Mesh) -> Path:

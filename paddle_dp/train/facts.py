@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import inspect
+import json
 import os
 import platform
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.part import Part
 from paddle_dp.recipe import Recipe
+from paddle_dp.version import __version__
 
 Facts = Mapping[str, Any]
 MAY_DIFFER = ("output_dir", "name", "loader")
@@ -23,15 +26,33 @@ _PLACES = ("rank", "device", "place", "host", "path", "folder", "dir", "file", "
 _LARGEST = 2**28  # bytes of a file that is worth reading to compare it
 
 
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What decides what a training learns, as its checkpoints keep it.
+
+    `facts`: settings, kinds and versions by dotted key. `data`: of each split, its samples and their fingerprint.
+    `rates`: the learning rate of some updates, [[step, rate], …], where the schedule tells it beforehand. `accepted`:
+    what was changed on purpose so far, [{"step", "key", "was", "is"}, …].
+    """
+
+    facts: Facts
+    data: Mapping[str, Any]
+    rates: Sequence[Sequence[float]] = ()
+    accepted: Sequence[Mapping[str, Any]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        found: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
+        return found
+
+
 def packages(mesh: Mesh) -> dict[str, Any]:
     """The versions that decide what is computed. Python's last number does not."""
     import numpy
     import paddle
 
-    import paddle_dp
-
     return {
-        "package paddle_dp": f"{paddle_dp.__version__} (its files: {_sources():08x})",
+        "package paddle_dp": f"{__version__} (its files: {_sources():08x})",
         "package paddle": paddle.__version__,
         "package numpy": numpy.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -84,9 +105,7 @@ def task_facts(task: Task) -> dict[str, Any]:
 @cache
 def _sources() -> int:
     """One number from all files of this package: a version says little about a clone."""
-    import paddle_dp
-
-    folder, found = Path(paddle_dp.__file__).parent, 0
+    folder, found = Path(__file__).parent.parent, 0
     for file in sorted(folder.rglob("*.py")):
         found = zlib.crc32(file.read_bytes(), zlib.crc32(str(file.relative_to(folder)).encode(), found))
     return found

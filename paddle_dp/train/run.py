@@ -12,7 +12,7 @@ from paddle_dp.mesh import Mesh
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.recipe import Recipe
-    from paddle_dp.train.same_run import Identity
+    from paddle_dp.train.facts import Identity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.part.elsewhere import RENAMED
 from paddle_dp.train.facts import (
     MAY_DIFFER,
-    Facts,
+    Identity,
     code_of,
     flat,
     packages,
@@ -35,7 +35,7 @@ from paddle_dp.train.facts import (
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.data import Loader
-    from paddle_dp.train.assemble import Setup
+    from paddle_dp.train.setup import Setup
 
 _MOST = 4000  # settings of layers that a checkpoint keeps one by one
 _POINTS = 64  # updates, spread over a schedule, whose rate is kept
@@ -54,26 +54,6 @@ VERDICTS = {
 }  # fmt: skip
 _PARTS = ("model", "dataset", "loss", "optimizer", "schedule", "strategy")
 _PLACES = ("path", "folder", "dir", "file", "cache", "root")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """What decides what a training learns, as its checkpoints keep it.
-
-    `facts`: settings, kinds and versions by dotted key. `data`: of each split, its samples and their fingerprint.
-    `rates`: the learning rate of some updates, [[step, rate], …], where the schedule tells it beforehand. `accepted`:
-    what was changed on purpose so far, [{"step", "key", "was", "is"}, …].
-    """
-
-    facts: Facts
-    data: Mapping[str, Any]
-    rates: Sequence[Sequence[float]] = ()
-    accepted: Sequence[Mapping[str, Any]] = ()
-
-    def state(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        found: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
-        return found
 
 
 @dataclass(frozen=True)

@@ -1,257 +1,239 @@
-"""The sentence: feed the learner batches, count the progress, tell the callbacks."""
+"""A training described in Python instead of YAML: your model, data and loss, and everything else as in a recipe."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
-from paddle_dp.data import Batch, Loader
-from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError, UsageError
-from paddle_dp.parallel import Learner
-from paddle_dp.train import blame, consistency, sound, state
-from paddle_dp.train.callback import Callback, Moment
-from paddle_dp.train.evaluate import evaluate
-from paddle_dp.train.evaluation import Evaluation
-from paddle_dp.train.meter import Meter
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.data.sample import Dataset
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.parallel import Dropout, Task
+from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
+from paddle_dp.recipe import LoaderSettings, Precision, Recipe, Train
+from paddle_dp.recipe.folder import claim
+from paddle_dp.recipe.precision import read_precision
+from paddle_dp.recipe.schema import CALLBACKS
+from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.callback import Callback
+from paddle_dp.train.consistency import one_folder
+from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.overrides import refuse_overrides
-from paddle_dp.train.progress import Progress
-from paddle_dp.train.run import Run
-from paddle_dp.train.script import FromPython
-from paddle_dp.units import Every, Length
+from paddle_dp.train.setup import Setup
+from paddle_dp.units import Length
+
+if TYPE_CHECKING:
+    import paddle
+    from typing_extensions import Self
+
+_SOME = Length(1, "epochs")  # for those who ask how long a training is, of which nobody has said so yet
+Words = str | Mapping[str, Any]
+"""A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
 
-class Trainer(FromPython):
+class Trainer(TrainingLoop):
     """Trains a learner on a loader's batches.
 
+        Trainer.of(model=model, loss=loss, optimizer="adamw", train=dataset, batch=64, length="3 epochs").fit()
         Trainer(learner, loader, callbacks).fit("3 epochs")
 
-    `run` says where the run lives and what it is evaluated on; `check_every`, how often the ranks compare weights.
-    No line here asks which layout it trains: that was decided when the learner was placed.
+    The first way makes everything else as a recipe would; the second takes a learner that is placed already.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        loader: Loader,
-        callbacks: Sequence[Callback] = (),
+    @classmethod
+    def of(  # noqa: PLR0913 - a recipe's keys, as keywords
+        cls,
         *,
-        run: Run | None = None,
-        check_every: Every | None = None,
-    ):
-        self.learner, self.loader, self.mesh = learner, loader, learner.mesh
-        self.run = run or Run.plain(learner.mesh, loader)
-        for callback in callbacks:
-            refuse_overrides(callback)
-        # An epoch and the end are told to those that work (evaluate, save) before those that write about it. A step,
-        # the other way round: what a checkpoint holds must be written down when the process dies right behind it.
-        self.callbacks, self.check_every = tuple(sorted(callbacks, key=lambda c: c.reads)), check_every
-        self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
-        self.stopped: str | None = None
-        self.differences: list[str] = []  # from what one process learns; known at the end
-        self.empty_batches = 0  # of which nothing was learned, for nothing in them counted
-        self.sound: int | None = None  # the last step after which the weights were looked at, and were good
-        self._said_lost = False
-        self._telling = False  # callbacks are being told of a step, an epoch or the end
-        self._refused: Evaluation | None = None  # its numbers were none: it ends the training
-        self.meter = Meter(self.mesh)
-        self._steppers = [c for c in reversed(self.callbacks) if _own_step(c)]
+        model: paddle.nn.Layer,
+        loss: Callable[[Any, Any], Any] | Words,
+        optimizer: paddle.optimizer.Optimizer | Callable[[Any, list[tuple[str, Any]]], Any] | Words,
+        train: Dataset,
+        batch: int,
+        test: Dataset | None = None,
+        length: Length | str | None = None,
+        micro_batches: int = 1,
+        drop_last: bool = False,
+        schedule: paddle.optimizer.lr.LRScheduler | Words | None = None,
+        precision: Precision | Words = "float32",
+        dropout: Dropout = "exact",
+        strategy: Words = "data_parallel",
+        callbacks: Sequence[Words | Callback] = CALLBACKS,
+        folder: str | Path = "runs/script",
+        seed: int = 0,
+        resume: bool | str = False,
+        accept: Sequence[str] | str = (),
+        loader: LoaderSettings | Mapping[str, Any] | None = None,
+        cuts: Mapping[str, str] | None = None,
+        attends: Mapping[str, str] | None = None,
+        blocks: Sequence[Any] = (),
+    ) -> Self:
+        """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
 
-    def fit(self, until: Length | str | None = None) -> Progress:
-        """Trains from where it is until `until`, counted from the very beginning, and returns the progress.
+        `train` and `test` are data sets with `len(d)` and `d[i] → (input, target)`. `batch` is the global batch;
+        `micro_batches` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
+        `optimizer` is finished, or a function of (learning rate, named parameters). `length` ("3 epochs") is what
+        `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
+        (True), from "best", or from a path; `accept` names what may be otherwise than in that checkpoint, such as
+        ["loss"] (docs/checks.md). `dropout`: `exact` is the same on any number of ranks,
+        `own` each rank's own. Parts may be words, as in a recipe: "adamw", or
+        {"use": "adamw", "clip": 1.0}. `cuts`, `attends` and `blocks` say how a model that nobody prepared can be split:
+        patterns of layers, as in a recipe, and in `blocks` also layers and functions themselves (docs/add-a-part.md).
 
-        `until` may be left out where the run was made with a length. Whatever ends it early is told to the callbacks
-        as `failed` and raised.
+        Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
-        if until is None and not self.run.total_steps:
-            raise UsageError('fit: say how long, as in fit("3 epochs"), or give the run a length.')
-        until = Length(self.run.total_steps, "steps") if until is None else until
-        self.until = until if isinstance(until, Length) else Length.parse(until)
-        self.total_steps = self.until.steps(self.loader.batches)
-        try:
-            consistency.compare_starts(self)
-            self.tell("start")
-            self.check("before the first update", states=True)
-            self._train()
-            # Whoever takes the model from here has the same one on every rank, whether it was saved or not.
-            self.learner.sync_buffers()
-            self.check("at the end of the training")
-            self.differences = self.learner.differences()
-            moment = Moment(name="end", progress=self.progress, trainer=self)
-            for reads in (False, True):  # nobody writes of a good end before those that work have had theirs
-                self._tell_due("end", [c for c in self.callbacks if c.reads is reads], moment)
-        except BaseException as error:
-            self._tell_failed(error)
-            raise
-        finally:
-            self.loader.close()
-        return self.progress
+        mesh = join()
+        home = one_folder(Path(folder), mesh)
+        computed_in, until = read_precision(precision), _length(length)
+        told = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
+        for made in told:
+            if not isinstance(made, Part):
+                refuse_overrides(made)
+        if test is None:  # there is nothing for it to do
+            told = [c for c in told if not (isinstance(c, Part) and c.name == "evaluate")]
+        given_loss = _loss(loss)
+        _annotate(model, cuts=dict(cuts or {}), attends=dict(attends or {}), blocks=blocks)
 
-    def stop(self, reason: str) -> None:
-        """Ends the training after the current update, in good order. To be called on every rank alike."""
-        self.stopped = reason
-
-    def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample and tells the callbacks. Collective.
-
-        Raises UsageError when the run has nothing held out, NotFiniteError, once they have heard of it, when a number
-        of the evaluation is NaN or infinite. Within a training, that ends it when the callbacks of the moment are done:
-        weights that are good can still be saved.
-        """
-        if self.run.test_loader is None:
-            raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
-        found = evaluate(self.learner, self.run.test_loader, self.mesh)
-        self.tell("evaluated", found.numbers, found)
-        if found.not_finite:
-            self._refused = found
-            if not self._telling:
-                sound.refuse_evaluation(found, self)
-        return found
-
-    def check(self, when: str, states: bool = False) -> None:
-        """Raises NotFiniteError unless all weights are finite, DivergenceError unless ranks that hold the same weights
-        hold the same bits; with `states`, so for the optimizer's states. Collective, and the same error on every rank.
-
-        The message says which tensor, on which rank, until when all was good, and which checkpoint to go back to.
-        """
-        try:
-            with self.learner.optimizer_states_on_device() if states else nullcontext():
-                self.learner.check(when, state.optimizer_states(self.learner) if states else ())
-        except (DivergenceError, NotFiniteError) as error:
-            raise sound.explained(error, self) from None
-        self.sound = self.progress.step
-
-    def snapshot(self) -> Snapshot:
-        """What this rank brings to a checkpoint. Collective: running statistics meet first.
-
-        Raises NotFiniteError or DivergenceError, as `check` does, instead of handing over what is not good.
-        """
-        self.learner.sync_buffers()
-        step = self.progress.step
-        self.check(f"before the checkpoint of step {step}, which was not written", states=True)
-        self._say_lost()
-        checks = Checks(agreed=True, finite=True, step=step)
-        return state.snapshot(self.learner, self.progress, self.run, self.loader, checks)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint: bitwise on as many ranks as saved it, exactly counted on any other number."""
-        self.progress, self.sound = state.restore(checkpoint, self.learner), None
-
-    def tell(self, name: str, numbers: Any = None, detail: Any = None) -> None:
-        """Tells every callback of a moment."""
-        moment = Moment(name=name, progress=self.progress, trainer=self, numbers=numbers or {}, detail=detail)
-        for callback in self.callbacks:
-            getattr(callback, name)(moment)
-
-    def _train(self) -> None:
-        self.meter.read()
-        while self.progress.step < self.total_steps and not self.stopped:
-            for batch in self.loader.read(self.progress.epoch, self.progress.batch):
-                self._update(batch)
-                if self.stopped or self.progress.step >= self.total_steps:
-                    break
-            if self.progress.batch >= self.loader.batches:
-                self.progress = self.progress.next_epoch()
-                self._tell_epoch()
-
-    def _update(self, batch: Batch) -> None:
-        step = self.progress.step + 1
-        due = [callback for callback in self._steppers if callback.due_at_step(step)]
-        reads = any(callback.reads for callback in due)
-        rate = self.learner.optimizer.get_lr() if reads else 0.0
-        metrics = self._learn(batch, reads)
-        self.progress = self.progress.advance(batch.samples)
-        if self.learner.empty:
-            self._say_empty(batch)
-        self.meter.add(batch.samples, batch.waited)
-        if self.check_every is not None and self.check_every.due_at_step(step):
-            self.check(f"after step {step}")
-        if due:
-            numbers = {} if metrics is None else self._numbers(metrics, rate, batch)
-            moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
-            self._tell_due("step", due, moment)
-
-    def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:
-        try:
-            return self.learner.train_batch(batch, collect_metrics)
-        except NotFiniteError as error:
-            raise sound.explained(error, self) from None
-        except TargetError as error:
-            raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
-
-    def _say_empty(self, batch: Batch) -> None:
-        """A line for the first, the tenth, the hundredth batch of which nothing was learned: it may be a slip."""
-        self.empty_batches += 1
-        if self.mesh.is_main and self.empty_batches in (1, 10, 100, 1000):
-            often = f" ({self.empty_batches} batches so far)" if self.empty_batches > 1 else ""
-            print(
-                f"step {self.progress.step}: not one target of this global batch of {batch.samples} samples counts, so "
-                f"no update was made from it{often}. Look at the data, and at what the loss leaves out "
-                "(loss.ignore_index).",
-                file=sys.stderr,
-                flush=True,
+        def task(steps: int, steps_per_epoch: int) -> Task:
+            return Task(
+                model=model,
+                loss=given_loss,
+                optimizer=_optimizer(optimizer),
+                schedule=_schedule(schedule, steps, steps_per_epoch, batch),
+                precision=computed_in,
+                dropout=dropout,
             )
 
-    def _say_lost(self) -> None:
-        """A line, once, for what forward keeps and no checkpoint holds. Collective."""
-        if self._said_lost or not self.progress.step:
-            return
-        self._said_lost = True
-        if (names := self.learner.lost()) and self.mesh.is_main:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            print(
-                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run goes on "
-                "with what the model was made with. If later batches read it, make it with "
-                "register_buffer(name, tensor); a tensor that is assigned to a layer's attribute, or made with "
-                "persistable=False, is not saved.",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _numbers(self, metrics: dict[str, float], rate: float, batch: Batch) -> dict[str, float]:
-        """The update just done: its metrics, its rate and how fast it goes. Raises NotFiniteError when the loss or the
-        gradient norm is not finite; on every rank, since metrics are global.
-        """
-        scale = self.learner.mixed.scale
-        if not math.isfinite(metrics["loss"]) and not self.learner.empty:
-            sound.refuse_loss(metrics["loss"], self)
-        # With a loss scale, an update whose gradients had overflowed was left out.
-        if not math.isfinite(metrics["gradient_norm"]) and scale is None:
-            sound.refuse_gradients(metrics["gradient_norm"], self)
-        numbers = {**metrics, "lr": rate, **self.meter.read(batch)}
-        return numbers | ({"loss_scale": scale.scale} if scale else {})
-
-    def _tell_epoch(self) -> None:
-        moment = Moment(name="epoch", progress=self.progress, trainer=self)
-        due = [callback for callback in self.callbacks if callback.due_at_epoch(self.progress.epoch)]
-        self._tell_due("epoch", due, moment)
-
-    def _tell_due(self, name: str, callbacks: Sequence[Callback], moment: Moment) -> None:
-        """Tells these callbacks; then an evaluation of theirs whose numbers are none ends the training."""
-        self._telling = True
-        try:
-            for callback in callbacks:
-                with self.meter.paused() if name != "step" or not callback.reads else nullcontext():
-                    getattr(callback, name)(moment)
-        finally:
-            self._telling = False
-        if self._refused is not None:
-            sound.refuse_evaluation(self._refused, self)
-
-    def _tell_failed(self, error: BaseException) -> None:
-        """Lets callbacks close their files; a second failure there must not hide the first."""
-        moment = Moment(name="failed", progress=self.progress, trainer=self, detail=error)
-        for callback in self.callbacks:
-            try:
-                callback.failed(moment)
-            except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
-                if hasattr(error, "add_note"):  # Python 3.11 on
-                    error.add_note(f"({type(callback).__name__} failed too: {second})")
+        asked = Recipe.model_construct(
+            model=_made("models", model),
+            dataset=_made("datasets", train),
+            loss=_made("losses", given_loss),
+            strategy=_part("strategies", strategy),
+            train=_train(
+                length=until or _SOME,
+                batch=batch,
+                micro_batches=micro_batches,
+                precision=computed_in,
+                drop_last=drop_last,
+            ),
+            callbacks=tuple(c for c in told if isinstance(c, Part)),
+        )
+        setup = Setup(
+            name=home.name,
+            folder=home,
+            strategy=asked.strategy,
+            asked=asked,
+            dataset=lambda split: train if split == "train" else test,
+            task=task,
+            batch=batch,
+            micro_batches=micro_batches,
+            drop_last=drop_last,
+            seed=seed,
+            length=until,
+            loader=_loader_settings(loader),
+            words={
+                word: _part(shelf, given).settings
+                for word, shelf, given in (
+                    ("loss", "losses", loss),
+                    ("optimizer", "optimizers", optimizer),
+                    ("schedule", "schedules", schedule),
+                )
+                if isinstance(given, (str, Mapping))
+            },
+            callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in told],
+        )
+        _open(home, mesh, bool(resume))
+        which = "newest" if resume is True else resume or None
+        accepted = [accept] if isinstance(accept, str) else accept
+        return Assembly(setup, mesh).trainer(cls, which, accepted)
 
 
-def _own_step(callback: Callback) -> bool:
-    """Whether it does anything at a step: in its class, or by a function that was given to the object."""
-    return getattr(callback.step, "__func__", None) is not Callback.step
+@dataclass(frozen=True)
+class Made:
+    """What was made in Python, where a recipe has the Config of a part: all that a strategy asks of it."""
+
+    made: Any
+
+    def build(self) -> Any:
+        return self.made
+
+    @property
+    def heads(self) -> int:
+        return self._size("heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self._size("kv_heads")
+
+    @property
+    def length(self) -> int:
+        return self._size("length")
+
+    def _size(self, name: str) -> int:
+        size = getattr(self.made, name, 0)
+        return size if isinstance(size, int) else 0
+
+
+def _made(shelf: str, thing: Any) -> Part:
+    return Part(shelf, type(thing).__name__, Made(thing))
+
+
+def _train(**settings: Any) -> Train:
+    try:
+        return Train(**settings)
+    except ValueError as error:
+        raise UsageError(f"Trainer.of: {error}") from error
+
+
+def _length(given: Length | str | None) -> Length | None:
+    return Length.parse(given) if isinstance(given, str) else given
+
+
+def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
+    """Raises RecipeError for a pattern that means no layer, or a way that there is not."""
+    if blocks or any(tables.values()):
+        said = read_settings(Annotation, tables, Owner(subject="Trainer.of"))
+        annotate(model, replace(said, blocks=tuple(blocks)), "Trainer.of")
+
+
+def _open(folder: Path, mesh: Mesh, resume: bool) -> None:
+    """Claims the run's folder, once for all ranks. Collective."""
+    if mesh.is_main:
+        claim(folder, resume)
+        checkpoints.clean(folder / "checkpoints")
+    mesh.wait("run folder ready")
+
+
+def _part(shelf: str, words: Words) -> Part:
+    return read_part(shelf, {"use": words} if isinstance(words, str) else words)
+
+
+def _loss(given: Any) -> Any:
+    return _part("losses", given).build() if isinstance(given, (str, Mapping)) else given
+
+
+def _optimizer(given: Any) -> Any:
+    return _part("optimizers", given).build if isinstance(given, (str, Mapping)) else given
+
+
+def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
+    """Raises UsageError for a schedule in words when nobody has said how long the training is."""
+    if not isinstance(given, (str, Mapping)):
+        return given
+    if not steps:
+        raise UsageError(
+            f'schedule {given}: it is stretched over the whole training: give length="3 epochs", too, and call fit().'
+        )
+    return _part("schedules", given).build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
+
+
+def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
+    """As a recipe's `loader`; a timeout may be a number of seconds."""
+    if isinstance(given, LoaderSettings):
+        return given
+    said = dict(given or {})
+    if isinstance(timeout := said.get("timeout"), (int, float)):
+        said["timeout"] = f"{timeout} s"
+    return read_settings(LoaderSettings, said, Owner(subject="loader", prefix="loader"))

@@ -41,9 +41,9 @@ def run(tmp_path: Path) -> Run:
 def trainer() -> SimpleNamespace:
     """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`."""
     asked: list[Any] = []
-    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, differences=[])
+    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, differences=[], mesh=Mesh.alone())
     fake.stop = asked.append
-    fake.tell = lambda name, numbers=None, detail=None: asked.append((name, detail))
+    fake.tell_saved = lambda path: asked.append(("saved", path))
     fake.evaluate = lambda: asked.append("evaluate")
     return fake
 
@@ -52,9 +52,9 @@ def trainer() -> SimpleNamespace:
 def at(trainer: SimpleNamespace) -> Callable[..., Moment]:
     """`at("step", 5, loss=1.0)`: the moment of that name after step 5, with these numbers."""
 
-    def moment(name: str, step: int, detail: Any = None, **numbers: float) -> Moment:
+    def moment(name: Any, step: int, **numbers: float) -> Moment:
         progress = Progress(epoch=step // 4, batch=step % 4, step=step, samples=2 * step)
-        return Moment(name=name, progress=progress, trainer=trainer, numbers=numbers, detail=detail)  # type: ignore[arg-type]
+        return Moment(name=name, progress=progress, trainer=trainer, numbers=numbers)  # type: ignore[arg-type]
 
     return moment
 

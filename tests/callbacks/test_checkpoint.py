@@ -38,9 +38,9 @@ def built(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> Call
 
 @pytest.fixture
 def tell(at: Callable[..., Moment], trainer: SimpleNamespace) -> Callable[..., None]:
-    def told(callback: Callback, name: str, step: int, detail: Any = None) -> None:
+    def told(callback: Callback, name: str, step: int, *what: Any) -> None:
         trainer.step = step
-        getattr(callback, name)(at(name, step, detail))
+        getattr(callback, name)(at(name, step), *what)
 
     return told
 
@@ -78,9 +78,9 @@ def test_the_best_is_the_evaluated_step_whatever_is_told_first(
 ) -> None:
     callback = built(keep=1, best="acc1")
     for step, accuracy in ((4, 0.5), (8, 0.9), (12, 0.7), (16, 0.8)):
-        moments = [("epoch", None), ("evaluated", found(acc1=accuracy))]
-        for name, detail in moments if first == "epoch" else reversed(moments):
-            tell(callback, name, step, detail)
+        moments = [("epoch",), ("evaluated", found(acc1=accuracy))]
+        for name, *what in moments if first == "epoch" else reversed(moments):
+            tell(callback, name, step, *what)
     best = checkpoints.best(run.folder / "checkpoints")
     assert best is not None and checkpoints.step_of(best) == 8
     assert checkpoints.best_numbers(run.folder / "checkpoints") == {"acc1": 0.9}

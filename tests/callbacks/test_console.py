@@ -82,8 +82,8 @@ def test_plain_lines_tell_the_whole_story(
 def tell(console: Callback, at: Callable[..., Moment], found: Callable[..., Evaluation]) -> None:
     console.start(at("start", 4))
     console.step(at("step", 5, **NUMBERS, **SPEED))
-    console.evaluated(at("evaluated", 8, found(loss=0.5, acc1=0.875)))
-    console.saved(at("saved", 8, console.run.folder / "checkpoints/step-00000008"))  # type: ignore[attr-defined]
+    console.evaluated(at("evaluated", 8), found(loss=0.5, acc1=0.875))
+    console.saved(at("saved", 8), console.run.folder / "checkpoints/step-00000008")  # type: ignore[attr-defined]
 
 
 def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run) -> None:
@@ -170,7 +170,7 @@ def test_the_bar_is_drawn_a_few_times_a_second(
     assert drawn().count("1234/s") == 1
     console.step(at("step", 20, **NUMBERS, **SPEED))  # the last one always
     assert "1234/s" in drawn()
-    console.failed(at("failed", 20, KeyboardInterrupt()))
+    console.failed(at("failed", 20), KeyboardInterrupt())
 
 
 def test_a_narrow_terminal_keeps_one_line(

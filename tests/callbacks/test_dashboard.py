@@ -61,9 +61,9 @@ def test_a_resumed_run_goes_on_without_doubled_steps(
     first = started(run, at("start", 0))
     for step in range(1, 8):
         first.step(at("step", step, loss=float(step)))
-        first.evaluated(at("evaluated", step, found(loss=float(step))))
+        first.evaluated(at("evaluated", step), found(loss=float(step)))
     second = started(run, at("start", 4))
-    second.evaluated(at("evaluated", 4, found(loss=4.0)))
+    second.evaluated(at("evaluated", 4), found(loss=4.0))
     for step in range(5, 10):
         second.step(at("step", step, loss=10.0 * step))
     third = started(run, at("start", 9))
@@ -94,8 +94,8 @@ def test_the_recipe_is_text_and_a_row_of_settings_with_results(
     run.folder.mkdir()
     (run.folder / "recipe.yaml").write_text("# a comment\nmodel:\n  use: mlp\n")
     dashboard = started(dataclasses.replace(run, recipe=recipe), at("start", 0))
-    dashboard.evaluated(at("evaluated", 4, found(loss=1.0)))
-    dashboard.evaluated(at("evaluated", 8, found(loss=0.5)))
+    dashboard.evaluated(at("evaluated", 4), found(loss=1.0))
+    dashboard.evaluated(at("evaluated", 8), found(loss=0.5))
     dashboard.end(at("end", 8))
     (text,) = reader(run).get_data("text", "recipe")
     assert text.text.encoded_text_string == "■ model:\n  use: mlp"
@@ -113,7 +113,7 @@ def test_visualdl_lists_the_run_with_its_last_results(
     recipe = SimpleNamespace(model_dump=lambda mode: {"train": {"batch": 2, "drop_last": False}})
     dashboard = started(dataclasses.replace(run, recipe=recipe), at("start", 0))
     for step, loss in ((4, 1.0), (8, 0.25)):
-        dashboard.evaluated(at("evaluated", step, found(loss=loss)))
+        dashboard.evaluated(at("evaluated", step), found(loss=loss))
     (row,) = lib.get_hparam_list(LogReader(logdir=str(run.folder)))
     assert row["hparams"] == {"train/batch": 2, "train/drop_last": "no"}
     assert row["metrics"] == {"evaluation/loss": 0.25}
@@ -162,8 +162,8 @@ def test_the_confusion_matrix_is_a_picture(
     run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
 ) -> None:
     dashboard = started(run, at("start", 0), confusion=True)
-    dashboard.evaluated(at("evaluated", 2, found(loss=2.0)))
-    dashboard.evaluated(at("evaluated", 4, found(loss=1.0)))
+    dashboard.evaluated(at("evaluated", 2), found(loss=2.0))
+    dashboard.evaluated(at("evaluated", 4), found(loss=1.0))
     dashboard.end(at("end", 5))
     (shown,) = reader(run).get_data("image", "evaluation/confusion")
     assert shown.id == 4 and shown.image.encoded_image_string.startswith(b"\x89PNG")

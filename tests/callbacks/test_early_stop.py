@@ -25,7 +25,7 @@ def feed(
         stop.start(at("start", begin))
         trainer.asked.clear()
         for step, value in enumerate(values, start=begin + 1):
-            stop.evaluated(at("evaluated", step, found(**{config.get("watch", "loss"): value})))
+            stop.evaluated(at("evaluated", step), found(**{config.get("watch", "loss"): value}))
         return list(trainer.asked)
 
     return fed
@@ -79,5 +79,5 @@ def test_other_ranks_get_the_first_ones_history_and_write_nothing(
 
     stop: Callback = Config(patience=2).build(dataclasses.replace(run, mesh=Second(rank=1, ranks=2)))
     stop.start(at("start", 2))
-    stop.evaluated(at("evaluated", 3, found(loss=1.0)))
+    stop.evaluated(at("evaluated", 3), found(loss=1.0))
     assert trainer.asked and not run.folder.exists()

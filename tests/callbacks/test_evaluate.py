@@ -22,7 +22,7 @@ def test_the_end_is_evaluated_unless_it_is_already(
 ) -> None:
     callback = Config().build(run)
     callback.epoch(at("epoch", 4))
-    callback.evaluated(at("evaluated", 4, found(loss=1.0)))
+    callback.evaluated(at("evaluated", 4), found(loss=1.0))
     callback.end(at("end", 4))
     assert trainer.asked == ["evaluate"]
     callback.end(at("end", 6))
@@ -49,13 +49,13 @@ def test_the_file_holds_the_numbers_and_what_was_asked_for(
     run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
 ) -> None:
     Config(per_class=False, confusion=False).build(run).evaluated(
-        at("evaluated", 4, found(loss=1.5, acc1=0.875))
+        at("evaluated", 4), found(loss=1.5, acc1=0.875)
     )
     content = json.loads((run.folder / "evaluation.json").read_text())
     assert content == {"epoch": 1, "step": 4, "samples": 8, "loss": 1.5, "acc1": 0.875}
     assert not (run.folder / "confusion.png").exists()
     callback = Config(per_class=True, confusion=True).build(run)
-    callback.evaluated(at("evaluated", 8, found(loss=1.0)))
+    callback.evaluated(at("evaluated", 8), found(loss=1.0))
     assert not (run.folder / "confusion.png").exists()  # drawn once, at the end
     callback.end(at("end", 8))
     content = json.loads((run.folder / "evaluation.json").read_text())
@@ -77,7 +77,7 @@ def test_other_ranks_evaluate_and_write_nothing(
 ) -> None:
     callback = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
     callback.end(at("end", 4))
-    callback.evaluated(at("evaluated", 4, found(loss=1.0)))
+    callback.evaluated(at("evaluated", 4), found(loss=1.0))
     assert trainer.asked == ["evaluate"] and not run.folder.exists()
 
 

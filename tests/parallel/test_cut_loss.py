@@ -147,7 +147,7 @@ def trained(folder, cases):
         path.write_text(text)
         trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
         diary = Diary()
-        trainer.callbacks, trainer._steppers = (diary,), [diary]
+        trainer.add(diary)
         trainer.fit("6 steps")
         seen = trainer.evaluate()
         found[name] = [diary.rows, dict(seen.numbers), seen.samples, seen.confusion]

@@ -44,7 +44,7 @@ def train(folder, strategy, until, resume, model="gpt", dropout="exact"):
         "newest" if resume else None,
     )
     diary = Diary()
-    trainer.callbacks, trainer._steppers = (diary,), [diary]
+    trainer.add(diary)
     trainer.fit(until)
     found = trainer.evaluate()
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)

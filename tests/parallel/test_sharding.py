@@ -47,7 +47,7 @@ def learn(folder, strategy, optimizer, until, resume):
     path.write_text(RECIPE.format(strategy=strategy, optimizer=optimizer))
     trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
     diary, memory_meter = Diary(), MemoryMeter(trainer.learner)
-    trainer.callbacks, trainer._steppers = (diary,), [diary]
+    trainer.add(diary)
     trainer.fit(until)
     named = trainer.learner.named_parameters()
     found = {

@@ -55,7 +55,7 @@ def test_the_moments_are_those_of_a_callback() -> None:
 )
 def test_other_words_for_a_moment_are_refused(name: str, meant: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"test_overrides\.Mine: .*{name}\. Did you mean {meant}\(self, moment\)"
+        UsageError, match=rf"test_overrides\.Mine: .*{name}\. Did you mean {meant}\(self, moment[,)]"
     ):
         refuse_overrides(with_method(name, lambda self, moment: None))
 
@@ -76,8 +76,8 @@ async def waits(self: Any, moment: Moment) -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (lambda self, epoch, logs: None, r"epoch\(epoch, logs\) cannot be called with one argument"),
-        (lambda self: None, r"epoch\(\) cannot be called with one argument.*def epoch\(self, moment\)"),
+        (lambda self, epoch, logs: None, r"epoch\(epoch, logs\) cannot be called with 1 argument\."),
+        (lambda self: None, r"epoch\(\) cannot be called with 1 argument.*def epoch\(self, moment\)"),
         (None, r"epoch = None cannot be called"),
         (generator, "epoch is a generator: called, it would do nothing"),
         (waits, "epoch is async"),
@@ -86,6 +86,18 @@ async def waits(self: Any, moment: Moment) -> None:
 def test_a_moment_that_cannot_be_called_is_refused(method: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         refuse_overrides(with_method("epoch", method))
+
+
+def test_what_a_moment_is_about_comes_with_it() -> None:
+    words = r"evaluated\(moment\) cannot be called with 2 arguments\. Write def evaluated\(self, moment, evaluation\)\."
+    with pytest.raises(UsageError, match=words):
+        refuse_overrides(with_method("evaluated", lambda self, moment: None))
+    with pytest.raises(UsageError, match=r"Did you mean failed\(self, moment, error\)"):
+        refuse_overrides(with_method("on_exception", lambda self, error: None))
+    with pytest.raises(
+        UsageError, match=r"nobody calls its method save\. Did you mean saved\(self, moment, path\)"
+    ):
+        refuse_overrides(with_method("save", lambda self, moment, path: None))
 
 
 def test_what_is_no_callback_is_refused() -> None:

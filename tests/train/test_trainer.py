@@ -35,7 +35,7 @@ class Diary(Callback):
         self.every = Every.parse(every) if every else None
         self.lines = []
 
-    def note(self, moment):
+    def note(self, moment, what=None):
         self.lines.append((moment.name, moment.progress.epoch, moment.progress.batch, moment.progress.step))
 
     start = epoch = evaluated = saved = end = note
@@ -44,9 +44,9 @@ class Diary(Callback):
         self.note(moment)
         self.numbers = dict(moment.numbers)
 
-    def failed(self, moment):
+    def failed(self, moment, error):
         self.note(moment)
-        self.error = moment.detail
+        self.error = error
 
 
 def trainer(*callbacks, samples=10, rate=0.1, loss=None):
@@ -125,7 +125,7 @@ def test_a_second_failure_does_not_hide_the_first():
         def step(self, moment):
             raise ZeroDivisionError("first")
 
-        def failed(self, moment):
+        def failed(self, moment, error):
             raise KeyError("second")
 
     diary = Diary()
@@ -224,3 +224,35 @@ def test_float64_inputs_and_int32_labels_are_read_as_the_model_needs_them():
     wanted.fit("1 epoch")
     np.testing.assert_array_equal(given.learner.model.weight.numpy(), wanted.learner.model.weight.numpy())
     assert evaluate(given.learner, given.loader, Mesh.alone()).numbers["acc1"] > 0
+
+
+def test_a_callback_that_is_added_hears_what_the_others_do():
+    early, late = Diary(), Diary()
+    running = trainer(early)
+    running.fit("2 steps")
+    running.add(late)
+    running.fit("4 steps")
+    assert late.lines == early.lines[4:]
+    assert [line[0] for line in late.lines] == ["start", "step", "epoch", "step", "end"]
+    assert late.numbers == early.numbers
+    with pytest.raises(UsageError, match="is not a paddle_dp.Callback"):
+        running.add(object())
+
+
+def test_of_a_step_those_that_read_hear_first_and_of_the_rest_last():
+    told = []
+
+    class Named(Callback):
+        def __init__(self, name, reads):
+            self.name, self.reads = name, reads
+
+        def step(self, moment):
+            told.append(self.name)
+
+        def epoch(self, moment):
+            told.append(self.name)
+
+    running = trainer(Named("writes", True))
+    running.add(Named("saves", False))
+    running.fit("1 epoch")
+    assert told == ["writes", "saves"] * 3 + ["saves", "writes"]

@@ -45,7 +45,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-def in_turns(ways: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, tuple[float, float]]:
+def in_turns(
+    ways: dict[str, Callable[[], object]], rounds: int, times: int
+) -> dict[str, tuple[float, float]]:
     """Of each way the median seconds of CPU time of a call, and of its ratio to the first way's in the same round."""
     seen: dict[str, list[float]] = {name: [] for name in ways}
     for call in ways.values():

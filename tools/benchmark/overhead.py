@@ -181,7 +181,7 @@ class Bench:
         self.recipe.folder.mkdir(parents=True)
         trainer = build(self.recipe, mesh)
         trainer.loader = Loader(self.data, Share.of(len(self.data), self.batch, mesh))
-        trainer.tell("start")  # what happens once per run is not a cost per step
+        trainer.tell_start()  # what happens once per run is not a cost per step
         return trainer
 
     def round(self, steps: int) -> dict[str, float]:

@@ -7,12 +7,12 @@ stand in `callbacks`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._confusion import draw
-from paddle_dp.callbacks._silent import Silent
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.pictures import picture, png
 from paddle_dp.callbacks.dashboard.ranks import Ranks
@@ -20,7 +20,7 @@ from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log
 from paddle_dp.data.randomness import globals_kept, seed_sample
-from paddle_dp.train import Callback, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Count, Every, Rate
 
 # The curve of each number of a step; other numbers (a loss's own scores) are train/<name>.
@@ -59,33 +59,14 @@ class Config:
             raise ValueError("peak_flops: a device of 0 operations a second computes nothing")
 
     def build(self, run: Run) -> Callback:
-        return Dashboard(run, self) if run.mesh.is_main else Contributor(run, self)
-
-
-class Contributor(Silent):
-    """The other ranks' side: waits where the first one counts, and says how this rank is."""
-
-    def __init__(self, run: Run, config: Config):
-        super().__init__(config.every)
-        self.run, self.config = run, config
-        self.ranks = Ranks(run.mesh, config.exchange)
-
-    def start(self, moment: Moment) -> None:
-        if utilisation.wanted(self.run, self.config.peak_flops):
-            self.run.mesh.wait("FLOPs counted")
-        self.ranks.begin()
-
-    def step(self, moment: Moment) -> None:
-        self.ranks.read()
-
-    def epoch(self, moment: Moment) -> None:
-        self.ranks.begin()
-
-    evaluated = saved = epoch
+        return Dashboard(run, self)
 
 
 class Dashboard(Callback):
-    """Writes one VisualDL log that reads as if the run had never been interrupted."""
+    """Writes one VisualDL log that reads as if the run had never been interrupted.
+
+    Every rank brings its memory and its times; only the first has a log.
+    """
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
@@ -93,25 +74,30 @@ class Dashboard(Callback):
         self.ranks = Ranks(run.mesh, config.exchange)
         self._utilisation: Utilisation | str | None = None
         self._listed = False
-        self._latest: Moment | None = None
+        self._latest: tuple[int, Evaluation] | None = None
 
     def start(self, moment: Moment) -> None:
-        self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
-        self._listed = False
+        if self.run.mesh.is_main:
+            self._open(moment.progress.step)
+        if utilisation.wanted(self.run, self.config.peak_flops):
+            self.run.mesh.wait("FLOPs counted")
+        self.ranks.begin()
+
+    def _open(self, step: int) -> None:
+        """The log, and what does not change in a run: recipe, samples, mesh, the model's FLOPs."""
+        self.log, self._listed = Log(self.run.folder / "visualdl", step, self.run.name), False
         recipe = self.run.folder / "recipe.yaml"
         if self.run.recipe is not None and recipe.exists():
             # The page shows text as one paragraph: a mark tells the sections apart.
             lines = [line for line in recipe.read_text().splitlines() if not line.startswith("#")]
             marked = [line if line.startswith((" ", "-")) else f"■ {line}" for line in lines]
-            self.log.text("recipe", "\n".join(marked), moment.progress.step)
+            self.log.text("recipe", "\n".join(marked), step)
         for index in range(min(self.config.images, len(self.run.train_loader.dataset))):
-            self._show(index, moment.progress.step)
-        self._show_mesh(moment.progress.step)
+            self._show(index, step)
+        self._show_mesh(step)
         if utilisation.wanted(self.run, self.config.peak_flops):
             self._utilisation = utilisation.count(self.run, self.config.peak_flops)
-            self.log.text("model FLOPs", str(self._utilisation), moment.progress.step)
-            self.run.mesh.wait("FLOPs counted")
-        self.ranks.begin()
+            self.log.text("model FLOPs", str(self._utilisation), step)
 
     def step(self, moment: Moment) -> None:
         curves = self.ranks.read()
@@ -125,7 +111,7 @@ class Dashboard(Callback):
                 curves |= self._utilisation.of(numbers, self.run.mesh.ranks)
             self.log.scalars(curves, moment.progress.step)
 
-    def saved(self, moment: Moment) -> None:
+    def saved(self, moment: Moment, path: Path) -> None:
         self.ranks.begin()
 
     def epoch(self, moment: Moment) -> None:
@@ -135,21 +121,22 @@ class Dashboard(Callback):
                 counts, edges = np.histogram(tensor.astype("float32").numpy(), bins=50)
                 self.log.histogram(f"weights/{name}", counts.tolist(), edges.tolist(), moment.progress.step)
 
-    def evaluated(self, moment: Moment) -> None:
+    def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self.ranks.begin()
         if self.log is None:
             return
-        tags = {f"evaluation/{name}": value for name, value in moment.detail.numbers.items()}
+        tags = {f"evaluation/{name}": value for name, value in evaluation.numbers.items()}
         self.log.scalars(tags, moment.progress.step)
-        self._latest = moment
+        self._latest = moment.progress.step, evaluation
         self._list(list(tags))
 
     def end(self, moment: Moment) -> None:
         self._list(["train/loss"])
-        latest = self._latest
-        if self.log and self.config.confusion and latest is not None and latest.detail.confusion is not None:
-            step = latest.progress.step
-            self.log.picture("evaluation/confusion", draw(latest.detail, f"step {step}"), step)
+        if self.log is None or self._latest is None or not self.config.confusion:
+            return
+        step, found = self._latest
+        if found.confusion is not None:
+            self.log.picture("evaluation/confusion", draw(found, f"step {step}"), step)
 
     def _list(self, tags: list[str]) -> None:
         """Puts this run into the table of runs, once; VisualDL fails on results that have no curve yet."""

@@ -28,7 +28,7 @@ from paddle.nn import functional as F
 
 from paddle_dp.gloo.patch import Patch, look_up
 from paddle_dp.parallel.dropout import masks, scope, unseen
-from paddle_dp.parallel.dropout.places import own
+from paddle_dp.parallel.dropout.originals import own
 from paddle_dp.parallel.dropout.scope import Scope, current, scope_of
 
 _OPS = "paddle._C_ops"

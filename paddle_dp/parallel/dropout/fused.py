@@ -13,7 +13,7 @@ import paddle
 
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch
-from paddle_dp.parallel.dropout.places import own
+from paddle_dp.parallel.dropout.originals import own
 from paddle_dp.parallel.dropout.scope import current, scope_of
 
 _OPS, _LEGACY_OPS, _SDPA = "paddle._C_ops", "paddle._legacy_C_ops", "paddle.nn.functional.sdpa"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import apply, look_up
-
-_own: dict[str, Any] = {}
+from paddle_dp.parallel.dropout import calls, fused
+from paddle_dp.parallel.dropout.originals import kept
 
 
 def install() -> None:
@@ -15,19 +13,12 @@ def install() -> None:
 
     Raises UsageError on a Paddle that lacks a name without which dropout cannot be exact.
     """
-    from paddle_dp.parallel.dropout import calls, fused
-
-    if _own:
+    if kept:
         return
     patches = [*calls.patches(), *fused.patches()]
-    kept = {patch.target: getattr(look_up(patch.owner), patch.name, None) for patch in patches}
+    originals = {patch.target: getattr(look_up(patch.owner), patch.name, None) for patch in patches}
     try:
         apply(patches)
     except UsageError as error:
         raise UsageError(f"{error} Or set train.dropout=own: each rank then draws its own masks.") from None
-    _own.update(kept)
-
-
-def own(target: str) -> Any:
-    """What Paddle itself has at this dotted name."""
-    return _own[target]
+    kept.update(originals)
