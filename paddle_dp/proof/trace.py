@@ -11,12 +11,10 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from paddle_dp.batch import Batch
 from paddle_dp.data import Share
@@ -32,28 +30,11 @@ from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
 from paddle_dp.proof.sheets import Run, Writer
-from paddle_dp.proof.watched import Seen, Watched
+from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import memory
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Some samples of a data set, as a data set; `read` has the numbers of those that were asked for."""
-
-    dataset: Any
-    indices: np.ndarray
-    read: list[int] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, i: int) -> Any:
-        number = int(self.indices[i])
-        self.read.append(number)
-        return self.dataset[number]
 
 
 def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
@@ -214,11 +195,3 @@ class Side:
                 with Writer(self.folder / f"replay{number}", name, 0) as sheet:
                     replay(self.learner(), many, sheet.put)
                     sheet.finish({})
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a run is done in, and with which noise."""
-
-    precision: Precision
-    noise: noise.Noise | None = None

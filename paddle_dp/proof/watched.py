@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Learner
 from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
 from paddle_dp.proof.sheets import key
-
-if TYPE_CHECKING:
-    from paddle_dp.proof.trace import Side
+from paddle_dp.recipe import Precision
+from paddle_dp.train.assemble import Assembly
 
 PROBES = 3  # batches whose gradients are taken from the initial weights, in the recipe's own precision
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some samples of a data set, as a data set; `read` has the numbers of those that were asked for."""
+
+    dataset: Any
+    indices: np.ndarray
+    read: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, i: int) -> Any:
+        number = int(self.indices[i])
+        self.read.append(number)
+        return self.dataset[number]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run is done in, and with which noise."""
+
+    precision: Precision
+    noise: noise.Noise | None = None
+
+
+class Watchable(Protocol):
+    """What a run asks of the side that it is a run of."""
+
+    given: Given
+    chosen: Chosen
+    options: dict[str, Any]
+    told: dict[str, Any]
+    mesh: Mesh
+    assembly: Assembly
+
+    def learner(self) -> Learner:
+        """A new one, from the recipe's initial state."""
+        ...
+
+    def batches(self, wide: bool) -> Iterator[Batch]:
+        """The global batches that the run learns."""
+        ...
 
 
 @dataclass
@@ -47,7 +92,7 @@ class Watched:
 
     def __init__(
         self,
-        side: Side,
+        side: Watchable,
         wide: bool,
         put: Put,
         judge: Callable[[float], None] = lambda loss: None,

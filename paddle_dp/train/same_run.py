@@ -23,6 +23,7 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.part.elsewhere import RENAMED
 from paddle_dp.train.facts import (
     MAY_DIFFER,
+    Facts,
     Identity,
     code_of,
     flat,

@@ -235,7 +235,7 @@ def test_a_callback_that_is_added_hears_what_the_others_do():
     assert late.lines == early.lines[4:]
     assert [line[0] for line in late.lines] == ["start", "step", "epoch", "step", "end"]
     assert late.numbers == early.numbers
-    with pytest.raises(UsageError, match="is not a paddle_dp.Callback"):
+    with pytest.raises(UsageError, match=r"is not a paddle_dp\.Callback"):
         running.add(object())
 
 
