@@ -6,7 +6,7 @@ Nothing here reads data, writes files or knows what an epoch is. Which placement
 
 from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.precision.amp import MixedPrecision
-from paddle_dp.parallel.strategy import Strategy, Task, place_whole
+from paddle_dp.parallel.strategy import Strategy, Task, place_whole, prepare
 from paddle_dp.recipe import Precision
 
-__all__ = ["Dropout", "Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole"]
+__all__ = ["Dropout", "Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole", "prepare"]

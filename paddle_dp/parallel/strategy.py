@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
@@ -30,6 +30,7 @@ class Task:
     rate, named parameters) for strategies that change them.
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
+    `noticed`: sentences on what is not as on one process, known before anything is placed.
     `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
     `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
     right shape is not refused before.
@@ -41,6 +42,7 @@ class Task:
     schedule: paddle.optimizer.lr.LRScheduler | None = None
     precision: Precision = field(default_factory=Precision)
     dropout: Dropout = "exact"
+    noticed: Sequence[str] = ()
     samples: Callable[[], Any] | None = None
     compared: bool = False
 
@@ -69,8 +71,41 @@ class Strategy(Protocol):
         ...
 
 
-def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: Any) -> Any:
-    """A learner (of `kind`) for the model as it stands on this rank; `how` are further fields of it."""
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A task on this rank, ready for a learner to be made of it: the model in its number format, and an optimizer of
+    the parameters that the model has here."""
+
+    task: Task
+    mesh: Mesh
+    model: nn.Layer
+    optimizer: paddle.optimizer.Optimizer
+    schedule: paddle.optimizer.lr.LRScheduler | None
+    mixed: MixedPrecision
+
+    def learner(
+        self, kind: Callable[..., Learner] = Learner, *, noticed: Sequence[str] = (), **fields: Any
+    ) -> Learner:
+        """The finished learner: a `kind` with further `fields` of its own. `parallel_model` is the model itself, if it
+        is not among them; `noticed` comes behind what the task knows already."""
+        return kind(
+            model=self.model,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            mixed=self.mixed,
+            mesh=self.mesh,
+            loss=self.task.loss,
+            dropout=self.task.dropout,
+            noticed=[*self.task.noticed, *noticed],
+            **{"parallel_model": self.model, **fields},
+        )
+
+
+def prepare(task: Task, mesh: Mesh) -> Prepared:
+    """The task as its learner will have it, for the model as it stands on this rank.
+
+    Raises UsageError for an optimizer or an embedding that cannot be trained so.
+    """
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     check_dense(model)
     mixed = MixedPrecision(task.precision, model, mesh.device)
@@ -84,6 +119,9 @@ def place_whole(task: Task, mesh: Mesh, kind: type[Learner] = Learner, **how: An
         check_taken(optimizer, schedule)
     check_kept(optimizer)
     model, optimizer = mixed.place(model, optimizer)
-    how.setdefault("parallel_model", model)
-    how |= {"loss": task.loss, "schedule": schedule, "mixed": mixed, "mesh": mesh, "dropout": task.dropout}
-    return kind(model=model, optimizer=optimizer, **how)
+    return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
+
+
+def place_whole(task: Task, mesh: Mesh) -> Learner:
+    """A learner for the model as it stands on this rank, which exchanges nothing."""
+    return prepare(task, mesh).learner()

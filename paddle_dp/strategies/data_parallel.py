@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from paddle_dp.units import Bytes, Every, Recompute
 
 if TYPE_CHECKING:
+    from paddle import nn
+
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
 
@@ -54,7 +56,7 @@ class DataParallel:
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
-        from paddle_dp.parallel import Learner, place_whole
+        from paddle_dp.parallel import Learner, place_whole, prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
@@ -71,19 +73,23 @@ class DataParallel:
             return place_whole(task, self.mesh)
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
-        kind = Learner if again == Recompute() else LearnerWithDelayedAllReduce
-        how = {"dp_world_size": self.mesh.ranks, "find_unused_parameters": self.config.find_unused_parameters}
-        learner = place_whole(task, self.mesh, kind, **how)
-        learner.noticed += mixing(learner.model, task.samples)
-        learner.parallel_model = self._wrap(learner)
+        prepared = prepare(task, self.mesh)
+        noticed = mixing(prepared.model, task.samples)
+        learner = prepared.learner(
+            Learner if again == Recompute() else LearnerWithDelayedAllReduce,
+            parallel_model=self._wrap(prepared.model),
+            dp_world_size=self.mesh.ranks,
+            find_unused_parameters=self.config.find_unused_parameters,
+            noticed=noticed,
+        )
         learner.check("after the weights were made equal")
         return learner
 
-    def _wrap(self, learner: Learner) -> object:
+    def _wrap(self, model: nn.Layer) -> nn.Layer:
         import paddle
 
         return paddle.DataParallel(
-            learner.model,
+            model,
             comm_buffer_size=self.config.comm_buffer_size.megabytes,
             last_comm_buffer_size=self.config.last_comm_buffer_size.megabytes,
             find_unused_parameters=self.config.find_unused_parameters,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
     from paddle_dp.parallel.placement import Placements
+    from paddle_dp.parallel.sharding.zero import Zero
+    from paddle_dp.parallel.strategy import Prepared
     from paddle_dp.plan import Shape
     from paddle_dp.recipe import Recipe
 
@@ -160,14 +162,14 @@ class Hybrid:
 
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
-        from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel import place_whole, prepare
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.blocks import check_chain, check_table
-        from paddle_dp.parallel.finished import check_ungrouped
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
+        from paddle_dp.parallel.pipeline.learner import PipelineLearner, Till
+        from paddle_dp.parallel.pipeline.stages import stage
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.readers import Readers
-        from paddle_dp.parallel.sharding.zero import Zero
 
         axes = self.mesh.axes
         if axes.pipeline > 1:
@@ -180,19 +182,23 @@ class Hybrid:
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
-        how: dict[str, Any] = {"seats": self.seats, "dp_world_size": axes.data, "kind": HybridLearner}
-        how["placements"] = placements
+        kind: type[HybridLearner] = HybridLearner
+        fields: dict[str, Any] = {}
         if axes.pipeline > 1:
-            model, more = self._stage(model, loss, placements)
-            how |= more
-        learner = place_whole(replace(task, model=model, loss=loss), self.mesh, **how)
-        learner.clip = take_clip(learner.optimizer)
+            kind = PipelineLearner
+            till = Till(loss)
+            partition, each = self.config.partition, self.config.each
+            model, held = stage(model, till, self.seats, placements, partition, each)
+            fields |= {"till": till, "held": held}
+        prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
+        fields["clip"] = take_clip(prepared.optimizer)
         if axes.pipeline > 1:
-            learner.parallel_model = self._engine(model)
+            fields["parallel_model"] = self._engine(model)
         if axes.sharding > 1:
-            check_ungrouped(learner.optimizer, "strategy.sharding")
-            how = {"stage": self.config.sharding_stage, "offload": self.config.offload}
-            learner.zero = Zero(learner.model, learner.optimizer, self.seats, placements, **how)
+            fields["zero"] = self._zero(prepared, placements)
+        learner = prepared.learner(
+            kind, seats=self.seats, dp_world_size=axes.data, placements=placements, **fields
+        )
         learner.check("after the weights were placed")
         return learner
 
@@ -232,14 +238,14 @@ class Hybrid:
         before.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
-    def _stage(self, model: Any, loss: Any, placements: Placements) -> tuple[Any, dict[str, Any]]:
-        """This rank's stages of the model, and what a learner of them has to know."""
-        from paddle_dp.parallel.pipeline.learner import PipelineLearner, Till
-        from paddle_dp.parallel.pipeline.stages import stage
+    def _zero(self, prepared: Prepared, placements: Placements) -> Zero:
+        """Deals the parameters to the ranks of the sharding axis."""
+        from paddle_dp.parallel.finished import check_ungrouped
+        from paddle_dp.parallel.sharding.zero import Zero
 
-        till = Till(loss)
-        stages, held = stage(model, till, self.seats, placements, self.config.partition, self.config.each)
-        return stages, {"till": till, "held": held, "kind": PipelineLearner}
+        check_ungrouped(prepared.optimizer, "strategy.sharding")
+        stage, offload = self.config.sharding_stage, self.config.offload
+        return Zero(prepared.model, prepared.optimizer, self.seats, placements, stage, offload)
 
     def _engine(self, stages: Any) -> Any:
         from paddle.distributed import fleet

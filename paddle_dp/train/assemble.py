@@ -72,14 +72,14 @@ class Assembly:
 
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
         """The task as all ranks have it, before anything is placed. Collective."""
-        task = replace(self.setup.task(steps, steps_per_epoch), samples=self._samples)
+        task = self.setup.task(steps, steps_per_epoch)
+        task = replace(task, samples=self._samples, noticed=tuple(self._noticed))
         check_within(task.optimizer, task.loss.given, task.model)
         consistency.compare_task(task, self.mesh)
         return task
 
     def _placed(self, task: Task) -> Learner:
         learner = self.strategy.place(task)
-        learner.noticed += self._noticed
         seed_ranks(self.setup.seed, self.mesh)
         return learner
 

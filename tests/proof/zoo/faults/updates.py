@@ -121,15 +121,15 @@ def momentum_forgotten() -> AbstractContextManager[None]:
 def frozen_in_one_layout() -> AbstractContextManager[None]:
     """With several ranks one weight is marked as not trainable before the optimizer is made."""
 
-    def make(place: Callable[..., Any]) -> Callable[..., Any]:
-        def freezing(task: Any, mesh: Any, *given: Any, **named: Any) -> Any:
+    def make(prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def freezing(task: Any, mesh: Any) -> Any:
             if mesh.ranks > 1:
                 task.model.body[2].weight.stop_gradient = True
-            return place(task, mesh, *given, **named)
+            return prepare(task, mesh)
 
         return freezing
 
-    return replaced("paddle_dp.parallel:place_whole", make)
+    return replaced("paddle_dp.parallel:prepare", make)
 
 
 MLP = Setting("mlp")
