@@ -173,5 +173,7 @@ def test_the_callback_of_the_page_ends_a_training() -> None:
     for callback in (space["Enough"](None, below=0.3), space["Enough"](below=0.5)):  # type: ignore[operator]
         callback.step(moment)
     assert said == ["the loss is 0.4"]
-    written = re.findall(r"^\| `(\w+\(moment.*?\))` \| ", page.split("## A callback")[1].split("\n## ")[0], re.M)
+    written = re.findall(
+        r"^\| `(\w+\(moment.*?\))` \| ", page.split("## A callback")[1].split("\n## ")[0], re.M
+    )
     assert written == [f"{name}({', '.join(given)})" for name, given in MOMENTS.items()]
