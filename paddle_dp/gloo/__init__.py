@@ -1,48 +1,48 @@
-"""The bridge: fleet's hybrid parallelism on CPUs, over gloo. Call `install(mesh.device)` before `fleet.init`.
+"""The bridge: what of Paddle is replaced on CPUs, so that fleet's hybrid parallelism runs over gloo.
 
-What lives here is borrowed secrets only: every private name of Paddle that must be replaced on a CPU, and nothing is
-replaced on an accelerator. How a model is cut, staged or sharded never stands here: that is `parallel`'s, and what is
-silently wrong in fleet on every device is put right by `fleet_mends`, which the strategies call.
+Call `install("cpu")` before `fleet.init`. It serves any fleet script (docs/parallelism.md has one); on an accelerator
+nothing is replaced. How a model is cut, staged or sharded never stands here: that is `parallel`'s, and what is silently
+wrong in fleet on every device is put right by `fleet_mends`, whose functions a script calls itself.
 
 Seen on Paddle 3.3.1 (CPU wheel, Python 3.11; what was tried on others stands in `installer`). G is
 paddle.base.core.ProcessGroupGloo, F paddle.distributed.fleet; of the names of G the `_on_calc_stream` twin is replaced
 too, because gloo has none.
 
-| name                                              | symptom without it                                 | mend       |
-|---------------------------------------------------|----------------------------------------------------|------------|
-| G.create                                          | groups meet under equal store keys: the second     | groups,    |
-|                                                   | hangs or dies (0 of 18 starts on 4 ranks)          | rendezvous |
-| TCPStore (its sockets, through /proc/self/fd)     | 40 to 90 ms a call: Nagle, delayed acknowledgements| rendezvous |
-| FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception       | rendezvous |
-| G.send G.recv G.send_partial G.recv_partial       | block each other; mixed up in groups of 3 and more | carrier,   |
-| G._start_coalescing G._end_coalescing             | a block's receives wait one by one, on both sides  | exchange   |
-| _with_batch_p2p_guard (2.6; two modules)          | NCCL's group call                                  | exchange   |
-| G.all_reduce                                      | float16: inf; no AVG; 2.6 scrambles strided ones   | collectives|
-| G.reduce                                          | partial sums on the other ranks                    | collectives|
-| G.reduce_scatter G.reduce_scatter_tensor          | NotImplementedError                                | collectives|
-| G.all_to_all G.all_to_all_tensor                  | NotImplementedError                                | collectives|
-| G.all_to_all_single G.all_gather_partial          | NotImplementedError                                | collectives|
-| G.barrier                                         | gives up after a fixed 30 s                        | collectives|
-| G.all_gather G.all_gather_into_tensor G.broadcast | refuse strided tensors; no _on_calc_stream twin    | collectives|
-| G.scatter G.scatter_tensor G.gather               | the same                                           | collectives|
-| any of them, int16 or complex                     | exit(-1) without a word                            | library    |
-| the time limit of gloo's contexts, in C++         | a peer 30 s late ends the job, also in the backward| gloo_time- |
-|                                                   | of DataParallel, where a patch cannot reach        | out        |
-| F.layers.mpu.mp_ops: _c_identity _mp_allreduce    | no CPU kernel                                      | tensor_ops |
-| _c_concat _c_split                                | no CPU kernel; c_split's gradient joins the wrong  | tensor_ops |
-|                                                   | dim on every device                                |            |
-| _c_softmax_with_cross_entropy                     | no CPU kernel                                      | tensor_ops |
-| _c_lookup_table                                   | float64: half the gradient is garbage              | tensor_ops |
-| broadcast_input_data (two modules)                | asserts a GPU                                      | gates      |
-| pp_layers.recompute_hybrid                        | asserts a GPU                                      | gates      |
-| parallel.ParallelEnv._device_id                   | AttributeError in PipelineLayer                    | gates      |
-| core.nccl_version                                 | AttributeError in all_reduce(op=AVG)               | gates      |
-| Tensor.cuda                                       | load_state_dict, group_sharded's clip              | gates      |
-| group_sharded_{optimizer_stage2,stage3}: core,    | assert a GPU; read a device number from «cpu»      | sharded    |
-| paddle; sharding.group_sharded: paddle            |                                                    |            |
-| ParamStorage.add_rank_params                      | parameters come out empty                          | sharded    |
-| tensor_fusion_helper: alignment,                  | KeyError 'cpu' in sharding v2 and in fusion        | sharded    |
-| __current_device_type__                           |                                                    |            |
+| name                                              | symptom without it                               | file
+|---------------------------------------------------|--------------------------------------------------|----------------
+| G.create                                          | groups meet under equal store keys: the second   | process_groups
+|                                                   | hangs or dies (0 of 18 starts on 4 ranks)        |
+| TCPStore (its sockets, through /proc/self/fd)     | 40 to 90 ms a call: Nagle, delayed ACKs          | rendezvous
+| FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception     | rendezvous
+| G.send G.recv G.send_partial G.recv_partial       | block each other; mixed up in groups of 3 or more| p2p, transport
+| G._start_coalescing G._end_coalescing             | a block's receives wait one by one, on both sides| p2p
+| _with_batch_p2p_guard (2.6; two modules)          | NCCL's group call                                | p2p
+| G.all_reduce                                      | float16: inf; no AVG; 2.6 scrambles strided ones | collectives
+| G.reduce                                          | partial sums on the other ranks                  | collectives
+| G.reduce_scatter G.reduce_scatter_tensor          | NotImplementedError                              | collectives
+| G.all_to_all G.all_to_all_tensor                  | NotImplementedError                              | collectives
+| G.all_to_all_single G.all_gather_partial          | NotImplementedError                              | collectives
+| G.barrier                                         | gives up after a fixed 30 s                      | collectives
+| G.all_gather G.all_gather_into_tensor G.broadcast | refuse strided tensors; no _on_calc_stream twin  | collectives
+| G.scatter G.scatter_tensor G.gather               | the same                                         | collectives
+| any of them, int16 or complex                     | exit(-1) without a word                          | originals
+| the time limit of gloo's contexts, in C++         | a peer 30 s late ends the job, in the backward   | time_limit
+|                                                   | of DataParallel, too, where no patch reaches     |
+| F.layers.mpu.mp_ops: _c_identity _mp_allreduce    | no CPU kernel                                    | tensor_ops
+| _c_concat _c_split                                | no CPU kernel; c_split's gradient joins the wrong| tensor_ops
+|                                                   | dim on every device                              |
+| _c_softmax_with_cross_entropy                     | no CPU kernel                                    | tensor_ops
+| _c_lookup_table                                   | float64: half the gradient is garbage            | tensor_ops
+| broadcast_input_data (two modules)                | asserts a GPU                                    | gpu_checks
+| pp_layers.recompute_hybrid                        | asserts a GPU                                    | gpu_checks
+| parallel.ParallelEnv._device_id                   | AttributeError in PipelineLayer                  | gpu_checks
+| core.nccl_version                                 | AttributeError in all_reduce(op=AVG)             | gpu_checks
+| Tensor.cuda                                       | load_state_dict, group_sharded's clip            | gpu_checks
+| group_sharded_{optimizer_stage2,stage3}: core,    | assert a GPU; read a device number from «cpu»    | group_sharded
+| paddle; sharding.group_sharded: paddle            |                                                  |
+| ParamStorage.add_rank_params                      | parameters come out empty                        | group_sharded
+| tensor_fusion_helper: alignment,                  | KeyError 'cpu' in sharding v2 and in fusion      | group_sharded
+| __current_device_type__                           |                                                  |
 """
 
 from paddle_dp.gloo.installer import KNOWN, check_version, install

@@ -7,28 +7,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import paddle
+from paddle.base import core
 
 from paddle_dp.gloo import p2p
-from paddle_dp.gloo.originals import KEPT, Done, check_type, own
+from paddle_dp.gloo.originals import KEPT, Done, check_type, observed, own
 from paddle_dp.gloo.patch import Patch
 
-if TYPE_CHECKING:
-    import paddle
-
-Tensors = Sequence["paddle.Tensor"]
-
-
-def _ops() -> Any:
-    from paddle.base import core
-
-    return core.ReduceOp
+Tensors = Sequence[paddle.Tensor]
 
 
 def fill(target: paddle.Tensor, source: paddle.Tensor) -> Done:
     """Copies `source` into `target`'s own memory, keeping its shape and type."""
-    import paddle
-
     with paddle.no_grad():
         if target is not source:
             target.copy_(source.reshape(target.shape).astype(target.dtype), True)
@@ -36,9 +28,7 @@ def fill(target: paddle.Tensor, source: paddle.Tensor) -> Done:
 
 
 def gathered(process_group: Any, tensor: paddle.Tensor) -> list[paddle.Tensor]:
-    """Every seat's tensor, in the order of the seats."""
-    import paddle
-
+    """Every rank's tensor, in the order of the group."""
     flat = check_type(tensor).detach().contiguous().reshape([-1])
     out = paddle.empty([process_group.size() * flat.size], flat.dtype)
     own("all_gather_into_tensor")(process_group, out, flat, True).wait()
@@ -47,9 +37,7 @@ def gathered(process_group: Any, tensor: paddle.Tensor) -> list[paddle.Tensor]:
 
 def all_reduce(process_group: Any, tensor: paddle.Tensor, op: Any = None, *_: Any) -> Done:
     """Reduces `tensor` in place. Averages and float16 are summed in float32; a strided tensor is reduced as a copy."""
-    import paddle
-
-    ops = _ops()
+    ops = core.ReduceOp
     op = ops.SUM if op is None else op
     mean = op == ops.AVG
     wide = tensor.dtype == paddle.float16 or (mean and tensor.dtype != paddle.float64)
@@ -71,33 +59,31 @@ def _apart(work: paddle.Tensor, tensor: paddle.Tensor) -> bool:
 
 
 def reduced(process_group: Any, tensor: paddle.Tensor, op: Any = None) -> paddle.Tensor:
-    """The reduction of `tensor` over the seats as a new tensor, outside of any graph."""
+    """The reduction of `tensor` over the group as a new tensor, outside of any graph."""
     work = tensor.detach().clone()
     all_reduce(process_group, work, op)
     return work
 
 
-def reduce(process_group: Any, tensor: paddle.Tensor, seat: int, op: Any = None, *_: Any) -> Done:
-    """Reduces to one seat and leaves the others' tensors as they were."""
+def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None, *_: Any) -> Done:
+    """Reduces to one rank of the group and leaves the others' tensors as they were."""
     total = reduced(process_group, tensor, op)
-    return fill(tensor, total) if process_group.rank() == seat else Done()
+    return fill(tensor, total) if process_group.rank() == rank else Done()
 
 
 def reduce_scatter(process_group: Any, out: paddle.Tensor, given: Any, op: Any = None, *_: Any) -> Done:
-    """Reduces, and leaves each seat its share; `given` is one tensor, or a list with one for each seat."""
-    import paddle
-
+    """Reduces, and leaves each rank its share; `given` is one tensor, or a list with one for each rank."""
     whole = paddle.concat([one.reshape([-1]) for one in given]) if isinstance(given, list | tuple) else given
     total = reduced(process_group, whole, op).reshape([-1])
     return fill(out, paddle.split(total, process_group.size())[process_group.rank()])
 
 
 def all_to_all(process_group: Any, outs: Tensors, ins: Tensors, *_: Any) -> Done:
-    """Sends the j-th input to seat j and receives the j-th output from it."""
-    for seat, tensor in enumerate(ins):
-        p2p.send(process_group, tensor, seat)
-    for seat, tensor in enumerate(outs):
-        p2p.receive(process_group, tensor, seat)
+    """Sends the j-th input to rank j and receives the j-th output from it."""
+    for rank, tensor in enumerate(ins):
+        p2p.send(process_group, tensor, rank)
+    for rank, tensor in enumerate(outs):
+        p2p.receive(process_group, tensor, rank)
     return Done()
 
 
@@ -110,7 +96,6 @@ def all_to_all_single(
     *_: Any,
 ) -> Done:
     """The same with the tensors joined along dim 0, in equal parts or in those given."""
-    import paddle
 
     def cut(tensor: paddle.Tensor, sizes: Sequence[int] | None) -> list[paddle.Tensor]:
         return list(paddle.split(tensor, [int(size) for size in sizes] if sizes else process_group.size()))
@@ -123,25 +108,21 @@ def all_to_all_single(
 def all_gather_part(
     process_group: Any, out: paddle.Tensor, given: paddle.Tensor, parts: int, index: int, *_: Any
 ) -> Done:
-    """Puts every seat's own part of a partially received tensor together."""
-    import paddle
-
+    """Puts every rank's own part of a partially received tensor together."""
     return fill(out, paddle.concat(gathered(process_group, p2p.part(given, parts, index))))
 
 
 def barrier(process_group: Any, *_: Any) -> Done:
-    """Returns when every seat has come, however late: gloo gives up after a fixed 30 s."""
-    import paddle
-
+    """Returns when every rank has come, however late: gloo gives up after a fixed 30 s."""
     word, others = paddle.zeros([1]), range(1, process_group.size())
     if process_group.rank():
         p2p.send(process_group, word, 0)
         p2p.receive(process_group, word, 0)
         return Done()
-    for seat in others:
-        p2p.receive(process_group, word, seat)
-    for seat in others:
-        p2p.send(process_group, word, seat)
+    for rank in others:
+        p2p.receive(process_group, word, rank)
+    for rank in others:
+        p2p.send(process_group, word, rank)
     return Done()
 
 
@@ -195,13 +176,14 @@ def patches() -> Iterator[Patch]:
         ("all_gather_partial", all_gather_part, absent, True),
         ("barrier", barrier, "gives up after a fixed 30 s", False),
     ):
-        yield Patch(owner=gloo, name=name, value=ours, symptom=symptom)
+        value = observed(ours)
+        yield Patch(owner=gloo, name=name, value=value, symptom=symptom)
         if known:
-            yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=ours, symptom=absent, missing="add")
+            yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=value, symptom=absent, missing="add")
     for name in KEPT[2:]:
         yield Patch(
-            owner=gloo, name=name, value=_plain(name),
+            owner=gloo, name=name, value=observed(_plain(name)),
             symptom="refuses strided tensors; exit(-1) without a word for int16 and complex",
         )  # fmt: skip
-        on_stream = _plain(name, True)
+        on_stream = observed(_plain(name, True))
         yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=on_stream, symptom=absent, missing="add")

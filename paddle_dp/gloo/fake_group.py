@@ -1,7 +1,7 @@
-"""Fleet's parallel layers for one seat of an axis whose other seats are not there: to be built, never to compute.
+"""Fleet's parallel layers for one rank of an axis whose other ranks are not there: to be built, never to compute.
 
 Fleet's layers want fleet.init, which wants all ranks. What they really ask while they are built is their group's
-numbers, a strategy's settings, and the random stream of their own seat (Paddle 3.3.1:
+numbers, a strategy's settings, and the random stream of their own rank (Paddle 3.3.1:
 `fleet.fleet._user_defined_strategy`, `get_rng_state_tracker().states_`).
 """
 
@@ -11,29 +11,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from paddle.distributed import fleet
+from paddle.distributed.communication.group import Group
+from paddle.distributed.fleet.layers.mpu import random
+from paddle.distributed.fleet.utils.log_util import logger
+
 STREAM_SEED = 2**31 - 1  # of numbers that nobody learns from
 
 
 @contextmanager
-def alone(seat: int, seats: int) -> Iterator[Any]:
-    """A group of `seats` in which only `seat` is here; inside, fleet's layers can be built with it."""
-    from paddle.distributed import fleet
-    from paddle.distributed.communication.group import Group
-    from paddle.distributed.fleet.layers.mpu import random
-    from paddle.distributed.fleet.utils.log_util import logger
-
+def alone(rank: int, ranks: int) -> Iterator[Any]:
+    """A group of `ranks` in which only `rank` is here; inside, fleet's layers can be built with it."""
     owner, tracker, stream = fleet.fleet, random.get_rng_state_tracker(), random.MODEL_PARALLEL_RNG
     settings, new = getattr(owner, "_user_defined_strategy", None), stream not in tracker.states_
     if new:
         tracker.add(stream, STREAM_SEED)
     level = logger.level
-    logger.setLevel(
-        "WARNING"
-    )  # «distributed strategy initialized», on the screen of a command that starts nothing
+    # «distributed strategy initialized», on the screen of a command that starts nothing
+    logger.setLevel("WARNING")
     owner._user_defined_strategy = settings or fleet.DistributedStrategy()
     logger.setLevel(level)
     try:
-        yield Group(seat, -1, list(range(seats)))
+        yield Group(rank, -1, list(range(ranks)))
     finally:
         owner._user_defined_strategy = settings
         if new:

@@ -15,10 +15,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import paddle
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.fleet.utils import sequence_parallel_utils
 
 # For `strategy.pipeline_configs`.
 PIPELINE_SETTINGS = {"enable_partial_send_recv": False}
@@ -29,8 +30,6 @@ def count_tied_weights_once(pipeline: Any) -> int:
 
     Call it before the optimizer's first step. The clip leaves out parameters whose `is_firstly_shared` is false.
     """
-    import paddle.distributed as dist
-
     shared = getattr(pipeline, "shared_comm", {})  # 2.6 has none without a pipeline
     count = 0
     for meeting in shared.values():
@@ -49,14 +48,12 @@ def mark_sequence_parallel(
     `whole(name, parameter)` says which of them these are: norms, and biases added to split activations; a parameter
     that is itself cut never is. `micro_batches` is how many backward passes make one update. Returns the marked names.
     """
-    from paddle.distributed.fleet.utils import sequence_parallel_utils as fleet
-
     marked = []
     for name, parameter in model.named_parameters():
         if not parameter.is_distributed and whole(name, parameter):
-            fleet.mark_as_sequence_parallel_parameter(parameter)
+            sequence_parallel_utils.mark_as_sequence_parallel_parameter(parameter)
             marked.append(name)
-    fleet.register_sequence_parallel_allreduce_hooks(model, micro_batches, fuse)
+    sequence_parallel_utils.register_sequence_parallel_allreduce_hooks(model, micro_batches, fuse)
     return marked
 
 
@@ -65,8 +62,6 @@ def clear_gradients(parameters: Iterable[paddle.Tensor]) -> None:
 
     There a gradient is a view of a buffer that the hooks add to; dropping the view leaves the sums in the buffer.
     """
-    import paddle
-
     with paddle.no_grad():
         for parameter in parameters:
             for gradient in (getattr(parameter, "main_grad", None), parameter.grad):
@@ -74,9 +69,9 @@ def clear_gradients(parameters: Iterable[paddle.Tensor]) -> None:
                     gradient.zero_()
 
 
-def scale_for_sequence_axis(loss: paddle.Tensor, seats: Any) -> paddle.Tensor:
+def scale_for_sequence_axis(loss: paddle.Tensor, hcg: Any) -> paddle.Tensor:
     """A rank's mean loss over its stretch of the sequence, such that the sum over the sep axis is the whole mean.
 
-    `seats` is the HybridCommunicateGroup. A loss already divided by the whole count must not be scaled.
+    `hcg` is the HybridCommunicateGroup. A loss already divided by the whole count must not be scaled.
     """
-    return loss / max(1, seats.get_sep_parallel_world_size())
+    return loss / max(1, hcg.get_sep_parallel_world_size())

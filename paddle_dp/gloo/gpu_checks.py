@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.fleet.recompute import recompute
 
 from paddle_dp.gloo.patch import Patch
 
-if TYPE_CHECKING:
-    import paddle
 
+def broadcast_input_data(hcg: Any, *inputs: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Gives every tensor among the inputs, also inside lists and dicts, the first tensor-parallel rank's value.
 
-def broadcast_input_data(seats: Any, *inputs: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gives every tensor among the inputs, also inside lists and dicts, the first tensor-parallel seat's value.
-
-    `seats` is the HybridCommunicateGroup. In place, as in fleet: the shapes of the others' tensors may differ.
+    `hcg` is the HybridCommunicateGroup. In place, as in fleet: the shapes of the others' tensors may differ.
     """
-    import paddle
-
     with paddle.no_grad():
         for tensor in _tensors((inputs, keywords)):
-            _broadcast(tensor, seats.get_model_parallel_group(), seats.get_model_parallel_group_src_rank())
+            _broadcast(tensor, hcg.get_model_parallel_group(), hcg.get_model_parallel_group_src_rank())
     return inputs, keywords
 
 
 def _tensors(value: Any) -> Iterator[paddle.Tensor]:
-    import paddle
-
     if isinstance(value, paddle.Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -35,9 +32,6 @@ def _tensors(value: Any) -> Iterator[paddle.Tensor]:
 
 
 def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
-    import paddle
-    import paddle.distributed as dist
-
     shape = paddle.to_tensor(tensor.shape, dtype="int64")
     if tensor.ndim:
         dist.broadcast(shape, source, group)
@@ -51,8 +45,6 @@ def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
 
 def recompute_hybrid(context: dict[str, Any], function: Any, *args: Any, **keywords: Any) -> Any:
     """Recompute without the split and offload of its inputs, which a CPU has no use for."""
-    from paddle.distributed.fleet.recompute import recompute
-
     return recompute(function, *args, **keywords)
 
 

@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import paddle
+from paddle.base import core
+
 from paddle_dp.gloo.patch import Patch, look_up
 
 SHARDING = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_"
@@ -33,9 +36,6 @@ def kept_in_place(add: Callable[..., None]) -> Callable[..., None]:
 
 
 def patches() -> Iterator[Patch]:
-    import paddle
-    from paddle.base import core
-
     asserts = "AssertionError: «Only GPU and XPU and CustomDevice is supported now»"
     with_gpu = As(core, is_compiled_with_cuda=lambda: True)
     numbered = As(paddle, get_device=lambda: "cpu:0")

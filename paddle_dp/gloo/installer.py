@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import paddle
+
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo import (
     collectives,
@@ -39,8 +41,6 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     """
     if not device.startswith("cpu") or _installed:
         return ()
-    import paddle
-
     check_version(paddle.__version__)
     Patience.seconds = patience = Patience.seconds if patience is None else patience
     originals.keep()
@@ -48,7 +48,7 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     if paddle.distributed.is_initialized():
         time_limit.wait_for(0, patience)
         process_groups.quicken_job_store()
-        transport.here()
+        transport.endpoint()
     return tuple(_installed)
 
 

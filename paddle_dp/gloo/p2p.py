@@ -6,14 +6,14 @@ import collections
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import paddle
 
 from paddle_dp.gloo import transport
-from paddle_dp.gloo.originals import Done, group_of
+from paddle_dp.gloo.originals import Done, around, group_of
 from paddle_dp.gloo.patch import Patch
-
-if TYPE_CHECKING:
-    import paddle
 
 Source = tuple[int, int]  # a group's id, a global rank
 _posted: collections.defaultdict[Source, collections.deque[Receipt]] = collections.defaultdict(
@@ -25,9 +25,11 @@ _blocks: list[list[Receipt]] = []  # the receives of each open block
 class Receipt(Done):
     """A receive that was posted; `wait` fills the tensor. Receives from one source are filled in the order posted."""
 
-    def __init__(self, source: Source, tensor: paddle.Tensor):
-        self.source, self.tensor, self.done = source, tensor, False
-        _posted[source].append(self)
+    def __init__(self, group: Any, rank: int, tensor: paddle.Tensor):
+        """From the `rank`-th of `group`."""
+        self.group, self.tensor, self.done = group, tensor, False
+        self.source: Source = (group.id, group.ranks[rank])
+        _posted[self.source].append(self)
 
     def wait(self, *_: Any) -> bool:
         while not self.done:
@@ -37,10 +39,8 @@ class Receipt(Done):
     is_completed = synchronize = wait
 
     def fill(self) -> None:
-        import numpy as np
-        import paddle
-
-        data = transport.here().take(*self.source)
+        with around(self.group):
+            data = transport.endpoint().take(*self.source)
         shape, kind = self.tensor.shape, paddle.empty([0], self.tensor.dtype).numpy().dtype
         if len(data) != kind.itemsize * math.prod(shape):
             raise ValueError(
@@ -58,45 +58,38 @@ class Receipt(Done):
 class PartialReceipt(Receipt):
     """A receive of one n-th; the whole tensor holds it n times until `all_gather_partial` puts the others in."""
 
-    def __init__(self, source: Source, whole: paddle.Tensor, parts: int):
-        import paddle
-
-        super().__init__(source, paddle.empty([whole.size // parts], whole.dtype))
+    def __init__(self, group: Any, rank: int, whole: paddle.Tensor, parts: int):
+        super().__init__(group, rank, paddle.empty([whole.size // parts], whole.dtype))
         self.whole, self.parts = whole, parts
 
     def fill(self) -> None:
-        import paddle
-
         super().fill()
         with paddle.no_grad():
             self.whole.copy_(paddle.concat([self.tensor] * self.parts).reshape(self.whole.shape), True)
 
 
-def send(process_group: Any, tensor: paddle.Tensor, seat: int, *_: Any) -> Done:
-    """Queues a copy of `tensor` for a seat and returns; the tensor may be changed at once."""
-    import numpy as np
-
+def send(process_group: Any, tensor: paddle.Tensor, rank: int, *_: Any) -> Done:
+    """Queues a copy of `tensor` for a rank of the group and returns; the tensor may be changed at once."""
     group = group_of(process_group)
     data = np.ascontiguousarray(tensor.detach().contiguous().numpy())
-    transport.here().send(group.id, group.ranks[seat], data.reshape(-1).view(np.uint8).data)
+    transport.endpoint().send(group.id, group.ranks[rank], data.reshape(-1).view(np.uint8).data)
     return Done()
 
 
-def receive(process_group: Any, tensor: paddle.Tensor, seat: int, at_once: bool = True, *_: Any) -> Receipt:
-    """Posts a receive from a seat, and fills it at once unless asked not to, or inside a block."""
-    group = group_of(process_group)
-    return _post(Receipt((group.id, group.ranks[seat]), tensor), at_once)
+def receive(process_group: Any, tensor: paddle.Tensor, rank: int, at_once: bool = True, *_: Any) -> Receipt:
+    """Posts a receive from a rank of the group, and fills it at once unless asked not to, or inside a block."""
+    return _post(Receipt(group_of(process_group), rank, tensor), at_once)
 
 
-def send_part(process_group: Any, tensor: paddle.Tensor, seat: int, parts: int, index: int, *_: Any) -> Done:
+def send_part(process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, index: int, *_: Any) -> Done:
     """Sends the `index`-th of `parts` equal parts of the flat tensor."""
-    return send(process_group, part(tensor, parts, index), seat)
+    return send(process_group, part(tensor, parts, index), rank)
 
 
-def receive_part(process_group: Any, tensor: paddle.Tensor, seat: int, parts: int, *rest: Any) -> Receipt:
+def receive_part(process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, *rest: Any) -> Receipt:
     """Receives what `send_part` sent. `rest` is the part's index, and whether to wait."""
-    group, at_once = group_of(process_group), rest[1] if len(rest) > 1 else True
-    return _post(PartialReceipt((group.id, group.ranks[seat]), tensor, parts), at_once)
+    at_once = rest[1] if len(rest) > 1 else True
+    return _post(PartialReceipt(group_of(process_group), rank, tensor, parts), at_once)
 
 
 def part(tensor: paddle.Tensor, parts: int, index: int) -> paddle.Tensor:

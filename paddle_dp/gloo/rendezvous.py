@@ -1,4 +1,4 @@
-"""Meeting by construction: a store whose port cannot be taken in between, and a roll call that names who is missing."""
+"""Race-free TCPStore creation, and a barrier that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+
+import paddle
+from paddle.base import core
 
 from paddle_dp.errors import RunError
 
@@ -42,8 +45,6 @@ def reserved_port() -> Iterator[int]:
 @contextlib.contextmanager
 def catchable_bind() -> Iterator[None]:
     """Inside, a store that cannot bind raises ValueError; with libuv (3.x's default) it would abort the process."""
-    import paddle
-
     flag = "FLAGS_tcp_store_using_libuv"
     try:
         before = paddle.get_flags([flag])
@@ -59,8 +60,6 @@ def catchable_bind() -> Iterator[None]:
 
 def open_store() -> tuple[Any, int]:
     """A store of our own, listening on all interfaces, and its port. Raises RunError when none can be opened."""
-    from paddle.base import core
-
     said: Exception | None = None
     for _ in range(ATTEMPTS):
         with reserved_port() as port, catchable_bind():
@@ -78,8 +77,6 @@ def open_store() -> tuple[Any, int]:
 
 def reach_store(host: str, port: int) -> Any:
     """A connection to the store that listens at `host`:`port`."""
-    from paddle.base import core
-
     store = core.TCPStore(host, port, False, 0)
     answer_at_once(port)
     return store
@@ -112,19 +109,19 @@ def _ports(end: socket.socket) -> set[int]:
     return ports
 
 
-def roll_call(store: Any, name: str, seat: int, seats: int, rank: int) -> None:
-    """Returns when all `seats` have come to the meeting `name`; every seat calls it once.
+def roll_call(store: Any, name: str, member: int, size: int, rank: int) -> None:
+    """Returns when all `size` members have come to the meeting `name`; each calls it once, with its own number.
 
-    Raises RunError, naming the meeting, this rank and the seats that did not come, when patience ends.
+    Raises RunError, naming the meeting, this rank and the members that did not come, when patience ends.
     """
-    store.add(f"{name}/seat/{seat}", 1)
+    store.add(f"{name}/member/{member}", 1)
     come, pause, end = store.add(f"{name}/come", 1), 0.001, time.monotonic() + Patience.seconds
-    while come < seats:
+    while come < size:
         if time.monotonic() > end:
-            absent = [other for other in range(seats) if not store.add(f"{name}/seat/{other}", 0)]
+            absent = [other for other in range(size) if not store.add(f"{name}/member/{other}", 0)]
             raise RunError(
-                f"{name}: rank {rank} (seat {seat} of {seats}) waited {Patience.seconds:g} s for seats {absent}. "
-                "Did those ranks fail earlier, or take another way through the program? See their logs."
+                f"{name}: rank {rank} (member {member} of 0 to {size - 1}) waited {Patience.seconds:g} s for members "
+                f"{absent}. Did those ranks fail earlier, or take another way through the program? See their logs."
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)  # soon while all are close, rarely while one is late

@@ -7,90 +7,81 @@ cross-entropy keeps each rank's columns of the logits to itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import Any
+
+import paddle
+import paddle.nn.functional as F
+from paddle.autograd import PyLayer
 
 from paddle_dp.gloo.collectives import gathered, reduced
 from paddle_dp.gloo.cross_entropy import cross_entropy
 from paddle_dp.gloo.originals import process_group_of
 from paddle_dp.gloo.patch import Patch, look_up
 
-if TYPE_CHECKING:
-    import paddle
+
+class Copy(PyLayer):
+    """Megatron's f. Forward the tensor itself, backward the sum of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+        ctx.process_group = process_group
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return reduced(ctx.process_group, gradient)
 
 
-@cache
-def _conjugates() -> tuple[Any, Any]:
-    """Megatron's f and g, made on first use: a class that derives from one of Paddle's needs Paddle imported."""
-    from paddle.autograd import PyLayer
+class Sum(PyLayer):
+    """Megatron's g. Forward the sum over the ranks, backward the gradient itself."""
 
-    class Copy(PyLayer):
-        """Forward the tensor itself, backward the sum of the gradients."""
+    @staticmethod
+    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+        return reduced(process_group, tensor)
 
-        @staticmethod
-        def forward(ctx: Any, tensor: paddle.Tensor, seats: Any) -> paddle.Tensor:
-            ctx.seats = seats
-            return tensor.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-            return reduced(ctx.seats, gradient)
-
-    class Sum(PyLayer):
-        """Forward the sum over the seats, backward the gradient itself."""
-
-        @staticmethod
-        def forward(ctx: Any, tensor: paddle.Tensor, seats: Any) -> paddle.Tensor:
-            return reduced(seats, tensor)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-            return gradient.clone()
-
-    return Copy, Sum
+    @staticmethod
+    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return gradient.clone()
 
 
-@cache
-def _columns() -> tuple[Any, Any]:
-    """Joining the seats' columns, and leaving each its own."""
-    import paddle
-    from paddle.autograd import PyLayer
+class Concat(PyLayer):
+    """Forward all ranks' columns, backward this rank's columns of the gradient."""
 
-    class Concat(PyLayer):
-        """Forward all seats' columns, backward this seat's columns of the gradient."""
+    @staticmethod
+    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+        ctx.process_group = process_group
+        return all_columns(tensor, process_group)
 
-        @staticmethod
-        def forward(ctx: Any, tensor: paddle.Tensor, seats: Any) -> paddle.Tensor:
-            ctx.seats = seats
-            return paddle.concat(gathered(seats, tensor), axis=-1)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-            return own_columns(gradient, ctx.seats)
-
-    class Split(PyLayer):
-        """Forward this seat's columns, backward all seats' columns of the gradient.
-
-        Fleet's own backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
-        """
-
-        @staticmethod
-        def forward(ctx: Any, tensor: paddle.Tensor, seats: Any) -> paddle.Tensor:
-            ctx.seats = seats
-            return own_columns(tensor, seats)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-            return paddle.concat(gathered(ctx.seats, gradient), axis=-1)
-
-    return Concat, Split
+    @staticmethod
+    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return own_columns(gradient, ctx.process_group)
 
 
-def own_columns(tensor: paddle.Tensor, seats: Any) -> paddle.Tensor:
-    """This seat's equal share of the last dim, in memory of its own."""
-    import paddle
+class Split(PyLayer):
+    """Forward this rank's columns, backward all ranks' columns of the gradient.
 
-    return paddle.split(tensor, seats.size(), axis=-1)[seats.rank()].clone()
+    Fleet's own backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+        ctx.process_group = process_group
+        return own_columns(tensor, process_group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return all_columns(gradient, ctx.process_group)
+
+
+def all_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+    """The ranks' shares of the last dim, joined in the order of the group."""
+    return paddle.concat(gathered(process_group, tensor), axis=-1)
+
+
+def own_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+    """This rank's equal share of the last dim, in memory of its own."""
+    return paddle.split(tensor, process_group.size(), axis=-1)[process_group.rank()].clone()
 
 
 def _member(group: Any) -> bool:
@@ -99,22 +90,22 @@ def _member(group: Any) -> bool:
 
 def c_identity(tensor: paddle.Tensor, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's f. None on a rank outside the group, as in fleet."""
-    return _conjugates()[0].apply(tensor, process_group_of(group)) if _member(group) else None
+    return Copy.apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def mp_allreduce(tensor: paddle.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's g; always a sum, as in fleet."""
-    return _conjugates()[1].apply(tensor, process_group_of(group)) if _member(group) else None
+    return Sum.apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def c_concat(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """Joins the seats' columns."""
-    return _columns()[0].apply(tensor, process_group_of(group)) if _member(group) else None
+    """Joins the ranks' columns."""
+    return Concat.apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def c_split(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """Leaves this seat its columns."""
-    return _columns()[1].apply(tensor, process_group_of(group)) if _member(group) else None
+    """Leaves this rank its columns."""
+    return Split.apply(tensor, process_group_of(group)) if _member(group) else None
 
 
 def c_softmax_with_cross_entropy(
@@ -124,7 +115,7 @@ def c_softmax_with_cross_entropy(
     return_softmax: bool = False,
     ignore_index: int = -100,
 ) -> Any:
-    """The loss of each row [..., 1] from this seat's columns of the logits [..., classes / seats]."""
+    """The loss of each row [..., 1] from this rank's columns of the logits [..., classes / ranks]."""
     if not _member(group):
         return None
     loss, softmax = cross_entropy(logits, label, process_group_of(group), ignore_index)
@@ -132,7 +123,7 @@ def c_softmax_with_cross_entropy(
 
 
 def lookup_in(kept: Callable[..., Any]) -> Callable[..., Any]:
-    """`_c_lookup_table`: the rows [..., width] of class numbers [...] that this seat's table holds, else zeros.
+    """`_c_lookup_table`: the rows [..., width] of class numbers [...] that this rank's table holds, else zeros.
 
     The kernel's gradient of a float64 table is wrong on a CPU (3.3.1): it clears the first half only, as many bytes as
     float32 would have, and adds to whatever lies in memory behind. There, ordinary embedding and a mask.
@@ -142,9 +133,6 @@ def lookup_in(kept: Callable[..., Any]) -> Callable[..., Any]:
     def ours(
         table: paddle.Tensor, index: paddle.Tensor, start_index: int = 0, *rest: Any, **named: Any
     ) -> Any:
-        import paddle
-        import paddle.nn.functional as F
-
         if table.dtype != paddle.float64:
             return kept(table, index, start_index, *rest, **named)
         local, size = index - start_index, table.shape[0]

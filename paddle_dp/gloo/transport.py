@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import os
 import secrets
 import socket
@@ -15,47 +16,49 @@ import struct
 import threading
 from typing import Any
 
+from paddle.base import core
+
 from paddle_dp.errors import RunError
-from paddle_dp.gloo.line import HEADER, Line
 from paddle_dp.gloo.rendezvous import Patience, own_host
 from paddle_dp.mesh.environment import Environment
 
 TOKEN = 16  # bytes; a peer proves with it that it belongs to this job and found this listener
 HELLO = struct.Struct(f"<{TOKEN}sq")  # the listener's token, the caller's rank
-LAST_WORDS = 30.0  # seconds that an ending process gives its queued sends
+HEADER = struct.Struct("<qQ")  # group, length
+LAST_SENDS = 30.0  # seconds that an ending process gives its queued sends
 
 
-class Carrier:
-    """One process's post office: a listener, a connection to each peer it writes to, and boxes of what arrived."""
+class Endpoint:
+    """One process's endpoint: a listening socket, an outgoing connection per peer, an inbox per (group, source)."""
 
     def __init__(self, store: Any, rank: int):
         self.rank, self.store, self._pid = rank, store, os.getpid()
         self._token = secrets.token_bytes(TOKEN)
         self._listener = socket.create_server((own_host(), 0), backlog=64)
         self._arrived = threading.Condition()
-        self._boxes: dict[tuple[int, int], collections.deque[bytearray]] = collections.defaultdict(
+        self._inbox: dict[tuple[int, int], collections.deque[bytearray]] = collections.defaultdict(
             collections.deque
         )
         self._gone: set[int] = set()
-        self._lines: dict[int, Line] = {}
+        self._outgoing: dict[int, Outgoing] = {}
         host, port = self._listener.getsockname()[:2]
-        store.set(f"carrier/{rank}", f"{host}:{port}:{self._token.hex()}")
+        store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
         _thread(self._accept)
         atexit.register(self.settle)
 
     def send(self, group: int, rank: int, data: memoryview) -> None:
         """Writes or queues `data` (which the caller no longer changes) for a peer and returns."""
-        if rank not in self._lines:
-            self._lines[rank] = Line(self._call(rank))
-        self._lines[rank].send(group, data)
+        if rank not in self._outgoing:
+            self._outgoing[rank] = Outgoing(self._connect(rank))
+        self._outgoing[rank].send(group, data)
 
     def take(self, group: int, rank: int) -> bytearray:
         """The next message of a peer in a group. Raises RunError when it is gone or patience ends."""
-        box = self._boxes[group, rank]
+        inbox = self._inbox[group, rank]
         with self._arrived:
-            self._arrived.wait_for(lambda: box or rank in self._gone, timeout=Patience.seconds)
-            if box:
-                return box.popleft()
+            self._arrived.wait_for(lambda: inbox or rank in self._gone, timeout=Patience.seconds)
+            if inbox:
+                return inbox.popleft()
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"
         raise RunError(
             f"rank {self.rank} waits for rank {rank} in gloo group {group}, which {why}. See its log."
@@ -65,50 +68,110 @@ class Carrier:
         """Returns when everything queued has been written, or after 30 s: nothing sent may be lost at the exit."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
-        for line in self._lines.values():
-            line.settle(LAST_WORDS)
+        for outgoing in self._outgoing.values():
+            outgoing.settle(LAST_SENDS)
 
-    def _call(self, rank: int) -> socket.socket:
-        host, port, token = bytes(self.store.get(f"carrier/{rank}")).decode().rsplit(":", 2)
-        line = socket.create_connection((host, int(port)), timeout=Patience.seconds)
-        line.settimeout(None)
-        line.sendall(HELLO.pack(bytes.fromhex(token), self.rank))
-        return line
+    def _connect(self, rank: int) -> socket.socket:
+        host, port, token = bytes(self.store.get(f"endpoint/{rank}")).decode().rsplit(":", 2)
+        connection = socket.create_connection((host, int(port)), timeout=Patience.seconds)
+        connection.settimeout(None)
+        connection.sendall(HELLO.pack(bytes.fromhex(token), self.rank))
+        return connection
 
     def _accept(self) -> None:
         while True:
-            line, _ = self._listener.accept()
-            _thread(self._listen, line)
+            connection, _ = self._listener.accept()
+            _thread(self._receive, connection)
 
-    def _listen(self, line: socket.socket) -> None:
-        with line:
-            hello = _read(line, HELLO.size)
+    def _receive(self, connection: socket.socket) -> None:
+        with connection:
+            hello = _read(connection, HELLO.size)
             token, rank = HELLO.unpack(hello) if hello is not None else (b"", -1)
             if not secrets.compare_digest(token, self._token):
                 return  # a port scanner, or a rank of another job that had this port before
-            while (header := _read(line, HEADER.size)) is not None:
+            while (header := _read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
-                if (data := _read(line, length)) is None:
+                if (data := _read(connection, length)) is None:
                     break
                 with self._arrived:
-                    self._boxes[group, rank].append(data)
+                    self._inbox[group, rank].append(data)
                     self._arrived.notify_all()
             with self._arrived:
                 self._gone.add(rank)
                 self._arrived.notify_all()
 
 
+class Outgoing:
+    """A connection to one peer, its messages in order. The caller never waits: what the kernel has no room for is
+    written by a thread, which starts only when something must wait."""
+
+    def __init__(self, connection: socket.socket):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection, self._changed = connection, threading.Condition()
+        self._waiting: collections.deque[memoryview] = collections.deque()
+        self._broken = self._threaded = False
+
+    def send(self, group: int, data: memoryview) -> None:
+        """Writes a message, or queues what does not fit; `data` must not be changed afterwards.
+
+        Writing here and now is faster than by a thread, and holds even when the process ends without a farewell. To a
+        peer that is gone nothing is written: whoever waits for it says so, a send has nothing to wait for.
+        """
+        with self._changed:
+            message = [memoryview(HEADER.pack(group, len(data))), data]
+            if not self._waiting and not self._broken:
+                message = self._write(message)
+            self._waiting.extend(message)
+            if self._waiting and not self._threaded:
+                self._threaded = True
+                threading.Thread(target=self._drain, daemon=True).start()
+            self._changed.notify_all()
+
+    def settle(self, seconds: float) -> bool:
+        """Whether everything has been written, after `seconds` at most."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout=seconds)
+
+    def _write(self, message: list[memoryview]) -> list[memoryview]:
+        """What is left of a message when the kernel takes no more."""
+        while message:
+            try:
+                sent = self._connection.sendmsg(message, (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return message
+            except OSError:
+                self._broken = True
+                return []
+            while message and sent >= len(message[0]):
+                sent -= len(message.pop(0))
+            if message:
+                message[0] = message[0][sent:]
+        return message
+
+    def _drain(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting))
+                piece = self._waiting[0]
+            if not self._broken:
+                with contextlib.suppress(OSError):
+                    self._connection.sendall(piece)
+            with self._changed:
+                self._waiting.popleft()  # only now: an empty queue means that all is written
+                self._changed.notify_all()
+
+
 def _thread(work: Any, *args: Any) -> None:
     threading.Thread(target=work, args=args, daemon=True).start()
 
 
-def _read(line: socket.socket, length: int) -> bytearray | None:
-    """Exactly `length` bytes, or None when the line ended before."""
+def _read(connection: socket.socket, length: int) -> bytearray | None:
+    """Exactly `length` bytes, or None when the connection ended before."""
     data = bytearray(length)
     view = memoryview(data)
     while view:
         try:
-            count = line.recv_into(view)
+            count = connection.recv_into(view)
         except OSError:
             return None
         if not count:
@@ -117,18 +180,16 @@ def _read(line: socket.socket, length: int) -> bytearray | None:
     return data
 
 
-_here: list[Carrier] = []
+_endpoint: list[Endpoint] = []
 
 
-def open_here(store: Any) -> Carrier:
-    """This process's carrier; the first call opens it and writes its address into the job's store."""
-    if not _here:
-        _here.append(Carrier(store, Environment.read().rank))
-    return _here[0]
+def open_endpoint(store: Any) -> Endpoint:
+    """This process's endpoint; the first call opens it and writes its address into the job's store."""
+    if not _endpoint:
+        _endpoint.append(Endpoint(store, Environment.read().rank))
+    return _endpoint[0]
 
 
-def here() -> Carrier:
-    """This process's carrier, which the first group opened."""
-    from paddle.base import core
-
-    return _here[0] if _here else open_here(core.create_or_get_global_tcp_store())
+def endpoint() -> Endpoint:
+    """This process's endpoint, which the first group opened."""
+    return _endpoint[0] if _endpoint else open_endpoint(core.create_or_get_global_tcp_store())

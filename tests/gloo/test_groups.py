@@ -91,7 +91,7 @@ def waits_for_nobody() -> str:
 
 def test_a_missing_rank_is_named_when_patience_ends() -> None:
     said = run_ranks(waits_for_nobody, 2, timeout=60)[0]
-    assert "gloo group" in said and "rank 0 (seat 0 of 2) waited 2 s for seats [1]" in said
+    assert "gloo group" in said and "rank 0 (member 0 of 0 to 1) waited 2 s for members [1]" in said
 
 
 def seconds_for_groups(count: int) -> float:

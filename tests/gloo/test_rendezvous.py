@@ -77,11 +77,11 @@ def test_the_flag_is_as_it_was_afterwards() -> None:
 def test_a_roll_call_ends_when_the_last_has_come() -> None:
     store, through = Counters(), []
 
-    def seat(number: int) -> None:
+    def member(number: int) -> None:
         rendezvous.roll_call(store, "meeting", number, 3, number)
         through.append(number)
 
-    threads = [threading.Thread(target=seat, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=member, args=(number,)) for number in range(3)]
     for thread in threads[:2]:
         thread.start()
     time.sleep(0.2)
@@ -95,6 +95,6 @@ def test_a_roll_call_ends_when_the_last_has_come() -> None:
 def test_a_roll_call_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous.Patience, "seconds", 0.1)
     with pytest.raises(
-        RunError, match=r"gloo group 7: rank 5 \(seat 1 of 4\) waited 0.1 s for seats \[0, 2, 3\]"
+        RunError, match=r"gloo group 7: rank 5 \(member 1 of 0 to 3\) waited 0.1 s for members \[0, 2, 3\]"
     ):
         rendezvous.roll_call(Counters(), "gloo group 7", 1, 4, 5)

@@ -9,10 +9,10 @@ import pytest
 
 from paddle_dp.errors import RunError
 from paddle_dp.gloo.rendezvous import Patience
-from paddle_dp.gloo.transport import Carrier
+from paddle_dp.gloo.transport import HEADER, Endpoint
 
 
-class Shelf(dict):  # type: ignore[type-arg]
+class Store(dict):  # type: ignore[type-arg]
     """A job's store, in one process."""
 
     def set(self, key: str, value: str) -> None:
@@ -20,16 +20,16 @@ class Shelf(dict):  # type: ignore[type-arg]
 
 
 @pytest.fixture
-def pair() -> tuple[Carrier, Carrier]:
-    store = Shelf()
-    return Carrier(store, 0), Carrier(store, 1)
+def pair() -> tuple[Endpoint, Endpoint]:
+    store = Store()
+    return Endpoint(store, 0), Endpoint(store, 1)
 
 
-def say(carrier: Carrier, group: int, rank: int, word: bytes) -> None:
-    carrier.send(group, rank, memoryview(word))
+def say(endpoint: Endpoint, group: int, rank: int, word: bytes) -> None:
+    endpoint.send(group, rank, memoryview(word))
 
 
-def test_order_is_kept_in_each_group(pair: tuple[Carrier, Carrier]) -> None:
+def test_order_is_kept_in_each_group(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     for turn in range(50):
         say(zero, turn % 3, 1, b"%d" % turn)
@@ -37,7 +37,7 @@ def test_order_is_kept_in_each_group(pair: tuple[Carrier, Carrier]) -> None:
         assert [int(one.take(group, 0)) for _ in range(16)] == list(range(group, 48, 3))
 
 
-def test_sends_do_not_wait_for_a_reader(pair: tuple[Carrier, Carrier]) -> None:
+def test_sends_do_not_wait_for_a_reader(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     large = bytes(range(256)) * 40_000  # more than any socket holds
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_sends_do_not_wait_for_a_reader(pair: tuple[Carrier, Carrier]) -> None:
     assert all(bytes(one.take(0, 0)) == large and bytes(zero.take(0, 1)) == large for _ in range(3))
 
 
-def test_small_messages_travel_at_once(pair: tuple[Carrier, Carrier]) -> None:
+def test_small_messages_travel_at_once(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     begin = time.monotonic()
     for _ in range(50):
@@ -56,13 +56,13 @@ def test_small_messages_travel_at_once(pair: tuple[Carrier, Carrier]) -> None:
     assert time.monotonic() - begin < 1.5, "each way seems to wait for a delayed acknowledgement"
 
 
-def test_an_empty_message_is_one(pair: tuple[Carrier, Carrier]) -> None:
+def test_an_empty_message_is_one(pair: tuple[Endpoint, Endpoint]) -> None:
     say(pair[0], 0, 1, b"")
     say(pair[0], 0, 1, b"next")
     assert [bytes(pair[1].take(0, 0)) for _ in range(2)] == [b"", b"next"]
 
 
-def test_strangers_are_ignored(pair: tuple[Carrier, Carrier]) -> None:
+def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     with socket.create_connection(one._listener.getsockname()[:2]) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
@@ -71,25 +71,23 @@ def test_strangers_are_ignored(pair: tuple[Carrier, Carrier]) -> None:
     assert one._gone == set()
 
 
-def test_a_peer_that_left_is_named(pair: tuple[Carrier, Carrier]) -> None:
+def test_a_peer_that_left_is_named(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
-    line = zero._call(1)
-    line.close()
+    connection = zero._connect(1)
+    connection.close()
     with pytest.raises(RunError, match=r"rank 1 waits for rank 0 in gloo group 5, which has left"):
         one.take(5, 0)
 
 
-def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Carrier, Carrier]) -> None:
+def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
-    from paddle_dp.gloo.line import HEADER
-
-    line = zero._call(1)
-    line.sendall(HEADER.pack(0, 4) + b"last")
-    line.close()
+    connection = zero._connect(1)
+    connection.sendall(HEADER.pack(0, 4) + b"last")
+    connection.close()
     assert bytes(one.take(0, 0)) == b"last"
 
 
-def test_patience_ends_with_names(pair: tuple[Carrier, Carrier], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_ends_with_names(pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "seconds", 0.1)
     with pytest.raises(
         RunError, match=r"rank 1 waits for rank 0 in gloo group 3, which sent nothing for 0.1 s"
@@ -97,10 +95,10 @@ def test_patience_ends_with_names(pair: tuple[Carrier, Carrier], monkeypatch: py
         pair[1].take(3, 0)
 
 
-def test_settle_empties_the_queues(pair: tuple[Carrier, Carrier]) -> None:
+def test_settle_empties_the_queues(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     for _ in range(20):
         say(zero, 0, 1, bytes(500_000))
     zero.settle()
-    assert not any(line._waiting for line in zero._lines.values())
+    assert not any(outgoing._waiting for outgoing in zero._outgoing.values())
     assert sum(len(one.take(0, 0)) for _ in range(20)) == 10_000_000
