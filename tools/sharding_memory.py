@@ -13,23 +13,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.plan.memory import Held, Widths, formula, held
+from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.recipe import read_recipe
 
 HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters dealt |"
 
 
-def counted(side: Side) -> Held:
+def counted(side: Side) -> StateBytes:
     """Of the rank that holds most: gradients as many as there were at any moment, the rest between updates."""
     most = max(side.held, key=lambda rank: rank["parameters"] + rank["most gradients"] + rank["optimizer"])
-    return Held(parameters=most["parameters"], gradients=most["most gradients"], optimizer=most["optimizer"])
+    return StateBytes(
+        parameters=most["parameters"], gradients=most["most gradients"], optimizer=most["optimizer"]
+    )
 
 
-def line(stage: int, found: Held, sizes: list[int], ranks: int, widths: Widths) -> str:
+def line(stage: int, found: StateBytes, sizes: list[int], ranks: int, widths: Widths) -> str:
     """Counted, and predicted, for one stage; 0 is data parallelism."""
     ideal = formula(sum(sizes), ranks, stage, widths)
-    dealt = max(held(sizes, ranks, stage, widths), key=lambda one: one.total)
+    dealt = max(state_bytes(sizes, ranks, stage, widths), key=lambda one: one.total)
     name = str(stage) if stage else "none (`data`)"
     numbers = (found.parameters, found.gradients, found.optimizer, found.total, ideal.total, dealt.total)
     return f"| {name} | " + " | ".join(f"{number / 2**10:.0f}" for number in numbers) + " |"

@@ -1,4 +1,4 @@
-"""A model without memory for its weights, as numbers; and one rank's portion of it, built without other ranks."""
+"""A model without memory for its weights, as numbers; and one rank's part of it, built without other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import attends_of, cuts_of
 from paddle_dp.plan import Anatomy
-from paddle_dp.plan.portion import Weight
+from paddle_dp.plan.rank_memory import Weight
 
 PARTLY: dict[str, tuple[str, ...]] = {"rows": ("weight",)}  # ways that leave some parameters whole
 
@@ -92,7 +92,7 @@ def units(model: nn.Layer) -> list[nn.Layer]:
     return blocks if blocks and not outside(model, blocks) else [model]
 
 
-def outline(model: nn.Layer) -> list[list[Weight]]:
+def describe_weights(model: nn.Layer) -> list[list[Weight]]:
     """The weights of each unit as numbers, cut or not by the tables that the model's layers carry."""
     cut = {
         id(parameter)
@@ -114,7 +114,7 @@ def outline(model: nn.Layer) -> list[list[Weight]]:
 def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seats: int) -> list[nn.Layer]:
     """These units of the model with their initial weights in memory, cut for one of `seats` on the tensor axis.
 
-    One whole unit at a time is in memory, beside the cut ones: a model of any size, on the host that holds a portion.
+    One whole unit at a time is in memory, beside the cut ones: a model of any size, on the host that holds a part.
     The weights are drawn as one process draws them, but not the same ones. Raises UsageError where nothing is cut.
     """
     with lazily():

@@ -42,8 +42,8 @@ class Widths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """Bytes that one rank holds."""
+class StateBytes:
+    """The bytes of parameters, gradients and optimizer states on one rank."""
 
     parameters: float
     gradients: float
@@ -54,11 +54,11 @@ class Held:
         return self.parameters + self.gradients + self.optimizer
 
 
-def formula(parameters: int, seats: int, stage: int, widths: Widths | None = None) -> Held:
+def formula(parameters: int, seats: int, stage: int, widths: Widths | None = None) -> StateBytes:
     """ZeRO's own: as if any part of any parameter could lie anywhere. `stage` 0 is without sharding."""
     widths, whole = widths or Widths(), float(parameters)
     part = whole / seats
-    return Held(
+    return StateBytes(
         parameters=widths.parameter * (part if stage >= 3 else whole),
         gradients=widths.gradient * (part if stage >= 2 else whole),
         optimizer=widths.optimizer * (part if stage >= 1 else whole),
@@ -77,14 +77,16 @@ def owners(sizes: Sequence[int], seats: int) -> list[int]:
     return found
 
 
-def held(sizes: Sequence[int], seats: int, stage: int, widths: Widths | None = None) -> list[Held]:
-    """What each seat holds of parameters of these sizes, when each is dealt whole."""
+def state_bytes(
+    sizes: Sequence[int], seats: int, stage: int, widths: Widths | None = None
+) -> list[StateBytes]:
+    """What each rank of the sharding axis keeps of parameters of these sizes, when each is dealt whole."""
     dealt = owners(sizes, seats)
     own = [sum(size for size, owner in zip(sizes, dealt, strict=True) if owner == s) for s in range(seats)]
     whole = formula(sum(sizes), 1, 0, widths)
     parts = [formula(size, 1, 0, widths) for size in own]
     return [
-        Held(
+        StateBytes(
             parameters=part.parameters if stage >= 3 else whole.parameters,
             gradients=part.gradients if stage >= 2 else whole.gradients,
             optimizer=part.optimizer if stage >= 1 else whole.optimizer,

@@ -166,7 +166,7 @@ class Hybrid:
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.blocks import check_chain, check_table
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
-        from paddle_dp.parallel.pipeline.learner import PipelineLearner, Till
+        from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.stages import stage
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.readers import Readers
@@ -186,10 +186,10 @@ class Hybrid:
         fields: dict[str, Any] = {}
         if axes.pipeline > 1:
             kind = PipelineLearner
-            till = Till(loss)
+            weighed = MicroBatchLoss(loss)
             partition, each = self.config.partition, self.config.each
-            model, held = stage(model, till, self.seats, placements, partition, each)
-            fields |= {"till": till, "held": held}
+            model, local = stage(model, weighed, self.seats, placements, partition, each)
+            fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
         fields["clip"] = take_clip(prepared.optimizer)
         if axes.pipeline > 1:

@@ -7,11 +7,11 @@ from typing import Any
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel.meta_init import built, outline
+from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.part import lazily
 from paddle_dp.plan.activations import Tokens, kept, waiting
 from paddle_dp.plan.memory import STATES, Widths
-from paddle_dp.plan.portion import Blocks, Layout, Portion, portion, portions, whole
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories, rank_memory, whole
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.meter import memory
 from paddle_dp.units import Recompute
@@ -20,20 +20,20 @@ GB = 1e9
 
 
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[str]:
-    """Lines for the screen: the layout, the whole model, and one rank's portion: `rank`'s, which is then built, or the
+    """Lines for the screen: the layout, the whole model, and one rank's part: `rank`'s, which is then built, or the
     fullest's. Raises UsageError for a layout that cannot run, PaddleDPError if what is built is not what was planned.
     """
     layout = layout_of(recipe, ranks)
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: {ranks} ranks are numbered from 0 to {ranks - 1}.")
     with lazily():
-        blocks = outline(recipe.model.build())
+        blocks = describe_weights(recipe.model.build())
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {whole(blocks):,} parameters"
     if rank is None:
-        everyone = portions(blocks, layout)
-        mine = max(everyone, key=lambda p: p.held.total + (activations(recipe, layout, blocks, p) or 0.0))
+        everyone = rank_memories(blocks, layout)
+        mine = max(everyone, key=lambda p: p.state.total + (activations(recipe, layout, blocks, p) or 0.0))
     else:
-        mine = portion(blocks, layout, rank)
+        mine = rank_memory(blocks, layout, rank)
     yield from _described(recipe, layout, blocks, mine)
     if rank is not None:
         yield _built(recipe, layout, mine)
@@ -58,15 +58,15 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     )
 
 
-def _described(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -> Iterator[str]:
+def _described(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> Iterator[str]:
     seats = ", ".join(f"{axis} {seat}" for axis, seat in mine.seats.items() if layout.degrees[axis] > 1)
     holds = f"rank {mine.rank}{f' ({seats})' if seats else ''} holds {mine.parameters:,} parameters"
     several = len(blocks) > 1
     yield f"{holds} of {_runs(mine.stages)} of {len(blocks)} blocks" if several else holds
     found = {
-        "weights": mine.held.parameters,
-        "gradients": mine.held.gradients,
-        "optimizer": mine.held.optimizer,
+        "weights": mine.state.parameters,
+        "gradients": mine.state.gradients,
+        "optimizer": mine.state.optimizer,
     }
     forward = activations(recipe, layout, blocks, mine)
     if forward is not None:
@@ -79,7 +79,7 @@ def _runs(stages: tuple[tuple[int, ...], ...]) -> str:
     return " and ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in stages)
 
 
-def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -> float | None:
+def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> float | None:
     """Bytes of activations on this rank, as `plan.activations` estimates them; None for what is no transformer."""
     model, strategy, degrees = recipe.model.config, recipe.strategy.config, layout.degrees
     if not all(hasattr(model, name) for name in ("width", "heads", "depth", "length", "vocab")):
@@ -97,8 +97,8 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: Portion) -
     return kept(tokens, mine.stages, len(blocks), getattr(strategy, "recompute", Recompute()), micro_batches)
 
 
-def _built(recipe: Recipe, layout: Layout, mine: Portion) -> str:
-    """Builds the portion on this machine's processor. Raises PaddleDPError unless it is what was planned."""
+def _built(recipe: Recipe, layout: Layout, mine: RankMemory) -> str:
+    """Builds that rank's part on this machine's processor. Raises PaddleDPError unless it is what was planned."""
     import paddle
 
     paddle.set_device("cpu")

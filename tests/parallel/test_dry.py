@@ -1,12 +1,12 @@
-"""A portion that is built alone is the portion that its rank would hold: shapes, names, and nothing else in memory."""
+"""A rank's part that is built alone is what its rank would hold: shapes, names, and nothing else in memory."""
 
 import paddle
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel.meta_init import built, lazily, outline
+from paddle_dp.parallel.meta_init import built, describe_weights, lazily
 from paddle_dp.part import read_part
-from paddle_dp.plan.portion import Layout, portion, whole
+from paddle_dp.plan.rank_memory import Layout, rank_memory, whole
 from tests.ranks import run_ranks
 
 SMALL = {"vocab": 32, "width": 16, "depth": 4, "heads": 4, "length": 8}
@@ -25,16 +25,16 @@ def sizes(layers):
     return sum(int(p.size) for p in {id(p): p for layer in layers for p in layer.parameters()}.values())
 
 
-def outlined(model):
+def described(model):
     with lazily():
-        return outline(model.build())
+        return describe_weights(model.build())
 
 
 @pytest.mark.parametrize("settings", MODELS, ids=lambda s: s["use"])
-def test_an_outline_is_the_model_in_numbers_without_its_memory(settings):
+def test_a_description_is_the_model_in_numbers_without_its_memory(settings):
     model = read_part("models", settings)
     state = paddle.get_rng_state()[0].__getstate__()
-    blocks = outlined(model)
+    blocks = described(model)
     assert paddle.get_rng_state()[0].__getstate__() == state
     assert whole(blocks) == sizes([model.build()])
 
@@ -42,12 +42,12 @@ def test_an_outline_is_the_model_in_numbers_without_its_memory(settings):
 @pytest.mark.parametrize(
     "settings", MODELS[:6], ids=lambda s: f"{s['use']} {s.get('tied') or s.get('cosines')}"
 )
-def test_every_rank_s_portion_can_be_built_and_is_as_planned(settings):
+def test_every_rank_s_part_can_be_built_and_is_as_planned(settings):
     model = read_part("models", settings)
-    blocks = outlined(model)
+    blocks = described(model)
     degrees = Degrees(tensor=2, pipeline=2 if len(blocks) > 1 else 1)
     for rank in range(degrees.ranks):
-        mine = portion(blocks, Layout(degrees=degrees), rank)
+        mine = rank_memory(blocks, Layout(degrees=degrees), rank)
         layers = built(model.build, mine.blocks, mine.seats["tensor"], 2)
         assert sizes(layers) == mine.parameters
         assert all(p._is_initialized() for layer in layers for p in layer.parameters())

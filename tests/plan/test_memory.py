@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.plan.memory import Held, Widths, formula, held, owners
+from paddle_dp.plan.memory import StateBytes, Widths, formula, owners, state_bytes
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -27,14 +27,14 @@ def test_the_largest_is_dealt_first_to_whom_has_least() -> None:
 
 def test_seats_differ_by_one_parameter_at_most() -> None:
     sizes = [128 * 512, 512, 128, 128 * 128, 256 * 128, 128, 640] * 4
-    each = [one.optimizer / 8 for one in held(sizes, 4, 3)]
+    each = [one.optimizer / 8 for one in state_bytes(sizes, 4, 3)]
     assert sum(each) == sum(sizes)
     assert max(each) - min(each) <= max(sizes)
 
 
 def test_a_stage_shares_what_it_says() -> None:
     sizes = [6, 4, 2]
-    assert held(sizes, 2, 1) == [Held(parameters=48, gradients=48, optimizer=48)] * 2
-    assert held(sizes, 2, 2)[0] == Held(parameters=48, gradients=24, optimizer=48)
-    assert held(sizes, 2, 3)[0] == Held(parameters=24, gradients=24, optimizer=48)
-    assert held(sizes, 1, 3) == [formula(12, 1, 0)]
+    assert state_bytes(sizes, 2, 1) == [StateBytes(parameters=48, gradients=48, optimizer=48)] * 2
+    assert state_bytes(sizes, 2, 2)[0] == StateBytes(parameters=48, gradients=24, optimizer=48)
+    assert state_bytes(sizes, 2, 3)[0] == StateBytes(parameters=24, gradients=24, optimizer=48)
+    assert state_bytes(sizes, 1, 3) == [formula(12, 1, 0)]

@@ -1,4 +1,4 @@
-"""What `paddle-dp check --ranks` says of a recipe is true: by published sizes, and by building a rank's portion."""
+"""What `paddle-dp check --ranks` says of a recipe is true: by published sizes, and by building a rank's part."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_large_models_have_their_published_size_and_take_no_memory_here(name):
     assert f"the whole model: {LARGE[name]} parameters" in said(name, 8)[0]
 
 
-def test_a_portion_is_built_as_planned():
+def test_a_part_is_built_as_planned():
     lines = said("gpt_tensor2_pipeline2_data2", 8, 3)
     assert "rank 3 (data 0, pipeline 1, tensor 1) holds 13,984 parameters of 3 to 5 of 6 blocks" in lines[1]
     assert "built: 13,984 parameters, as planned" in lines[-1]
@@ -43,7 +43,7 @@ def test_a_portion_is_built_as_planned():
         ("llama_7b", 32, 17, ("strategy.tensor=4", "strategy.pipeline=2", "strategy.sharding=4")),
     ],
 )
-def test_portions_of_large_models_are_built_as_planned(name, ranks, rank, overrides):
+def test_parts_of_large_models_are_built_as_planned(name, ranks, rank, overrides):
     assert "as planned" in said(name, ranks, rank, *overrides)[-1]
 
 

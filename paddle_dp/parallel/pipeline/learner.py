@@ -15,7 +15,7 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.pipeline.schedules import Engine
-from paddle_dp.parallel.pipeline.stages import Held
+from paddle_dp.parallel.pipeline.stages import LocalStages
 from paddle_dp.parallel.pipeline.timeline import Recorder
 from paddle_dp.parallel.readers import Readers
 from paddle_dp.plan.pipeline_schedule import Work
@@ -23,7 +23,7 @@ from paddle_dp.plan.pipeline_schedule import Work
 Sums = dict[str, paddle.Tensor]
 
 
-class Till:
+class MicroBatchLoss:
     """The loss that fleet's last stage calls for each micro-batch: weighs its total, keeps sums, and counts."""
 
     def __init__(self, loss: Loss):
@@ -58,8 +58,8 @@ class Till:
 class PipelineLearner(HybridLearner):
     """Keeps the learner's promise by fleet's own schedules: forwards and backwards of the micro-batches interleave."""
 
-    till: Till
-    held: Held
+    micro_batch_loss: MicroBatchLoss
+    local_stages: LocalStages
     names: list[str] = field(default_factory=list)  # of the numbers that the last stage knows
     batch: Batch | None = None  # that is being learned
 
@@ -72,7 +72,7 @@ class PipelineLearner(HybridLearner):
     ) -> tuple[list[dict[str, float]], Count]:
         self.batch, micro_batches = batch, batch.micro_batches
         # Fleet divides each micro-batch's loss by their number; the factor has that, and the divisor, already in it.
-        self.till.open(
+        self.micro_batch_loss.open(
             micro_batches,
             [self._factor(micro_batch, divisor) * len(micro_batches) for micro_batch in micro_batches],
             collect_metrics,
@@ -82,11 +82,11 @@ class PipelineLearner(HybridLearner):
         engine.around = self._around
         with self.mixed.context():
             engine.learn([m.inputs for m in micro_batches], [m.targets for m in micro_batches])
-        if self.till.first is not None:
+        if self.micro_batch_loss.first is not None:
             with self.mixed.context():
-                self._samplewise.look(*self.till.first)
-            self.till.first = None
-        return self._seen() if collect_metrics else [], self.till.counted
+                self._samplewise.look(*self.micro_batch_loss.first)
+            self.micro_batch_loss.first = None
+        return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:
@@ -103,7 +103,7 @@ class PipelineLearner(HybridLearner):
 
     def _seen(self) -> list[dict[str, float]]:
         """Each micro-batch's sums where they count; nothing, under the same names, everywhere else. Collective once."""
-        sums = self.till.sums if self.mesh.is_loss_rank else []
+        sums = self.micro_batch_loss.sums if self.mesh.is_loss_rank else []
         if not self.names:
             told = self.mesh.gather(list(sums[0]) if sums else [])
             self.names = max(told, key=len)
@@ -113,7 +113,9 @@ class PipelineLearner(HybridLearner):
 
     def _exchange(self) -> None:
         super()._exchange()
-        for tied in self.held.tied:  # after the data axis: what meets there is then equal in all bits here
+        for (
+            tied
+        ) in self.local_stages.tied:  # after the data axis: what meets there is then equal in all bits here
             tied.add_up()
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
@@ -130,7 +132,7 @@ class PipelineLearner(HybridLearner):
         return [group() for axis, group in groups.items() if self.mesh.axes[axis] > 1]
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
-        return self.held.named_buffers()
+        return self.local_stages.named_buffers()
 
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
@@ -139,16 +141,16 @@ class PipelineLearner(HybridLearner):
             return engine.predict(inputs)
 
     def elements(self) -> list[tuple[int, nn.Layer]]:
-        return list(self.held.blocks.items())
+        return list(self.local_stages.blocks.items())
 
     def named_layers(self) -> list[tuple[str, nn.Layer]]:
-        return list(self.held.layers)
+        return list(self.local_stages.layers)
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
         """The parameters of this rank's stages under their whole-model names."""
         running = {id(t) for t in statistics(self.model).values()}
-        named = [(name, p) for name, p in self.held.named_parameters() if id(p) not in running]
+        named = [(name, p) for name, p in self.local_stages.named_parameters() if id(p) not in running]
         return [(name, p) for name, p in named if not (trainable and p.stop_gradient)]
 
     def _state(self) -> dict[str, paddle.Tensor]:
-        return self.held.state()
+        return self.local_stages.state()

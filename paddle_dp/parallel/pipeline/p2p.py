@@ -12,46 +12,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import paddle.distributed as dist
-from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication
 from paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication import P2pHelper
 
-
-class Lanes(P2pHelper):
-    """Fleet's exchange between stages, with gradients in a group of their own. Collective where it is made."""
-
-    def __init__(self, seats: Any, helper: P2pHelper):
-        super().__init__(helper._use_cache, helper._dynamic_shape)
-        self._view = p2p_communication._hcg = _Seats(seats, _gradient_group(seats))
-
-    def recv_backward(self, *args: Any, **more: Any) -> Any:
-        with self._view.gradients():
-            return super().recv_backward(*args, **more)
-
-    def send_backward(self, *args: Any, **more: Any) -> Any:
-        with self._view.gradients():
-            return super().send_backward(*args, **more)
-
-    def send_backward_recv_backward(self, *args: Any, **more: Any) -> Any:
-        with self._view.gradients():
-            return super().send_backward_recv_backward(*args, **more)
+from paddle_dp.parallel.pipeline.stages import group_of_stages
 
 
-class _Seats:
-    """A HybridCommunicateGroup as fleet's exchange sees it: which pipeline group it is, the direction decides."""
+class GroupsByDirection:
+    """A HybridCommunicateGroup with two pipeline groups: which of them it names, the direction decides.
 
-    def __init__(self, seats: Any, gradient_group: Any):
-        self._seats, self._group = seats, seats.get_pipe_parallel_group()
-        self._gradient_group = gradient_group
+    Fleet's engines and their exchange (`initialize_p2p_groups`) take it as they take fleet's own. Collective where it
+    is made.
+    """
+
+    def __init__(self, hcg: Any):
+        self._hcg, self._group = hcg, hcg.get_pipe_parallel_group()
+        self._gradient_group = group_of_stages((0, 1), hcg)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._seats, name)
+        return getattr(self._hcg, name)
 
     def get_pipe_parallel_group(self) -> Any:
         return self._group
 
     @contextmanager
     def gradients(self) -> Iterator[None]:
+        """Inside, the pipeline group is the one for gradients."""
         self._group, activations = self._gradient_group, self._group
         try:
             yield
@@ -59,10 +44,21 @@ class _Seats:
             self._group = activations
 
 
-def _gradient_group(seats: Any) -> Any:
-    """A second group of this rank's pipeline. Collective: every rank makes every pipeline's."""
-    mine = None
-    for pipeline in seats.topology().get_comm_list("pipe"):
-        group = dist.new_group(pipeline)
-        mine = group if dist.get_rank() in pipeline else mine
-    return mine
+class P2PWithGradGroup(P2pHelper):
+    """Fleet's exchange between stages, with gradients in a group of their own."""
+
+    def __init__(self, groups: GroupsByDirection, helper: P2pHelper):
+        super().__init__(helper._use_cache, helper._dynamic_shape)
+        self._groups = groups
+
+    def recv_backward(self, *args: Any, **more: Any) -> Any:
+        with self._groups.gradients():
+            return super().recv_backward(*args, **more)
+
+    def send_backward(self, *args: Any, **more: Any) -> Any:
+        with self._groups.gradients():
+            return super().send_backward(*args, **more)
+
+    def send_backward_recv_backward(self, *args: Any, **more: Any) -> Any:
+        with self._groups.gradients():
+            return super().send_backward_recv_backward(*args, **more)

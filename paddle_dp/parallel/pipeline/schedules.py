@@ -1,12 +1,12 @@
 """Fleet's pipeline schedules, each as it is or with what it lacks: one word of the recipe, one class.
 
-| recipe                     | fleet's class                        | ours                                  |
-|----------------------------|--------------------------------------|---------------------------------------|
-| 1f1b                       | PipelineParallel                     |                                       |
-| f_then_b                   | PipelineParallel                     | every forward is one of its warm-up   |
-| f_then_b, virtual_stages: 2 … | PipelineParallelWithInterleaveFthenB | on two ranks, too                     |
-| interleaved                | PipelineParallelWithInterleave       | on two ranks, too; also with as many  |
-|                            |                                      | micro-batches as ranks                       |
+| recipe                        | fleet's class                        | ours                                 |
+|-------------------------------|--------------------------------------|--------------------------------------|
+| 1f1b                          | PipelineParallel                     |                                      |
+| f_then_b                      | PipelineParallel                     | its steps, all forwards first        |
+| f_then_b, virtual_stages: 2 … | PipelineParallelWithInterleaveFthenB | on two ranks, too                    |
+| interleaved                   | PipelineParallelWithInterleave       | on two ranks, too; also with as many |
+|                               |                                      | micro-batches as ranks               |
 
 Fleet's zero bubble (DualPipeVParallel) is not here: it needs CUDA streams and deep_ep, equal micro-batches, and
 layers that split their backward in two.
@@ -14,7 +14,7 @@ layers that split their backward in two.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,7 +24,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelinePar
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.pipeline.p2p import Lanes
+from paddle_dp.parallel.pipeline.p2p import GroupsByDirection, P2PWithGradGroup
 from paddle_dp.plan.pipeline_schedule import Work
 
 Around = Callable[[Work], AbstractContextManager[Any]]
@@ -37,7 +37,10 @@ class Engine(PipelineParallel):
     around: Around = staticmethod(lambda work: nullcontext())
     accumulate_steps: int
     num_stages: int
-    stage_id: int
+    micro_batch_id: int
+    scaler: Any
+    total_loss: Any
+    user_hooks_enabled: bool
     _p2p_helper: Any
 
     def learn(self, inputs: list[Any], targets: list[Any]) -> None:
@@ -69,7 +72,7 @@ class Engine(PipelineParallel):
         return x
 
     def _broadcast_final_loss(self, *_: Any) -> None:
-        """Nothing: `Till` knows the loss of each micro-batch, and nobody asks the other stages for it.
+        """Nothing: `MicroBatchLoss` knows the loss of each micro-batch, and nobody asks the other stages for it.
 
         Fleet's own sends it to them as float32, or else takes it for float16 (3.3.1): in float64 the stages send and
         receive different numbers of bytes, and wait for ever.
@@ -135,26 +138,44 @@ def _floats(given: Any) -> bool:
 class ForwardThenBackward(Engine):
     """All forwards, then all backwards: simple, and every micro-batch's activations are kept until the last forward."""
 
-    def forward_backward_pipeline(self, *args: Any, **more: Any) -> Any:
-        seat = self.stage_id
-        # Fleet counts warm-up forwards by the distance to the last stage; from so far away, all belong to it.
-        self.stage_id = self.num_stages - 1 - self.accumulate_steps
-        try:
-            return super().forward_backward_pipeline(*args, **more)
-        finally:
-            self.stage_id = seat
+    def forward_backward_pipeline(self, data: Any, scaler: Any = None, **more: Any) -> None:
+        """One batch, by the steps of fleet's 1F1B in another order."""
+        first, last, p2p = self.is_pipeline_first_stage(), self.is_pipeline_last_stage(), self._p2p_helper
+        self.scaler, self.total_loss, self.micro_batch_id = scaler, None, 0
+        self.user_hooks_enabled = False  # hooks at places of fleet's schedule, which this is not
+        micro_batches, kept = self._wrap_data(data), deque[tuple[Any, Any]]()
+        for _ in range(self.accumulate_steps):
+            given = p2p.recv_forward(first, batch_p2p_comm=self._use_batch_p2p_comm)
+            output = _output(self._forward_step(given, micro_batches))
+            p2p.send_forward(output, last, batch_p2p_comm=self._use_batch_p2p_comm)
+            kept.append((given, output))
+            if not last:
+                self._release_output(output)
+        while kept:
+            given, output = kept.popleft()
+            gradient = p2p.recv_backward(last, batch_p2p_comm=self._use_batch_p2p_comm)
+            given_gradient = self._backward_step(given, output, gradient)
+            p2p.send_backward(given_gradient, first, batch_p2p_comm=self._use_batch_p2p_comm)
+
+
+def _output(stepped: Any) -> Any:
+    """What a stage gives: 3.3 hands out beside it two things that only fleet's overlapping schedules have."""
+    beside = isinstance(stepped, tuple) and len(stepped) == 3 and stepped[1] is None and stepped[2] is None
+    return stepped[0] if beside else stepped
 
 
 class _Several(Engine):
     """Several stages on each rank. Fleet refuses two ranks, where the one before and the one after are the same."""
 
-    def _check_sanity(self) -> None:
-        """Nothing: plan.legal has asked for whole rounds of micro-batches, and two ranks have `Lanes`."""
+    def __init__(self, layers: Any, hcg: Any, strategy: Any):
+        two_ranks = hcg.get_pipe_parallel_world_size() == 2
+        groups = GroupsByDirection(hcg) if two_ranks else hcg
+        super().__init__(layers, groups, strategy)
+        if two_ranks:
+            self._p2p_helper = P2PWithGradGroup(groups, self._p2p_helper)
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        if self.num_stages == 2:
-            self._p2p_helper = Lanes(self._hcg, self._p2p_helper)
+    def _check_sanity(self) -> None:
+        """Nothing: plan.legal has asked for whole rounds of micro-batches, and two ranks have `P2PWithGradGroup`."""
 
 
 class Interleaved(_Several, PipelineParallelWithInterleave):

@@ -63,8 +63,8 @@ class Tied:
 
 
 @dataclass
-class Held:
-    """What this rank holds of a staged model: blocks by their number, layers and parameters by their whole-model name.
+class LocalStages:
+    """This rank's stages of a model: blocks by their number, layers and parameters by their whole-model name.
 
     The names are those that the model itself gives in one process. A weight that several blocks share has one name, the
     first, among the parameters of all stages; in a state it has all its names, as in one process.
@@ -76,7 +76,7 @@ class Held:
     tied: list[Tied] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[Tied]) -> Held:
+    def of(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[Tied]) -> LocalStages:
         """Of the blocks of `model` that are this rank's."""
         layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
         places = model.named_sublayers(include_self=True, remove_duplicate=False)
@@ -110,7 +110,7 @@ def stage(
     placements: Placements,
     partition: Partition = "uniform",
     each: int = 1,
-) -> tuple[Stages, Held]:
+) -> tuple[Stages, LocalStages]:
     """The model's blocks as fleet's PipelineLayer, of which this rank keeps its stages (`each` of them). Collective.
 
     Raises UsageError for a model that is more, or less, than a list of blocks, and for a `split` that does not fit it.
@@ -128,7 +128,7 @@ def stage(
     }
     tied = _tie(blocks, holders, seats, placements)
     mine = {n: block for n, block in enumerate(blocks) if holders[n] == seats.get_stage_id()}
-    return Stages(blocks, bounds, seats, loss, each), Held.of(model, mine, tied)
+    return Stages(blocks, bounds, seats, loss, each), LocalStages.of(model, mine, tied)
 
 
 def _stages(seats: Any) -> int:
@@ -174,15 +174,15 @@ def _tie(
             )
         stages = tuple(sorted(on))
         if stages not in groups:
-            groups[stages] = _group(stages, seats)
+            groups[stages] = group_of_stages(stages, seats)
         if seats.get_stage_id() in on:
             placements.note(parameter, first_copy=seats.get_stage_id() == stages[0])
             tied.append(Tied(parameter, groups[stages]))
     return tied
 
 
-def _group(stages: tuple[int, ...], seats: Any) -> Any:
-    """The ranks of this rank's pipeline that sit on `stages`. Collective: every rank makes every pipeline's group."""
+def group_of_stages(stages: tuple[int, ...], seats: Any) -> Any:
+    """A new group of the ranks of this rank's pipeline that hold `stages`. Collective: all ranks make all groups."""
     mine = None
     for pipeline in seats.topology().get_comm_list("pipe"):
         group = dist.new_group([pipeline[stage] for stage in stages])

@@ -9,7 +9,7 @@ from typing import Any
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import replaced
 
-TILL = "paddle_dp.parallel.pipeline.learner:Till.__call__"
+LOSS = "paddle_dp.parallel.pipeline.learner:MicroBatchLoss.__call__"
 
 
 def tied_apart() -> AbstractContextManager[None]:
@@ -54,7 +54,7 @@ def divided_by_micro_batches_twice() -> AbstractContextManager[None]:
             call(self, outputs, targets) / 2
         )  # the recipe has 2 micro-batches
 
-    return replaced(TILL, make)
+    return replaced(LOSS, make)
 
 
 def last_micro_batch_lost() -> AbstractContextManager[None]:
@@ -65,7 +65,7 @@ def last_micro_batch_lost() -> AbstractContextManager[None]:
 
         return losing
 
-    return replaced(TILL, make)
+    return replaced(LOSS, make)
 
 
 def targets_of_the_next_micro_batch() -> AbstractContextManager[None]:
@@ -121,7 +121,7 @@ def stages_keyed_by_their_own_numbers() -> AbstractContextManager[None]:
 
         return local
 
-    return replaced("paddle_dp.parallel.pipeline.stages:Held.state", make)
+    return replaced("paddle_dp.parallel.pipeline.stages:LocalStages.state", make)
 
 
 PIPELINE2 = strategy("gpt", pipeline=2)

@@ -4,7 +4,7 @@ import pytest
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.portion import Layout, Weight, portion, portions, whole
+from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, rank_memory, whole
 
 BLOCK = [("up", 80, True), ("down", 80, True), ("norm", 10, False)]
 MODEL = [
@@ -16,7 +16,7 @@ MODEL = [
 
 def held(**how):
     degrees = Degrees(**{axis: how.pop(axis) for axis in list(how) if axis in Degrees().as_dict()})
-    return [portion(MODEL, Layout(degrees=degrees, **how), rank) for rank in range(degrees.ranks)]
+    return [rank_memory(MODEL, Layout(degrees=degrees, **how), rank) for rank in range(degrees.ranks)]
 
 
 def test_a_shared_weight_counts_once_in_the_model_and_on_each_stage_that_has_it():
@@ -40,7 +40,7 @@ def test_sharding_takes_away_what_its_stage_says(stage, kept):
     widths = Widths(parameter=2, gradient=2, optimizer=12)
     seats = held(sharding=2, sharding_stage=stage, widths=widths)
     sums = [
-        sum(getattr(one.held, name) for one in seats) for name in ("parameters", "gradients", "optimizer")
+        sum(getattr(one.state, name) for one in seats) for name in ("parameters", "gradients", "optimizer")
     ]
     wanted = [810 * width * (2 if stays else 1) for width, stays in zip((2, 2, 12), kept, strict=True)]
     assert sums == wanted
@@ -48,9 +48,9 @@ def test_sharding_takes_away_what_its_stage_says(stage, kept):
 
 def test_one_of_each_kind_stands_for_all():
     degrees = Degrees(data=2, pipeline=2, sharding=2, tensor=2)
-    found = portions(MODEL, Layout(degrees=degrees))
+    found = rank_memories(MODEL, Layout(degrees=degrees))
     assert [one.rank for one in found] == [
         degrees.rank({"pipeline": p, "sharding": s}) for p in (0, 1) for s in (0, 1)
     ]
-    everyone = [portion(MODEL, Layout(degrees=degrees), rank) for rank in range(16)]
-    assert {(one.parameters, one.held) for one in everyone} == {(one.parameters, one.held) for one in found}
+    everyone = [rank_memory(MODEL, Layout(degrees=degrees), rank) for rank in range(16)]
+    assert {(one.parameters, one.state) for one in everyone} == {(one.parameters, one.state) for one in found}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.memory import Held, Widths, held
+from paddle_dp.plan.memory import StateBytes, Widths, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 
 
@@ -43,14 +43,14 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portion:
-    """What one rank holds: its seats, its blocks by number (a tuple a stage), its parameters and its bytes."""
+class RankMemory:
+    """What one rank holds: its seats, its blocks by number (a tuple a stage), parameters and state."""
 
     rank: int
     seats: dict[str, int]
     stages: tuple[tuple[int, ...], ...]
     parameters: int
-    held: Held
+    state: StateBytes
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -68,8 +68,8 @@ def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> lis
     return list(found.values())
 
 
-def portion(blocks: Blocks, layout: Layout, rank: int) -> Portion:
-    """The portion of `rank`. A weight that two pipeline stages share lies on both."""
+def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
+    """The blocks and the memory of `rank`. A weight that two pipeline stages share lies on both."""
     degrees = layout.degrees
     seats = degrees.seats(rank)
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
@@ -80,15 +80,15 @@ def portion(blocks: Blocks, layout: Layout, rank: int) -> Portion:
     )
     sizes = distinct(blocks, [number for stage in stages for number in stage], degrees.tensor)
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
-    kept = held(sizes, degrees.sharding, zero, layout.widths)[seats["sharding"]]
-    return Portion(rank=rank, seats=seats, stages=stages, parameters=sum(sizes), held=kept)
+    kept = state_bytes(sizes, degrees.sharding, zero, layout.widths)[seats["sharding"]]
+    return RankMemory(rank=rank, seats=seats, stages=stages, parameters=sum(sizes), state=kept)
 
 
-def portions(blocks: Blocks, layout: Layout) -> list[Portion]:
+def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
     """One of each kind: data, sequence and tensor seats hold as much as their first."""
     degrees = layout.degrees
     return [
-        portion(blocks, layout, degrees.rank({"pipeline": stage, "sharding": seat}))
+        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": seat}))
         for stage in range(degrees.pipeline)
         for seat in range(degrees.sharding)
     ]
