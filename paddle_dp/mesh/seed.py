@@ -16,7 +16,7 @@ def seed_ranks(seed: int, mesh: Mesh) -> None:
     """Gives every rank its random streams; call it when the equal things (initial weights) have been drawn.
 
     Paddle's own stream is one for all seats of a tensor axis, which hold the same activations and must drop the same of
-    them; readers, stages and stretches of a sequence hold others. What is cut over the tensor axis draws from fleet's
+    them; readers, stages and shards of a sequence hold others. What is cut over the tensor axis draws from fleet's
     tracker (get_rng_state_tracker), whose stream every rank has for itself.
     """
     import paddle
@@ -26,7 +26,7 @@ def seed_ranks(seed: int, mesh: Mesh) -> None:
         from paddle.distributed.fleet.layers.mpu.random import MODEL_PARALLEL_RNG
         from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
-        # As fleet's model_parallel_random_seed, whose seeds are the same for every reader and every stretch.
+        # As fleet's model_parallel_random_seed, whose seeds are the same for every reader and every sequence shard.
         tracker = get_rng_state_tracker()
         tracker.reset()
         tracker.add(MODEL_PARALLEL_RNG, own_seed(seed, f"rank {mesh.rank}"))

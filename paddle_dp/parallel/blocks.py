@@ -1,4 +1,4 @@
-"""A model's ordered blocks: what a pipeline deals out, recompute computes again, and stretches begin behind.
+"""A model's ordered blocks: what a pipeline deals out, recompute computes again, and sequence shards begin behind.
 
 Three kinds of models have them:
 

@@ -215,7 +215,7 @@ class Hybrid:
         from paddle_dp.parallel.as_whole import AsWhole
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
-        from paddle_dp.parallel.sequence.ulysses import along_sequence
+        from paddle_dp.parallel.sequence.ulysses import parallelize_sequence
         from paddle_dp.parallel.tensor.layers import TensorParallelizer
         from paddle_dp.parallel.tensor.vocab_parallel_loss import vocab_parallel
 
@@ -230,10 +230,10 @@ class Hybrid:
             model = parallelizer.parallelize(model)
             loss = vocab_parallel(loss, group) if parallelizer.cuts_classes else loss
             slices += [(-1, group)] if parallelizer.cuts_classes else []
-        # What is computed again draws its masks again, and does not trade stretches for heads again.
+        # What is computed again draws its masks again, and does not exchange tokens for heads again.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:
-            model, loss = along_sequence(model, loss, self.seats.get_sep_parallel_group())
+            model, loss = parallelize_sequence(model, loss, self.seats.get_sep_parallel_group())
             slices.append((1, self.seats.get_sep_parallel_group()))
         before.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss

@@ -1,4 +1,4 @@
-"""Sequences in stretches, between cut layers or on an axis of their own: one process's losses, norms and weights."""
+"""Sequence shards, between cut layers or on an axis of their own: one process's losses, norms and weights."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from paddle_dp.losses.mean_squared_error import Config as MeanSquaredError
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
-from paddle_dp.parallel.sequence.ulysses import along_sequence, stretch
+from paddle_dp.parallel.sequence.ulysses import parallelize_sequence, sequence_shard
 from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
 
@@ -64,13 +64,13 @@ LONG = [
 
 
 @pytest.mark.parametrize(("model", "ranks", "layout"), DEFAULT)
-def test_stretches_are_one_process(tmp_path, model, ranks, layout):
+def test_sequence_shards_are_one_process(tmp_path, model, ranks, layout):
     check(tmp_path, model, ranks, layout)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "ranks", "layout"), LONG)
-def test_every_layout_with_stretches_is_one_process(tmp_path, model, ranks, layout):
+def test_every_layout_with_sequence_shards_is_one_process(tmp_path, model, ranks, layout):
     check(tmp_path, model, ranks, layout)
 
 
@@ -144,7 +144,7 @@ def test_losses_that_smooth_or_count(one):
 
 
 def test_models_that_tie_and_models_that_gather(one, cut):
-    """vit's last block has no `cuts` and looks at all tokens: what lies in stretches is gathered before it."""
+    """vit's last block has no `cuts` and looks at all tokens: what is sharded is gathered before it."""
     for found in cut:
         for ours, truth in zip(found["rows"], one, strict=True):
             np.testing.assert_allclose(ours, truth, rtol=2e-5)
@@ -191,7 +191,7 @@ def masks(strategy):
     return found
 
 
-def test_what_is_whole_is_dropped_alike_and_what_is_in_stretches_is_not(cut):
+def test_what_is_whole_is_dropped_alike_and_what_is_in_shards_is_not(cut):
     first, second = (found["masks"] for found in cut)
     for share, _ in (*first, *second):
         assert 0.2 < share < 0.4
@@ -203,17 +203,17 @@ def test_what_is_whole_is_dropped_alike_and_what_is_in_stretches_is_not(cut):
 PAIR = SimpleNamespace(nranks=2, rank=1)
 
 
-def test_uneven_stretches_are_said():
-    assert stretch(paddle.arange(8).reshape([1, 8]), PAIR).tolist() == [[4, 5, 6, 7]]
+def test_uneven_shards_are_said():
+    assert sequence_shard(paddle.arange(8).reshape([1, 8]), PAIR).tolist() == [[4, 5, 6, 7]]
     with pytest.raises(UsageError, match=r"sequence length 7 is not divisible by strategy\.sequence=2"):
-        stretch(paddle.zeros([1, 7]), PAIR)
+        sequence_shard(paddle.zeros([1, 7]), PAIR)
 
 
-def test_what_cannot_be_cut_in_stretches_is_said():
+def test_what_cannot_be_cut_in_shards_is_said():
     with pytest.raises(UsageError, match="`attends`"):
-        along_sequence(nn.Linear(2, 2), as_loss(CrossEntropy().build()), PAIR)
-    with pytest.raises(UsageError, match="MeanSquaredError cannot be computed from stretches"):
-        along_sequence(gpt.Config(**SMALL).build(), as_loss(MeanSquaredError().build()), PAIR)
+        parallelize_sequence(nn.Linear(2, 2), as_loss(CrossEntropy().build()), PAIR)
+    with pytest.raises(UsageError, match="MeanSquaredError cannot be computed from shards"):
+        parallelize_sequence(gpt.Config(**SMALL).build(), as_loss(MeanSquaredError().build()), PAIR)
     with pytest.raises(UsageError, match="no ordered `blocks`"):
         SequenceParallelizer(PAIR, Placements()).parallelize(nn.Linear(2, 2))
     plain = nn.Layer()

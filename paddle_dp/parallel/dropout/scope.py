@@ -54,7 +54,7 @@ class Slice:
 
 
 # Where two axes cut one dim, the first named holds the larger runs: heads are cut over the tensor axis before they are
-# traded over the sequence axis, and stretches of tokens the other way round.
+# traded over the sequence axis, and shards of tokens the other way round.
 _ORDER: Mapping[Kind, tuple[Axis, ...]] = {
     "tokens": ("sequence", "tensor"),
     "columns": ("tensor", "sequence"),
@@ -187,7 +187,7 @@ def within_slice(
 
 
 def _lengths(given: Any, around: Slice | None) -> tuple[int, ...]:
-    """How many tokens [n, t, …] may have: in stretches, they may be gathered inside the function or before it."""
+    """How many tokens [n, t, …] may have: as sequence shards, they may be gathered inside the function or before it."""
     if len(given.shape) < 2:
         return ()
     here = given.shape[1]

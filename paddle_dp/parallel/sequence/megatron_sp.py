@@ -1,9 +1,8 @@
 """Megatron's sequence parallelism (Korthikanti et al., arXiv:2205.05198, section 4), for plain models.
 
-Between the cut matrices of a tensor axis, activations are the same on all seats. Here each seat holds its stretch of
-the tokens instead: norms, dropout and what is added to them need 1/seats of the memory and of the time. Gathering the
-stretches before a layer cut by columns, and adding up and dealing them out behind one cut by rows, exchange as much as
-tensor parallelism alone does.
+Between the sharded matrices of a tensor axis, activations are the same on all ranks. Here each rank holds a shard of
+the tokens instead: norms, dropout and residuals need 1/tp_size of the memory and of the time. The all-gather before a
+layer cut by columns and the reduce-scatter after one cut by rows exchange as much as tensor parallelism alone does.
 
 Fleet's layers do it along the first dim, [t, n, width]; plain models have [n, t, width], so each of them is turned on
 its way in and out.
@@ -44,37 +43,38 @@ class _TransposeBT(PyLayer):
 
 
 class Columns(ColumnSequenceParallelLinear):
-    """Stretches [n, t / seats, width] → some of the outputs for all tokens [n, t, outputs / seats]."""
+    """Sequence shards [n, t / tp_size, width] → some of the outputs for all tokens [n, t, outputs / tp_size]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
 
 
 class Rows(RowSequenceParallelLinear):
-    """Some of the inputs for all tokens [n, t, inputs / seats] → stretches [n, t / seats, width]."""
+    """Some of the inputs for all tokens [n, t, inputs / tp_size] → sequence shards [n, t / tp_size, width]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
 
 
 class GatherFromSequenceParallel(CopyToTensorParallel):
-    """A layer whose outputs are cut, from stretches of its input; the input's gradients add up."""
+    """A layer whose outputs are cut, from sequence shards of its input; the input's gradients add up."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._layer[0](_TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(x))))
 
 
 class BlockParallelizer(TensorParallelizer):
-    """Cuts the layers of blocks that work on stretches of the sequence."""
+    """Shards the layers of blocks that work on sequence shards."""
 
     kinds = (Columns, Rows, GatherFromSequenceParallel)
 
 
 class SequenceParallelizer(TensorParallelizer):
-    """Cuts a model whose activations lie in stretches from the first block's outputs on.
+    """Shards a model whose activations are sequence shards from the first block's outputs on.
 
-    A block with a `cuts` table works on stretches, one without it on whole sequences, as the first always does: between
-    the two kinds, activations are dealt out or gathered. Raises UsageError for a model that is not a list of blocks.
+    A block with a `cuts` table works on sequence shards, one without it on whole sequences, as the first always does:
+    between the two kinds, activations are scattered or gathered. Raises UsageError for a model that is not a list of
+    blocks.
     """
 
     def parallelize(self, model: nn.Layer) -> nn.Layer:
@@ -82,27 +82,27 @@ class SequenceParallelizer(TensorParallelizer):
         if len(blocks) < 2:
             raise UsageError(
                 f"strategy.sequence_parallel: {type(model).__name__} has no ordered `blocks`, between which sequences "
-                "could be dealt out. Keep its layers in one (docs/add-a-part.md), or set sequence_parallel=false."
+                "could be scattered. Keep its layers in one (docs/add-a-part.md), or set sequence_parallel=false."
             )
         inner = BlockParallelizer(self.group, self.placements)
         inner._sharded = self._sharded
         parts = [layers_in(block) for block in blocks]
         first = self.replace(model, parts[0])
-        dealt = [False, *(inner.replace(model, part) for part in parts[1:])]
-        if not (first or any(dealt)):
+        on_shards = [False, *(inner.replace(model, part) for part in parts[1:])]
+        if not (first or any(on_shards)):
             return super().parallelize(model)  # says that there is no table
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
         blocks = settle(model)
         for number, block in enumerate(blocks):
-            if dealt[number]:
+            if on_shards[number]:
                 self._mark(block)
-            if dealt[number] and not dealt[number - 1]:
-                blocks[number - 1].register_forward_post_hook(self._deal)
-            if number and dealt[number - 1] and not dealt[number]:
+            if on_shards[number] and not on_shards[number - 1]:
+                blocks[number - 1].register_forward_post_hook(self._scatter)
+            if number and on_shards[number - 1] and not on_shards[number]:
                 block.register_forward_pre_hook(self._gather)
         return model
 
-    def _deal(self, block: nn.Layer, inputs: Any, output: paddle.Tensor) -> paddle.Tensor:
+    def _scatter(self, block: nn.Layer, inputs: Any, output: paddle.Tensor) -> paddle.Tensor:
         length = output.shape[1]
         if length % self.group.nranks:
             raise UsageError(
@@ -116,8 +116,8 @@ class SequenceParallelizer(TensorParallelizer):
         return (_TransposeBT.apply(GatherOp.apply(_TransposeBT.apply(inputs[0]))), *inputs[1:])
 
     def _mark(self, block: nn.Layer) -> None:
-        """A block on stretches draws its tokens' masks; gradients of its whole parameters are of this seat's tokens
-        only. They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
+        """A block on sequence shards draws its tokens' masks; gradients of its whole parameters are of this rank's
+        tokens only. They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
         """
         draw_slice(block, "tokens", self.group, "forward")
         for parameter in block.parameters():

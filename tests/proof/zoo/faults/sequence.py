@@ -38,12 +38,12 @@ def not_divided() -> AbstractContextManager[None]:
     def make(added: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, value: added(self, value) * self.group.nranks
 
-    return replaced(f"{SEQUENCE}:StretchLoss._added", make)
+    return replaced(f"{SEQUENCE}:SequenceShardLoss._added", make)
 
 
 def attention_at_home() -> AbstractContextManager[None]:
     """No trade of tokens for heads: every seat attends to its own stretch."""
-    return replaced(f"{SEQUENCE}:_over_heads", lambda original: lambda attend, group: attend)
+    return replaced(f"{SEQUENCE}:_with_all_to_all", lambda original: lambda attend, group: attend)
 
 
 def targets_of_the_other_stretch() -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ def targets_of_the_other_stretch() -> AbstractContextManager[None]:
 
         return shifted
 
-    return replaced(f"{SEQUENCE}:StretchLoss.__call__", make)
+    return replaced(f"{SEQUENCE}:SequenceShardLoss.__call__", make)
 
 
 def no_gradient_through_the_trade() -> AbstractContextManager[None]:
@@ -71,7 +71,7 @@ def trade_keeps_its_order() -> AbstractContextManager[None]:
     def make(traded: Callable[..., Any]) -> Callable[..., Any]:
         return lambda parts, group: traded(parts, group).flip(0)
 
-    return replaced(f"{SEQUENCE}:_traded", make)
+    return replaced(f"{SEQUENCE}:_all_to_all", make)
 
 
 @contextmanager
@@ -83,13 +83,13 @@ def partial_sending() -> Iterator[None]:
         yield
 
 
-STRETCHES, SEQUENCE2 = strategy("gpt", tensor=2, sequence_parallel=True), strategy("gpt", sequence=2)
+SEQUENCE_SHARDS, SEQUENCE2 = strategy("gpt", tensor=2, sequence_parallel=True), strategy("gpt", sequence=2)
 FAULTS = (
     Fault(
         name="unmarked norms",
         says="On stretches of the sequence, gradients of norms and biases are not added up over the seats.",
         source="fleet; TTrace; Megatron-LM #1446; PaddleFleet #1162",
-        setting=STRETCHES,
+        setting=SEQUENCE_SHARDS,
         patch=unmarked,
         guard="weights",
         where=("norm.bias", "tensor axis", "a sum over the axis is missing"),
@@ -98,7 +98,7 @@ FAULTS = (
         name="norms twice",
         says="On stretches of the sequence, gradients of norms and biases are added up twice.",
         source="silent-fault catalogue, PAR",
-        setting=STRETCHES,
+        setting=SEQUENCE_SHARDS,
         patch=marked_sums_twice,
         where=("norm",),
     ),
