@@ -117,7 +117,8 @@ class SequenceParallelizer(TensorParallelizer):
 
     def _mark(self, block: nn.Layer) -> None:
         """A block on sequence shards draws its tokens' masks; gradients of its whole parameters are of this rank's
-        tokens only. They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward passes.
+        tokens only. They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward
+        passes.
         """
         draw_slice(block, "tokens", self.group, "forward")
         for parameter in block.parameters():
