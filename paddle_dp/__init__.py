@@ -13,7 +13,7 @@ from paddle_dp.version import __version__
 if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.data import Batch as Batch
     from paddle_dp.data import Loader as Loader
-    from paddle_dp.data import Share as Share
+    from paddle_dp.data import Sampler as Sampler
     from paddle_dp.mesh import Mesh as Mesh
     from paddle_dp.mesh import join as join
     from paddle_dp.parallel import Learner as Learner
@@ -29,7 +29,7 @@ _WORDS: dict[str, str] = {
     "Mesh": "paddle_dp.mesh",
     "Batch": "paddle_dp.data",
     "Loader": "paddle_dp.data",
-    "Share": "paddle_dp.data",
+    "Sampler": "paddle_dp.data",
     "Learner": "paddle_dp.parallel",
     "Precision": "paddle_dp.parallel",
     "Progress": "paddle_dp.train",

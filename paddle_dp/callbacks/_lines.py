@@ -25,10 +25,10 @@ _WAITING = 0.1  # of the time: from here on it is worth a word
 
 def start(run: Run, progress: Progress, total_steps: int) -> str:
     """What is about to happen."""
-    mesh, share = run.mesh, run.train_loader.share
+    mesh, sampler = run.mesh, run.train_loader.sampler
     epochs = total_steps / max(run.steps_per_epoch, 1)
     so_long = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
-    length = f"{total_steps} step{'s' * (total_steps != 1)} of {share.batch} samples ({so_long})"
+    length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({so_long})"
     text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
     text += f", going on from step {progress.step}" if progress.step else ""
     more = [f"and {len(run.changes) - 3} things more are otherwise"] if len(run.changes) > 3 else []

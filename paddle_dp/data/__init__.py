@@ -6,6 +6,6 @@ it. For the arithmetic of layouts go to `mesh/`; for what a batch becomes, to `p
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.data.loader import Loader
-from paddle_dp.data.sampler import Share
+from paddle_dp.data.sampler import Sampler
 
-__all__ = ["Batch", "Loader", "Micro", "Share"]
+__all__ = ["Batch", "Loader", "Micro", "Sampler"]

@@ -1,6 +1,6 @@
 """From a data set and a share to batches of tensors, in order, from any (epoch, batch) on.
 
-    loader = Loader(dataset, Share(len(dataset), batch=64))
+    loader = Loader(dataset, Sampler(len(dataset), batch=64))
     for batch in loader.read(epoch=3, start=17): ...
 
 Starting anywhere costs the same: nothing is read and thrown away on the way there.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.data.sample import Dataset, InProcess, Source
-from paddle_dp.data.sampler import Share
+from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """Batches of `dataset` as `share` deals them out, read here (`num_workers=0`) or ahead by worker processes.
+    """Batches of `dataset` as `sampler` deals them out, read here (`num_workers=0`) or ahead by worker processes.
 
     Workers keep `prefetch` batches under way, live from the first `read` until `close`, and change nothing
     but the speed. `timeout` is how many seconds one sample may take before its worker counts as hung.
@@ -31,39 +31,41 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        share: Share,
+        sampler: Sampler,
         *,
         num_workers: int = 0,
         prefetch: int = 2,
         timeout: float = 120.0,
         place: Any = None,
     ):
-        if len(dataset) != share.samples:
-            raise ValueError(f"share: it deals out {share.samples} samples, the data set has {len(dataset)}")
+        if len(dataset) != sampler.samples:
+            raise ValueError(
+                f"sampler: it deals out {sampler.samples} samples, the data set has {len(dataset)}"
+            )
         if num_workers < 0 or prefetch < 1 or timeout <= 0:
             raise ValueError(
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} have to be >= 0, >= 1, > 0"
             )
-        self.dataset, self.share, self._place = dataset, share, place
-        self._source: Source = InProcess(dataset, share)
+        self.dataset, self.sampler, self._place = dataset, sampler, place
+        self._source: Source = InProcess(dataset, sampler)
         if num_workers:
-            self._source = Prefetched(dataset, share, num_workers, prefetch, timeout)
+            self._source = Prefetched(dataset, sampler, num_workers, prefetch, timeout)
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
         """A loader of global batches of `batch` samples, this rank's slice of each when `mesh` has several.
 
-        Settings are those of `Share` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers, prefetch,
-        timeout, place).
+        Settings are those of `Sampler` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers,
+        prefetch, timeout, place).
         """
         words = ("seed", "shuffle", "drop_last", "micro_batches")
-        of_share = {word: settings.pop(word) for word in words if word in settings}
-        return cls(dataset, Share.of(len(dataset), batch, mesh, **of_share), **settings)
+        of_sampler = {word: settings.pop(word) for word in words if word in settings}
+        return cls(dataset, Sampler.of(len(dataset), batch, mesh, **of_sampler), **settings)
 
     @property
     def batches(self) -> int:
         """How many global batches an epoch has."""
-        return self.share.batches
+        return self.sampler.batches
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from global batch `start` on; none when `start` is the end of the epoch."""
@@ -78,7 +80,7 @@ class Loader:
         source = self._source.read(epoch, start)
         for k in range(start, self.batches):
             begun = time.perf_counter()
-            size = self.share.size(k)
+            size = self.sampler.size(k)
             micro_batches = tuple(
                 Micro(
                     paddle.to_tensor(inputs, place=place),
@@ -87,10 +89,10 @@ class Loader:
                     first,
                 )
                 for (inputs, targets, count), (first, _) in zip(
-                    next(source), self.share.cuts(size), strict=True
+                    next(source), self.sampler.cuts(size), strict=True
                 )
             )
-            yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.share.seed)
+            yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.sampler.seed)
 
     def close(self) -> None:
         """End the workers; a later `read` starts new ones."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paddle_dp.data.randomness import globals_kept, seed_sample
-from paddle_dp.data.sampler import Indices, Share
+from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.errors import DataError
 
 Array = np.ndarray[Any, Any]
@@ -122,16 +122,16 @@ class Source(Protocol):
 class InProcess:
     """Reads in the training process itself, when asked: nothing to start, wait for or end."""
 
-    def __init__(self, dataset: Dataset, share: Share):
-        self.dataset, self.share = dataset, share
+    def __init__(self, dataset: Dataset, sampler: Sampler):
+        self.dataset, self.sampler = dataset, sampler
         self._keep = nullcontext if hasattr(dataset, "take") else globals_kept
 
     def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
-        for k in range(start, self.share.batches):
+        for k in range(start, self.sampler.batches):
             with self._keep():
                 micro_batches = [
-                    (*read_samples(self.dataset, indices, self.share.seed, epoch), count)
-                    for indices, count in self.share.reads(epoch, k)
+                    (*read_samples(self.dataset, indices, self.sampler.seed, epoch), count)
+                    for indices, count in self.sampler.reads(epoch, k)
                 ]
             yield micro_batches
 

@@ -1,4 +1,4 @@
-"""Who reads what: every sample of an epoch exactly once, as arithmetic on (seed, epoch, reader, readers).
+"""Who reads what: every sample of an epoch exactly once, as arithmetic on (seed, epoch, dp_rank, dp_size).
 
     the order of an epoch     a permutation that only the seed and the epoch decide
     global batch k            the k-th run of `batch` samples of it: the same for any number of readers
@@ -28,12 +28,12 @@ def cut(things: int, part: int, parts: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _cuts(size: int, micro_batches: int, reader: int, readers: int) -> list[tuple[int, int]]:
+def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tuple[int, int]]:
     """An epoch has batches of two sizes at most, so this is worked out once for each."""
     found = []
     for micro_batch in range(micro_batches):
         start, stop = cut(size, micro_batch, micro_batches)
-        low, high = cut(stop - start, reader, readers)
+        low, high = cut(stop - start, dp_rank, dp_size)
         found.append((start + low, start + high))
     return found
 
@@ -59,24 +59,24 @@ def _in_order(samples: int) -> Indices:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one of `readers` readers takes of `samples` samples, in global batches of `batch`."""
+class Sampler:
+    """What one of `dp_size` readers takes of `samples` samples, in global batches of `batch`."""
 
     samples: int
     batch: int
-    reader: int = 0
-    readers: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "readers", "micro_batches"):
+        for name in ("batch", "dp_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
-        if not 0 <= self.reader < self.readers:
-            raise ValueError(f"reader: {self.reader} is not one of 0 to {self.readers - 1}")
+        if not 0 <= self.dp_rank < self.dp_size:
+            raise ValueError(f"reader: {self.dp_rank} is not one of 0 to {self.dp_size - 1}")
         if self.samples < 1:
             raise DataError("the data set is empty: there is not one sample to read")
         if not self.batches:
@@ -125,10 +125,10 @@ class Share:
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
         """Where this reader's slice of each micro-batch starts and stops in a global batch of `size` samples."""
-        return _cuts(size, self.micro_batches, self.reader, self.readers)
+        return _cuts(size, self.micro_batches, self.dp_rank, self.dp_size)
 
     @classmethod
-    def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Share:
+    def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
         """The share of the rank that `mesh` describes; the whole data set without a mesh."""
-        seat = {} if mesh is None else {"reader": mesh.reader, "readers": mesh.readers}
+        seat = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
         return cls(samples, batch, **seat, **settings)

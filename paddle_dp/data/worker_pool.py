@@ -18,7 +18,7 @@ import numpy as np
 
 from paddle_dp.data.randomness import seed_sample
 from paddle_dp.data.sample import Array, Dataset, MicroArrays, name, read_sample, read_samples, take
-from paddle_dp.data.sampler import Indices, Share, cut
+from paddle_dp.data.sampler import Indices, Sampler, cut
 from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer, Slot
 from paddle_dp.data.worker import (
     Answer,
@@ -35,22 +35,22 @@ from paddle_dp.errors import DataError
 class Prefetched:
     """A source of batches that `workers` processes read ahead; see Loader for the settings."""
 
-    def __init__(self, dataset: Dataset, share: Share, workers: int, prefetch: int, timeout: float):
-        self.dataset, self.share = dataset, share
+    def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, prefetch: int, timeout: float):
+        self.dataset, self.sampler = dataset, sampler
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
         self._pool: WorkerPool | None = None
 
     def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each global batch from `start` on; views that hold until the next batch is asked for."""
-        if start == self.share.batches:
+        if start == self.sampler.batches:
             return
-        pool = self._idle_pool(epoch, int(self.share.reads(epoch, start)[0][0][0]))
-        batches = iter(range(start, self.share.batches))
+        pool = self._idle_pool(epoch, int(self.sampler.reads(epoch, start)[0][0][0]))
+        batches = iter(range(start, self.sampler.batches))
         begun: deque[list[tuple[Indices, int]]] = deque()
 
         def begin() -> None:
             if (k := next(batches, None)) is not None:
-                begun.append(self.share.reads(epoch, k))
+                begun.append(self.sampler.reads(epoch, k))
                 pool.begin(epoch, np.concatenate([indices for indices, _ in begun[-1]]))
 
         try:
@@ -72,8 +72,8 @@ class Prefetched:
         """The pool, made now if there is none at rest; `index` is a sample that it will read."""
         if self._pool is None or self._pool.busy or self._pool.ended:
             self.close()
-            self._pool = WorkerPool(self.dataset, self.share.seed, self.timeout)
-            self._pool.start(self.workers, self.share.rows, self.prefetch + 1, sample=(epoch, index))
+            self._pool = WorkerPool(self.dataset, self.sampler.seed, self.timeout)
+            self._pool.start(self.workers, self.sampler.rows, self.prefetch + 1, sample=(epoch, index))
         return self._pool
 
     def close(self) -> None:

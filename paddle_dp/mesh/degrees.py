@@ -41,7 +41,7 @@ class Degrees:
         return product
 
     @property
-    def readers(self) -> int:
+    def dp_size(self) -> int:
         """How many different shares of the data there are."""
         return self.data * self.sharding
 
@@ -64,7 +64,7 @@ class Degrees:
         seats = self.seats(rank)
         return [self.rank({**seats, axis: seat}) for seat in range(self[axis])]
 
-    def reader(self, rank: int) -> int:
+    def dp_rank(self, rank: int) -> int:
         """Which share of the data `rank` reads."""
         seats = self.seats(rank)
         return seats["data"] * self.sharding + seats["sharding"]

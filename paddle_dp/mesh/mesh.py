@@ -57,13 +57,13 @@ class Mesh:
         return self.axes.seats(self.rank)
 
     @property
-    def reader(self) -> int:
-        """Which share of the data this rank reads. Ranks with equal `reader` read the same samples."""
-        return self.axes.reader(self.rank)
+    def dp_rank(self) -> int:
+        """Which share of the data this rank reads. Ranks with equal `dp_rank` read the same samples."""
+        return self.axes.dp_rank(self.rank)
 
     @property
-    def readers(self) -> int:
-        return self.axes.readers
+    def dp_size(self) -> int:
+        return self.axes.dp_size
 
     @property
     def is_loss_rank(self) -> bool:

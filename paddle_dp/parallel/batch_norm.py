@@ -15,7 +15,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
-from paddle_dp.parallel.readers import Among
+from paddle_dp.parallel.data_group import Among
 
 # paddle.nn.BatchNorm, which every densenet of paddle.vision uses, is no relative of the others.
 _PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)

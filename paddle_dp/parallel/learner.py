@@ -170,7 +170,7 @@ class Learner:
         told = self.mesh.gather([name for name, layer in self.named_layers() if is_local(layer)])
         local = list(dict.fromkeys(name for names in told for name in names))
         said = []
-        if local and self.mesh.readers > 1:
+        if local and self.mesh.dp_size > 1:
             who = (
                 f"{len(local)} BatchNorm layers normalize"
                 if len(local) > 1
@@ -308,7 +308,7 @@ class Learner:
             return
         with paddle.no_grad():
             for statistic in self._own_statistics():
-                mean = self._sum_over_readers(statistic.astype("float64")) / self.mesh.readers
+                mean = self._sum_over_readers(statistic.astype("float64")) / self.mesh.dp_size
                 statistic.set_value(mean.astype(statistic.dtype))
 
     def _own_statistics(self) -> list[paddle.Tensor]:
@@ -318,7 +318,7 @@ class Learner:
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """The sum of a tensor that each reader has one of, in place; ranks of one reader have the same."""
-        return self.mesh.sum_tensor(tensor) * (self.mesh.readers / self.mesh.ranks)
+        return self.mesh.sum_tensor(tensor) * (self.mesh.dp_size / self.mesh.ranks)
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
         """What the model remembers here besides parameters and BatchNorm's statistics, by whole-model name."""

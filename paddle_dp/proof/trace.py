@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.batch import Batch
-from paddle_dp.data import Share
+from paddle_dp.data import Sampler
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
@@ -41,7 +41,7 @@ def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
     """What the recipe's first `steps` global batches hold, the last of them cut so that `ranks` ranks get unequal
     shares."""
     dataset = recipe.dataset.build("train")
-    whole = Share(len(dataset), recipe.train.batch, seed=recipe.train.seed)
+    whole = Sampler(len(dataset), recipe.train.batch, seed=recipe.train.seed)
     full = min(steps - 1, whole.samples // whole.batch)
     room = min(whole.batch, whole.samples - full * whole.batch)
     count = full * whole.batch + (short(room, ranks) if room > 1 else room)
@@ -90,7 +90,7 @@ class Side:
         joined = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
         self.chosen = first_samples(recipe, options["steps"], options["ranks"])
         samples = len(self.chosen.dataset)
-        self.per_epoch = Share(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
+        self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
         self.given = Given(recipe.train.precision)
         read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings()}
@@ -154,7 +154,7 @@ class Side:
             facts = {
                 "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorded,
                 "apart": seen.apart, "amiss": seen.amiss, "broken": seen.broken, "seconds": seconds,
-                "reader": self.mesh.reader, "seats": self.mesh.seats, "dtype": precision.dtype,
+                "dp_rank": self.mesh.dp_rank, "seats": self.mesh.seats, "dtype": precision.dtype,
                 "numbers": sheet.numbers,
             }  # fmt: skip
             self.told["differences"] = seen.differences

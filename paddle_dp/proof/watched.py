@@ -165,16 +165,16 @@ class Watched:
         self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
         with self.hooks or nullcontext():
             self.learner.train_batch(self._in_order(batch), collect_metrics=True)
-        cuts = self.side.assembly.train_loader.share.cuts(batch.samples)
+        cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
-        shares = self.mesh.gather([self.mesh.reader, self.mesh.is_loss_rank, read])
+        shares = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, read])
         self.seen.rows.append({
             "loss": self._metrics["loss"], "gradient_norm": self._metrics["gradient_norm"],
             "samples": batch.samples,
             "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
-            "read": [[reader, numbers] for reader, _, numbers in shares],
+            "read": [[dp_rank, numbers] for dp_rank, _, numbers in shares],
         })  # fmt: skip
 
     def _in_order(self, batch: Batch) -> Batch:

@@ -89,7 +89,7 @@ class Search:
         )
 
     def _samples(self, step: int, one: dict[str, Any], many: dict[str, Any]) -> Iterator[Where]:
-        said = diagnose.samples(one["read"][0][1], [(reader, numbers) for reader, numbers in many["read"]])
+        said = diagnose.samples(one["read"][0][1], [(dp_rank, numbers) for dp_rank, numbers in many["read"]])
         if said:
             yield Where(step=step, kind="samples", name="", sentence=f"step {step}: {said}")
 
@@ -140,14 +140,14 @@ class Search:
     def _many_output(self, number: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
         """What the ranks gave, by place in the global batch: copies once, slices added up."""
         result, filled = np.zeros(shape), np.zeros(shape[0], int)
-        readers: dict[int, list[np.ndarray]] = {}
+        dp_size: dict[int, list[np.ndarray]] = {}
         places: dict[int, list[int]] = {}
         for sheet in self.part.many.sheets:
             if sheet.has("output", number):
-                readers.setdefault(sheet.facts["reader"], []).append(sheet.array("output", number))
-                places[sheet.facts["reader"]] = sheet.facts["places"][str(step)]
-        for reader, arrays in readers.items():
-            at = places[reader]
+                dp_size.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", number))
+                places[sheet.facts["dp_rank"]] = sheet.facts["places"][str(step)]
+        for dp_rank, arrays in dp_size.items():
+            at = places[dp_rank]
             if any(array.shape != (len(at), 2) for array in arrays):
                 return None
             copies = all(np.allclose(arrays[0], array, rtol=1e-9, atol=0) for array in arrays)
@@ -157,7 +157,7 @@ class Search:
 
     def _say_output(self, step: int, name: str, places: np.ndarray) -> str:
         owners = {
-            place: sheet.facts["reader"]
+            place: sheet.facts["dp_rank"]
             for sheet in self.part.many.sheets
             for place in sheet.facts["places"][str(step)]
         }

@@ -165,19 +165,19 @@ class Hybrid:
         from paddle_dp.parallel import place_whole, prepare
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.blocks import check_chain, check_table
+        from paddle_dp.parallel.data_group import DataGroup
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.stages import stage
         from paddle_dp.parallel.placement import Placements
-        from paddle_dp.parallel.readers import Readers
 
         axes = self.mesh.axes
         if axes.pipeline > 1:
             check_chain(task.model, task.samples, "strategy.pipeline")
         elif self._runs_blocks:
             check_table(task.model, task.samples, "strategy")
-        if self.config.sync_batch_norm and axes.readers > 1:
-            synchronize(task.model, Readers.of(self.seats))
+        if self.config.sync_batch_norm and axes.dp_size > 1:
+            synchronize(task.model, DataGroup.of(self.seats))
         placements = Placements()
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:

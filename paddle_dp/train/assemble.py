@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
@@ -135,7 +135,7 @@ class Assembly:
         settings = self.setup.loader
         return Loader(
             dataset,
-            Share.of(len(dataset), self.setup.batch, self.mesh, **how),
+            Sampler.of(len(dataset), self.setup.batch, self.mesh, **how),
             num_workers=settings.num_workers,
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,

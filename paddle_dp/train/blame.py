@@ -52,10 +52,10 @@ def of_target(
     loader: Loader, epoch: int, batch: int, error: TargetError, what: str = "training"
 ) -> LossError:
     """The same error, naming the sample whose target it is; this rank read it in global batch `batch`."""
-    rows = [indices[error.row] for indices in loader.share.mine(epoch, batch) if error.row < len(indices)]
+    rows = [indices[error.row] for indices in loader.sampler.mine(epoch, batch) if error.row < len(indices)]
     for index in map(int, rows):
         with globals_kept():
-            _, targets = read_samples(loader.dataset, np.array([index]), loader.share.seed, epoch)
+            _, targets = read_samples(loader.dataset, np.array([index]), loader.sampler.seed, epoch)
         if (np.asarray(targets) == error.value).any():
             return LossError(f"{name(loader.dataset, index)} of the {what} data: {error}")
     return LossError(f"{what} data: {error}")
@@ -69,7 +69,7 @@ def _first(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
             return []
         with globals_kept():
             inputs, targets = read_samples(
-                loader.dataset, indices, loader.share.seed, (step - 1) // loader.batches
+                loader.dataset, indices, loader.sampler.seed, (step - 1) // loader.batches
             )
         for part, array in (("inputs", inputs), ("targets", targets)):
             row = _first_row(array)
@@ -81,7 +81,7 @@ def _first(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
 def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:
     for step in steps:
         epoch, batch = divmod(step - 1, loader.batches)
-        for indices in loader.share.mine(epoch, batch):
+        for indices in loader.sampler.mine(epoch, batch):
             if len(indices):
                 yield step, indices
 

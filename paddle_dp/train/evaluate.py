@@ -88,9 +88,9 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
             layer.training = training
     rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
-    if samples != loader.share.samples:
+    if samples != loader.sampler.samples:
         raise DataError(
-            f"the evaluation counted {samples} samples, but the data set has {loader.share.samples}."
+            f"the evaluation counted {samples} samples, but the data set has {loader.sampler.samples}."
         )
     if count == 0:
         raise DataError(

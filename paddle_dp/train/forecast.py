@@ -84,7 +84,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory
     model, strategy, degrees = recipe.model.config, recipe.strategy.config, layout.degrees
     if not all(hasattr(model, name) for name in ("width", "heads", "depth", "length", "vocab")):
         return None
-    samples = -(-recipe.train.batch // (recipe.train.micro_batches * degrees.readers))
+    samples = -(-recipe.train.batch // (recipe.train.micro_batches * degrees.dp_size))
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=getattr(strategy, "sequence_parallel", False),

@@ -69,7 +69,11 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
         "progress": progress.state(),
         "schedule": learner.schedule.state_dict() if learner.schedule else None,
         "loss_scale": learner.mixed.scale.state() if learner.mixed.scale else None,
-        "data": {"samples": loader.share.samples, "batch": loader.share.batch, "seed": loader.share.seed},
+        "data": {
+            "samples": loader.sampler.samples,
+            "batch": loader.sampler.batch,
+            "seed": loader.sampler.seed,
+        },
         "ranks": learner.mesh.ranks,
         "axes": learner.mesh.axes.as_dict(),
         "recipe": run.recipe.model_dump(mode="json") if run.recipe else None,

@@ -17,7 +17,7 @@ from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 
 
-def reader(run: Run) -> Any:
+def dp_rank(run: Run) -> Any:
     from visualdl import LogReader
 
     (path,) = (run.folder / "visualdl").glob("*vdlrecords*")
@@ -25,7 +25,7 @@ def reader(run: Run) -> Any:
 
 
 def steps(run: Run, tag: str) -> list[int]:
-    return [point.id for point in reader(run).get_data("scalar", tag)]
+    return [point.id for point in dp_rank(run).get_data("scalar", tag)]
 
 
 def started(run: Run, moment: Moment, **config: Any) -> Callback:
@@ -48,7 +48,7 @@ def test_a_step_is_a_point_on_every_curve(run: Run, at: Callable[..., Moment]) -
     dashboard = started(run, at("start", 0))
     dashboard.step(at("step", 10, **NUMBERS))
     dashboard.step(at("step", 20, **NUMBERS))
-    found = reader(run)
+    found = dp_rank(run)
     tags = {"train/loss", "train/lr", "train/acc1", "speed/samples_per_second", "speed/memory_megabytes"}
     assert set(found.get_tags()["scalar"]) == tags
     assert [(p.id, p.value) for p in found.get_data("scalar", "train/loss")] == [(10, 1.5), (20, 1.5)]
@@ -70,12 +70,12 @@ def test_a_resumed_run_goes_on_without_doubled_steps(
     third.step(at("step", 10, loss=0.0))
     assert steps(run, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert steps(run, "evaluation/loss") == [1, 2, 3, 4]
-    values = [point.value for point in reader(run).get_data("scalar", "train/loss")]
+    values = [point.value for point in dp_rank(run).get_data("scalar", "train/loss")]
     assert values == [1, 2, 3, 4, 50, 60, 70, 80, 90, 0]
 
 
 def test_a_server_that_was_looking_goes_on_reading(run: Run, at: Callable[..., Moment]) -> None:
-    from visualdl.reader.record_reader import RecordReader
+    from visualdl.dp_rank.record_reader import RecordReader
 
     started(run, at("start", 0)).step(at("step", 1, loss=1.0))
     (path,) = (run.folder / "visualdl").iterdir()
@@ -97,9 +97,9 @@ def test_the_recipe_is_text_and_a_row_of_settings_with_results(
     dashboard.evaluated(at("evaluated", 4), found(loss=1.0))
     dashboard.evaluated(at("evaluated", 8), found(loss=0.5))
     dashboard.end(at("end", 8))
-    (text,) = reader(run).get_data("text", "recipe")
+    (text,) = dp_rank(run).get_data("text", "recipe")
     assert text.text.encoded_text_string == "■ model:\n  use: mlp"
-    (row,) = reader(run).get_data("hyper_parameters", "hparam")
+    (row,) = dp_rank(run).get_data("hyper_parameters", "hparam")
     assert {h.name for h in row.hparam.hparamInfos} == {"model", "model/hidden", "train/batch"}
     assert [m.name for m in row.hparam.metricInfos] == ["evaluation/loss"]
 
@@ -145,7 +145,7 @@ def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: Callable
     np.random.seed(3)
     started(run, at("start", 0), images=5)
     assert np.random.rand() == expected
-    tags = reader(run).get_tags()["image"]
+    tags = dp_rank(run).get_tags()["image"]
     assert sorted(tags) == [
         "mesh",
         "samples/0 dark",
@@ -154,7 +154,7 @@ def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: Callable
         "samples/3 dark",
         "samples/4 light",
     ]
-    (shown,) = reader(run).get_data("image", "samples/0 dark")
+    (shown,) = dp_rank(run).get_data("image", "samples/0 dark")
     assert Image.open(io.BytesIO(shown.image.encoded_image_string)).size == (64, 64)
 
 
@@ -165,7 +165,7 @@ def test_the_confusion_matrix_is_a_picture(
     dashboard.evaluated(at("evaluated", 2), found(loss=2.0))
     dashboard.evaluated(at("evaluated", 4), found(loss=1.0))
     dashboard.end(at("end", 5))
-    (shown,) = reader(run).get_data("image", "evaluation/confusion")
+    (shown,) = dp_rank(run).get_data("image", "evaluation/confusion")
     assert shown.id == 4 and shown.image.encoded_image_string.startswith(b"\x89PNG")
 
 
@@ -176,7 +176,7 @@ def test_histograms_count_every_weight(run: Run, at: Callable[..., Moment], trai
     trainer.learner = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])
     dashboard = started(run, at("start", 0), histograms=True)
     dashboard.epoch(at("epoch", 4))
-    (drawn,) = reader(run).get_data("histogram", "weights/fc.weight")
+    (drawn,) = dp_rank(run).get_data("histogram", "weights/fc.weight")
     assert sum(drawn.histogram.hist) == 120
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 
 
 class Numbers:
@@ -44,12 +44,12 @@ def rows(loader, epoch=0, start=0):
 
 
 def test_batches_hold_the_shares_samples_as_tensors():
-    loader = Loader(Numbers(10), Share(10, 4, seed=1, micro_batches=2))
+    loader = Loader(Numbers(10), Sampler(10, 4, seed=1, micro_batches=2))
     batches = list(loader.read(epoch=3))
     assert [batch.samples for batch in batches] == [4, 4, 2]
     assert [batch.index for batch in batches] == [0, 1, 2]
     for batch in batches:
-        expected = loader.share.mine(3, batch.index)
+        expected = loader.sampler.mine(3, batch.index)
         assert [micro_batch.targets.tolist() for micro_batch in batch.micro_batches] == [
             (10 * part).tolist() for part in expected
         ]
@@ -62,9 +62,9 @@ def test_batches_hold_the_shares_samples_as_tensors():
 
 
 def test_take_gives_what_one_by_one_gives():
-    for micro_batches, readers in itertools.product((1, 3), (1, 2)):
-        share = Share(11, 4, micro_batches=micro_batches, readers=readers)
-        assert rows(Loader(InMemory(11), share)) == rows(Loader(Numbers(11), share))
+    for micro_batches, dp_size in itertools.product((1, 3), (1, 2)):
+        sampler = Sampler(11, 4, micro_batches=micro_batches, dp_size=dp_size)
+        assert rows(Loader(InMemory(11), sampler)) == rows(Loader(Numbers(11), sampler))
 
 
 def test_starting_in_the_middle_gives_the_rest_and_reads_nothing_else():
@@ -75,23 +75,23 @@ def test_starting_in_the_middle_gives_the_rest_and_reads_nothing_else():
             read.append(index)
             return super().__getitem__(index)
 
-    loader = Loader(Counted(20), Share(20, 4))
+    loader = Loader(Counted(20), Sampler(20, 4))
     whole = rows(loader, epoch=2)
     read.clear()
     assert rows(loader, epoch=2, start=3) == whole[3:]
-    assert read == loader.share.order(2)[12:].tolist()
+    assert read == loader.sampler.order(2)[12:].tolist()
     assert rows(loader, start=5) == []
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(0, 6), (0, -1), (-1, 0)])
 def test_a_place_outside_the_epoch_is_refused_at_once(epoch, start):
     with pytest.raises(ValueError, match="not one of 0 to 5"):
-        Loader(Numbers(20), Share(20, 4)).read(epoch, start)
+        Loader(Numbers(20), Sampler(20, 4)).read(epoch, start)
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone():
-    def noise(epoch=0, **share):
-        batches = Loader(Noisy(12), Share(12, 5, **share)).read(epoch)
+    def noise(epoch=0, **sampler):
+        batches = Loader(Noisy(12), Sampler(12, 5, **sampler)).read(epoch)
         micro_batches = [
             micro_batch for batch in batches for micro_batch in batch.micro_batches if micro_batch.samples
         ]
@@ -102,7 +102,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone():
         }
 
     whole = noise()
-    halves = noise(readers=2, micro_batches=2) | noise(readers=2, reader=1, micro_batches=2)
+    halves = noise(dp_size=2, micro_batches=2) | noise(dp_size=2, dp_rank=1, micro_batches=2)
     assert whole == halves
     assert len(set(whole.values())) == 12
     assert set(whole.values()).isdisjoint(noise(epoch=1).values())
@@ -115,35 +115,35 @@ def test_reading_leaves_the_programs_own_randomness_alone():
     expected = random.random(), np.random.random()
     random.seed(3)
     np.random.seed(3)
-    list(Loader(Noisy(12), Share(12, 5)).read(0))
+    list(Loader(Noisy(12), Sampler(12, 5)).read(0))
     assert (random.random(), np.random.random()) == expected
 
 
 def test_a_reader_without_a_sample_gets_a_ghost():
-    batches = list(Loader(Numbers(9), Share(9, 8, reader=0, readers=2)).read(0))
+    batches = list(Loader(Numbers(9), Sampler(9, 8, dp_rank=0, dp_size=2)).read(0))
     ghost = batches[1].micro_batches[0]
     assert ghost.is_ghost and ghost.samples == 0 and batches[1].samples == 1 and batches[1].mine == 0
     assert ghost.targets.tolist() == (10 * batches_first(9, 8)).tolist()
 
 
 def batches_first(samples, batch):
-    return Share(samples, batch).whole(0, samples // batch)[:1]
+    return Sampler(samples, batch).whole(0, samples // batch)[:1]
 
 
 def test_a_share_of_another_length_is_refused():
     with pytest.raises(ValueError, match="deals out 9 samples, the data set has 10"):
-        Loader(Numbers(10), Share(9, 4))
+        Loader(Numbers(10), Sampler(9, 4))
 
 
 @pytest.mark.parametrize("settings", [{"num_workers": -1}, {"prefetch": 0}, {"timeout": 0}])
 def test_nonsense_is_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
-        Loader(Numbers(10), Share(10, 4), **settings)
+        Loader(Numbers(10), Sampler(10, 4), **settings)
 
 
 def test_plain_is_the_short_way():
     loader = Loader.plain(Numbers(10), batch=4, seed=2, drop_last=True)
-    assert loader.share == Share(10, 4, seed=2, drop_last=True)
+    assert loader.sampler == Sampler(10, 4, seed=2, drop_last=True)
     assert loader.batches == 2
 
 
@@ -155,7 +155,7 @@ def test_waiting_is_measured():
             time.sleep(0.02)
             return super().__getitem__(index)
 
-    (batch,) = Loader(Slow(2), Share(2, 2)).read(0)
+    (batch,) = Loader(Slow(2), Sampler(2, 2)).read(0)
     assert 0.04 <= batch.waited < 1
 
 
@@ -163,6 +163,6 @@ def test_tensors_do_not_change_with_what_they_were_read_from():
     data = InMemory(4)
     kept = np.arange(8, dtype=np.float32).reshape(4, 2)
     data.take = lambda indices: (kept, indices)
-    (batch,) = Loader(data, Share(4, 4)).read(0)
+    (batch,) = Loader(data, Sampler(4, 4)).read(0)
     kept[:] = -1
     assert batch.micro_batches[0].inputs.tolist()[3] == [6, 7]

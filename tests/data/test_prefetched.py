@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from tests.rank_pool import children
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
@@ -47,16 +47,16 @@ def rows(loader, epoch=0, start=0):
 @pytest.mark.parametrize("dataset", [Noisy(23), InMemory(23)], ids=["one by one", "take"])
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 2), (3, 5)])
 def test_they_give_what_one_process_gives(dataset, workers, prefetch):
-    for readers, micro_batches in ((1, 1), (2, 2), (7, 1)):
-        share = Share(23, 5, seed=4, readers=readers, reader=readers - 1, micro_batches=micro_batches)
-        here = Loader(dataset, share)
-        with Loader(dataset, share, num_workers=workers, prefetch=prefetch) as loader:
+    for dp_size, micro_batches in ((1, 1), (2, 2), (7, 1)):
+        sampler = Sampler(23, 5, seed=4, dp_size=dp_size, dp_rank=dp_size - 1, micro_batches=micro_batches)
+        here = Loader(dataset, sampler)
+        with Loader(dataset, sampler, num_workers=workers, prefetch=prefetch) as loader:
             for epoch, start in ((0, 0), (1, 3), (2, 5)):
                 assert rows(loader, epoch, start) == rows(here, epoch, start)
 
 
 def test_they_live_from_epoch_to_epoch():
-    with Loader(Noisy(20), Share(20, 4), num_workers=2) as loader:
+    with Loader(Noisy(20), Sampler(20, 4), num_workers=2) as loader:
         assert children() == []
         rows(loader)
         first = {worker.pid for worker in children()}
@@ -65,7 +65,7 @@ def test_they_live_from_epoch_to_epoch():
 
 
 def test_a_reading_that_is_left_or_overtaken_ends_cleanly():
-    with Loader(Noisy(40), Share(40, 4), num_workers=2) as loader:
+    with Loader(Noisy(40), Sampler(40, 4), num_workers=2) as loader:
         expected = rows(loader, epoch=1)
         left = loader.read(0)
         next(left)
@@ -83,8 +83,8 @@ def test_they_read_ahead_and_no_further_than_asked(tmp_path):
             (tmp_path / str(index)).touch()
             return super().__getitem__(index)
 
-    share = Share(40, 4, shuffle=False)
-    with Loader(Marking(40), share, num_workers=2, prefetch=3) as loader:
+    sampler = Sampler(40, 4, shuffle=False)
+    with Loader(Marking(40), sampler, num_workers=2, prefetch=3) as loader:
         reading = loader.read(0)
         next(reading)
         _until(lambda: len(list(tmp_path.iterdir())) == 16)  # the batch in hand, and three ahead of it
@@ -99,7 +99,7 @@ def test_reading_goes_on_while_training_does():
             time.sleep(0.03)
             return super().__getitem__(index)
 
-    with Loader(Slow(12), Share(12, 1), num_workers=1, prefetch=2) as loader:
+    with Loader(Slow(12), Sampler(12, 1), num_workers=1, prefetch=2) as loader:
         reading = loader.read(0)
         next(reading)
         waits = []
@@ -123,7 +123,7 @@ def test_a_file_opened_at_the_first_sample_is_each_workers_own(tmp_path):
             return np.frombuffer(self.file.read(8), np.int64), index
 
     dataset = Lazy(400)
-    with Loader(dataset, Share(400, 8), num_workers=2) as loader:
+    with Loader(dataset, Sampler(400, 8), num_workers=2) as loader:
         for batch in loader.read(0):
             assert batch.micro_batches[0].inputs[:, 0].tolist() == batch.micro_batches[0].targets.tolist()
     assert dataset.file is None

@@ -119,14 +119,14 @@ PARENT = """
 import os, sys, time
 sys.path.insert(0, {root!r})
 import numpy as np
-from paddle_dp.data.sampler import Share
+from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
 class Slow(list):
     def __getitem__(self, index):
         time.sleep(3600 if index > 3 else 0)
         return np.zeros(1000), index
 sys.stdout.write("not yet written ")
-source = Prefetched(Slow(range(64)), Share(64, 2, shuffle=False), 2, 4, 60.0)
+source = Prefetched(Slow(range(64)), Sampler(64, 2, shuffle=False), 2, 4, 60.0)
 reading = source.read(0, 0)
 next(reading)
 print(*[worker.pid for worker in source._pool._workers], flush=True)

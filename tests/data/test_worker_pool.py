@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import DataError
 from tests.rank_pool import children
 
@@ -54,7 +54,7 @@ def test_a_failing_sample_is_named_when_its_batch_is_due(workers):
         raise OSError("disk on fire")
 
     got = []
-    with Loader(Failing(fail), Share(20, 2, shuffle=False), num_workers=workers) as loader:
+    with Loader(Failing(fail), Sampler(20, 2, shuffle=False), num_workers=workers) as loader:
         with pytest.raises(DataError, match=r"^sample 6 \(6.jpg\): OSError: disk on fire$") as error:
             got.extend(batch.index for batch in loader.read(0))
         assert got == [0, 1, 2]
@@ -65,7 +65,7 @@ def test_a_failing_sample_is_named_when_its_batch_is_due(workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_that_make_no_batch_are_named(workers):
     dataset = Failing(lambda: (np.zeros(3, np.uint8), 0))
-    loader = Loader(dataset, Share(20, 2, shuffle=False), num_workers=workers)
+    loader = Loader(dataset, Sampler(20, 2, shuffle=False), num_workers=workers)
     with pytest.raises(
         DataError, match=r"sample \d \(\d.jpg\) is .*\[\d\].*(uint8\[3\]|float32\[2\]).*batch"
     ):
@@ -74,7 +74,7 @@ def test_samples_that_make_no_batch_are_named(workers):
 
 def test_a_hung_sample_is_noticed_and_named():
     loader = Loader(
-        Failing(lambda: time.sleep(3600)), Share(20, 2, shuffle=False), num_workers=2, timeout=0.3
+        Failing(lambda: time.sleep(3600)), Sampler(20, 2, shuffle=False), num_workers=2, timeout=0.3
     )
     begun = time.monotonic()
     with pytest.raises(DataError, match=r"data worker \d .*sample 6 \(6.jpg\) of epoch 0.*still for 0.3 s"):
@@ -84,7 +84,7 @@ def test_a_hung_sample_is_noticed_and_named():
 
 def test_a_first_sample_that_hangs_is_noticed_too():
     loader = Loader(
-        Failing(lambda: time.sleep(3600)), Share(20, 2, shuffle=False), num_workers=2, timeout=0.3
+        Failing(lambda: time.sleep(3600)), Sampler(20, 2, shuffle=False), num_workers=2, timeout=0.3
     )
     with pytest.raises(DataError, match="sample 6"):
         rows(loader, start=3)
@@ -96,12 +96,12 @@ def test_slow_samples_are_not_taken_for_hung_ones():
             time.sleep(0.1)
             return super().__getitem__(index)
 
-    with Loader(Slow(10), Share(10, 10), num_workers=1, timeout=0.4) as loader:
+    with Loader(Slow(10), Sampler(10, 10), num_workers=1, timeout=0.4) as loader:
         assert len(rows(loader)) == 1
 
 
 def test_a_killed_worker_is_noticed_at_once():
-    with Loader(Numbers(4000), Share(4000, 4), num_workers=2, timeout=50) as loader:
+    with Loader(Numbers(4000), Sampler(4000, 4), num_workers=2, timeout=50) as loader:
         reading = loader.read(0)
         next(reading)
         os.kill(children()[0].pid, signal.SIGKILL)
@@ -113,6 +113,6 @@ def test_a_killed_worker_is_noticed_at_once():
 
 
 def test_a_worker_that_leaves_is_noticed_with_its_status():
-    loader = Loader(Failing(lambda: os._exit(7)), Share(20, 2, shuffle=False), num_workers=2)
+    loader = Loader(Failing(lambda: os._exit(7)), Sampler(20, 2, shuffle=False), num_workers=2)
     with pytest.raises(DataError, match=r"sample 6 .*exit status 7"):
         rows(loader)

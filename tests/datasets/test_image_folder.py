@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.datasets.image_folder import Config
 from paddle_dp.errors import DataError
 
@@ -71,9 +71,9 @@ def test_training_is_random_through_what_the_loader_seeds_alone(root):
 @pytest.mark.processes
 def test_workers_see_the_same_images(root):
     data = config(root, jitter=0.2).build("train")
-    share = Share(len(data), 5, seed=2)
-    expected = [batch.micro_batches[0].inputs.numpy() for batch in Loader(data, share).read(1)]
-    with Loader(data, share, num_workers=2) as loader:
+    sampler = Sampler(len(data), 5, seed=2)
+    expected = [batch.micro_batches[0].inputs.numpy() for batch in Loader(data, sampler).read(1)]
+    with Loader(data, sampler, num_workers=2) as loader:
         got = [batch.micro_batches[0].inputs.numpy() for batch in loader.read(1)]
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
@@ -86,7 +86,7 @@ def test_an_unreadable_image_is_named(root, content):
     with pytest.raises(DataError, match=r"val/cat/1\.JPEG cannot be read as an image"):
         data[1]
     with pytest.raises(DataError, match=r"^sample 1: .*val/cat/1\.JPEG cannot be read"):
-        list(Loader(data, Share(6, 2, shuffle=False)).read(0))
+        list(Loader(data, Sampler(6, 2, shuffle=False)).read(0))
 
 
 def test_a_missing_path_says_which_setting_to_give(tmp_path):

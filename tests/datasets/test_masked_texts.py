@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.datasets.masked_texts import KEPT, Config
 from paddle_dp.datasets.text_files import Config as Texts
 
@@ -20,7 +20,7 @@ def texts(tmp_path):
 
 def read(data, seed=0, epoch=0):
     """All samples of an epoch, in their own order: inputs and targets [n, LENGTH]."""
-    loader = Loader(data, Share(len(data), len(data), seed=seed, shuffle=False))
+    loader = Loader(data, Sampler(len(data), len(data), seed=seed, shuffle=False))
     (batch,) = loader.read(epoch)
     return batch.micro_batches[0].inputs.numpy(), batch.micro_batches[0].targets.numpy()
 
@@ -42,7 +42,7 @@ def test_gaps_change_with_the_epoch_and_the_seed_and_with_nothing_else(texts):
     first = read(data)[0]
     assert (read(data)[0] == first).all()
     assert (read(data, epoch=1)[0] != first).any() and (read(data, seed=1)[0] != first).any()
-    late = Loader(data, Share(len(data), 7, shuffle=False)).read(0, 3)
+    late = Loader(data, Sampler(len(data), 7, shuffle=False)).read(0, 3)
     np.testing.assert_array_equal(next(late).micro_batches[0].inputs.numpy(), first[21:28])
 
 

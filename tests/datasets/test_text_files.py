@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddle_dp.data import Share
+from paddle_dp.data import Sampler
 from paddle_dp.datasets.text_files import Config
 from paddle_dp.errors import DataError, InstallError, UsageError
 from paddle_dp.units import Bytes
@@ -39,12 +39,12 @@ def test_windows_hold_every_token_once(texts):
     assert inputs.dtype == targets.dtype == np.int64 and inputs.shape[1:] == (8,)
     text = bytes(tokens.astype(np.uint8))
     assert text == b"".join(file.read_bytes() + b"\0" for file in data.files)
-    assert sum(share(data, rank) for rank in range(3)) == len(data)
+    assert sum(sampler(data, rank) for rank in range(3)) == len(data)
 
 
-def share(data, rank):
+def sampler(data, rank):
     """How many windows one of three readers takes in an epoch."""
-    mine = Share(len(data), 10, rank, 3)
+    mine = Sampler(len(data), 10, rank, 3)
     return sum(len(micro_batch) for k in range(mine.batches) for micro_batch in mine.mine(0, k))
 
 

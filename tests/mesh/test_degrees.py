@@ -10,7 +10,7 @@ EIGHT = Degrees(data=2, pipeline=2, tensor=2)
 def test_ranks_are_the_product():
     assert EIGHT.ranks == 8
     assert Degrees().ranks == 1
-    assert (EIGHT.readers, Degrees(data=2, sharding=3).readers) == (2, 6)
+    assert (EIGHT.dp_size, Degrees(data=2, sharding=3).dp_size) == (2, 6)
 
 
 def test_neighbours_in_rank_are_neighbours_on_the_tensor_axis():
@@ -38,8 +38,8 @@ def test_every_rank_has_one_seat_and_back():
 def test_ranks_of_a_tensor_or_pipeline_group_read_the_same():
     for rank in range(8):
         for axis in ("tensor", "pipeline"):
-            assert {EIGHT.reader(peer) for peer in EIGHT.group(rank, axis)} == {EIGHT.reader(rank)}
-        assert len({EIGHT.reader(peer) for peer in EIGHT.group(rank, "data")}) == 2
+            assert {EIGHT.dp_rank(peer) for peer in EIGHT.group(rank, axis)} == {EIGHT.dp_rank(rank)}
+        assert len({EIGHT.dp_rank(peer) for peer in EIGHT.group(rank, "data")}) == 2
 
 
 def test_it_prints_what_it_splits():

@@ -14,7 +14,7 @@ def conversation():
     again = join()
     return {
         "same": mesh is again,
-        "seat": [mesh.rank, mesh.ranks, mesh.reader, mesh.readers, mesh.is_main],
+        "seat": [mesh.rank, mesh.ranks, mesh.dp_rank, mesh.dp_size, mesh.is_main],
         "sum": mesh.sum([mesh.rank, 0.5, 1e15 + mesh.rank]),
         "gather": mesh.gather({"rank": mesh.rank, "word": "é" * mesh.rank, "nothing": None}),
         "agree": [mesh.agree(mesh.rank == 1), mesh.agree(False)],

@@ -79,7 +79,7 @@ def learn(cases):
 
 
 def _train(strategy, model):
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.parallel import Precision, Task
 
     paddle.seed(7)
@@ -93,7 +93,7 @@ def _train(strategy, model):
         samples=lambda: paddle.to_tensor(data.inputs[:2]),
     )  # fmt: skip
     learner, rows = strategy.place(task), []
-    for batch in Loader(data, Share.of(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(0):
+    for batch in Loader(data, Sampler.of(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(0):
         metrics = learner.train_batch(batch, collect_metrics=True)
         rows.append([metrics["loss"], metrics["gradient_norm"]])
     learner.sync_buffers()

@@ -57,7 +57,7 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
 
     17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a ghost.
     """
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.parallel import Precision, Task
     from paddle_dp.strategies.data_parallel import Config
@@ -71,8 +71,8 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
         precision=Precision(dtype="float64"),
     )
     learner = Config(sync_batch_norm=sync).build(mesh).place(task)
-    train = Loader(Points(), Share.of(17, 4, mesh, seed=1))
-    test = Loader(Points(), Share.of(17, 4, mesh, shuffle=False))
+    train = Loader(Points(), Sampler.of(17, 4, mesh, seed=1))
+    test = Loader(Points(), Sampler.of(17, 4, mesh, shuffle=False))
     losses = []
     for epoch in range(3):
         for batch in train.read(epoch):

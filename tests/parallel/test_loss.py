@@ -12,7 +12,7 @@ import pytest
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import LossError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
@@ -109,7 +109,7 @@ def texts(loss: str) -> Texts:
     """The data for a loss: with padding for those that leave it out; "empty": also a batch in which nothing counts."""
     data = Texts(padded=loss not in ("per_token", "whole_count"))
     if loss == "empty":
-        data.y[Share(SAMPLES, BATCH, seed=4).whole(0, 1)] = IGNORED
+        data.y[Sampler(SAMPLES, BATCH, seed=4).whole(0, 1)] = IGNORED
     return data
 
 
@@ -120,7 +120,7 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
     optimizer = paddle.optimizer.Momentum(
         0.5, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP)
     )
-    share, losses = Share(SAMPLES, BATCH, seed=4), []
+    share, losses = Sampler(SAMPLES, BATCH, seed=4), []
     for k in range(share.batches):
         chosen = share.whole(0, k)
         inputs, targets = paddle.to_tensor(data.x[chosen]), paddle.to_tensor(data.y[chosen])
@@ -149,7 +149,7 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
         precision=Precision(dtype=dtype, scale=128.0),
     )
     learner = read_part("strategies", strategy or {"use": "single"}).build(mesh).place(task)
-    share = Share.of(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
+    share = Sampler.of(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
     losses = []
     for batch in Loader(texts(loss), share).read(0):
         losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
@@ -260,7 +260,7 @@ def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) 
     data.y[:] = IGNORED
     before = [p.numpy().copy() for p in learner.model.parameters()]
     for collect_metrics, batch in zip(
-        (True, False), Loader(data, Share(SAMPLES, BATCH, micro_batches=2)).read(0), strict=False
+        (True, False), Loader(data, Sampler(SAMPLES, BATCH, micro_batches=2)).read(0), strict=False
     ):
         metrics = learner.train_batch(batch, collect_metrics)
         assert learner.empty

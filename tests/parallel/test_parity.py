@@ -34,7 +34,7 @@ def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtyp
     """Trains on all ranks; returns [losses, gradient norms, weights] of this rank's view of the whole."""
     import paddle
 
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Precision, Task
@@ -58,7 +58,7 @@ def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtyp
         precision=Precision(dtype=dtype),
     )
     learner = Config(**settings).build(mesh).place(task)
-    loader = Loader(Points(), Share.of(SAMPLES, batch, mesh, micro_batches=micro_batches, seed=1))
+    loader = Loader(Points(), Sampler.of(SAMPLES, batch, mesh, micro_batches=micro_batches, seed=1))
     losses, norms = [], []
     for epoch in range(epochs):
         for group in loader.read(epoch):

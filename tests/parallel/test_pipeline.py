@@ -59,7 +59,7 @@ def _task(case):
 
 
 def _train(placer, case):
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.part import read_part
     from paddle_dp.train.evaluate import evaluate
     from paddle_dp.train.state import model_shards, optimizer_shards
@@ -68,9 +68,9 @@ def _train(placer, case):
     words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
     tokens = read_part("datasets", words).build("train")
     loader = Loader(
-        tokens, Share.of(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
+        tokens, Sampler.of(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
     )
-    held_out = Loader(tokens, Share.of(SAMPLES, BATCH, mesh, shuffle=False))
+    held_out = Loader(tokens, Sampler.of(SAMPLES, BATCH, mesh, shuffle=False))
     rows, epoch, ordered = [], 0, None
     while len(rows) < STEPS:
         for batch in loader.read(epoch):
@@ -200,9 +200,9 @@ def met(strategy):
 
     placer = read_part("strategies", {"use": "hybrid", **strategy}).build(join(seed=3))
     learner = placer.place(_task({"norms": True}))
-    reader = learner.mesh.reader
-    tokens = paddle.arange(24).reshape([2, 12]) + reader
-    second = Micro(tokens, tokens, 0 if reader else 2)  # of the second reader a ghost
+    dp_rank = learner.mesh.dp_rank
+    tokens = paddle.arange(24).reshape([2, 12]) + dp_rank
+    second = Micro(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a ghost
     learner.train_batch(Batch((Micro(tokens, tokens, 2), second), 6, 0, 0))
     name, mean = next((n, t) for n, t in learner.state().items() if n.endswith("_mean"))
     before = mean.tolist()

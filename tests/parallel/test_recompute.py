@@ -90,7 +90,7 @@ def test_what_cannot_be_recomputed_is_said(model, how, said):
 
 def learned(strategy, mesh, dtype="float32"):
     """The weights after a few updates with dropout: batches of 6 and a last of 4, two micro-batches, over the ranks."""
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.parallel import Precision, Task
 
     class Texts:
@@ -113,7 +113,7 @@ def learned(strategy, mesh, dtype="float32"):
     )
     learner = strategy.place(task)
     seed_ranks(3, strategy.mesh)
-    loader = Loader(Texts(), Share.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
+    loader = Loader(Texts(), Sampler.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
     for batch in loader.read(0):
         learner.train_batch(batch)
     return {name: p.numpy() for name, p in learner.named_parameters()}

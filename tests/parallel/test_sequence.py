@@ -76,7 +76,7 @@ def test_every_layout_with_sequence_shards_is_one_process(tmp_path, model, ranks
 
 def learned(strategy, mesh, model, loss, length=LENGTH):
     """[loss, gradient norm, scores] of a few updates: batches of 6, then 4; two micro-batches, over the ranks."""
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.parallel import Task
 
     class Samples:
@@ -98,7 +98,9 @@ def learned(strategy, mesh, model, loss, length=LENGTH):
         optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named]),
     )
     learner = strategy.place(task)
-    loader = Loader(Samples(), Share.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
+    loader = Loader(
+        Samples(), Sampler.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2)
+    )
     rows = []
     for batch in [*loader.read(0), *loader.read(1)]:
         metrics = learner.train_batch(batch, collect_metrics=True)

@@ -173,14 +173,14 @@ class Bench:
 
     def trainer(self) -> Trainer:
         """A trainer as `paddle-dp train` makes it, over the arrays in memory."""
-        from paddle_dp.data import Loader, Share
+        from paddle_dp.data import Loader, Sampler
         from paddle_dp.mesh import join
         from paddle_dp.train.build import build
 
         mesh = join(seed=0)
         self.recipe.folder.mkdir(parents=True)
         trainer = build(self.recipe, mesh)
-        trainer.loader = Loader(self.data, Share.of(len(self.data), self.batch, mesh))
+        trainer.loader = Loader(self.data, Sampler.of(len(self.data), self.batch, mesh))
         trainer.tell_start()  # what happens once per run is not a cost per step
         return trainer
 

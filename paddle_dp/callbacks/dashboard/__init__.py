@@ -157,7 +157,7 @@ class Dashboard(Callback):
     def _show(self, index: int, step: int) -> None:
         loader = self.run.train_loader
         with globals_kept():
-            seed_sample(loader.share.seed, 0, index)
+            seed_sample(loader.sampler.seed, 0, index)
             sample, target = loader.dataset[index]
         shown, classes = picture(sample), getattr(loader.dataset, "classes", None)
         if self.log and shown is not None:

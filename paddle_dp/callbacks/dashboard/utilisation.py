@@ -44,7 +44,7 @@ def count(run: Run, given: float | None) -> Utilisation | str:
         return "the peak of this device is not known here: give dashboard a peak_flops"
     dataset = run.train_loader.dataset
     with globals_kept():
-        seed_sample(run.train_loader.share.seed, 0, 0)
+        seed_sample(run.train_loader.sampler.seed, 0, 0)
         sample, _ = read_sample(dataset, 0)
     try:
         flops = training_flops(run.recipe.model.build, sample.shape, str(sample.dtype))

@@ -12,12 +12,12 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.pipeline.schedules import Engine
 from paddle_dp.parallel.pipeline.stages import LocalStages
 from paddle_dp.parallel.pipeline.timeline import Recorder
-from paddle_dp.parallel.readers import Readers
 from paddle_dp.plan.pipeline_schedule import Work
 
 Sums = dict[str, paddle.Tensor]
@@ -120,7 +120,7 @@ class PipelineLearner(HybridLearner):
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Over the ranks that hold the same stage."""
-        return Readers.of(self.seats).sum_tensor(tensor)
+        return DataGroup.of(self.seats).sum_tensor(tensor)
 
     def _same_buffers(self) -> Sequence[Any]:
         groups = {

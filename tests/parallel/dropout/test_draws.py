@@ -8,7 +8,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from paddle_dp.data import Loader, Share
+from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
@@ -53,7 +53,7 @@ def learner(how="", dropout="exact", loss=loss):
 
 
 def trained(one, epochs=1, micro_batches=2, seed=0):
-    loader = Loader(Samples(), Share(12, 6, seed=seed, shuffle=False, micro_batches=micro_batches))
+    loader = Loader(Samples(), Sampler(12, 6, seed=seed, shuffle=False, micro_batches=micro_batches))
     for epoch in range(epochs):
         for batch in loader.read(epoch):
             one.train_batch(batch, collect_metrics=True)

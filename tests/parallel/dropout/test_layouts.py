@@ -48,7 +48,7 @@ def learned(strategy, name, micro_batches, recompute="none"):
     """[[loss, gradient norm] of each update]: batches of 8, 8, 4, which no ranks share equally in 3 micro-batches."""
     from dataclasses import replace
 
-    from paddle_dp.data import Loader, Share
+    from paddle_dp.data import Loader, Sampler
     from paddle_dp.parallel import Task
 
     paddle.seed(3)
@@ -61,9 +61,9 @@ def learned(strategy, name, micro_batches, recompute="none"):
     learner, mesh = replace(strategy, config=config).place(task), strategy.mesh
     paddle.seed(mesh.rank)  # nothing of what follows depends on it
     data, rows = Images() if name == "vit" else Texts(), []
-    for batch in Loader(data, Share.of(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)).read(
-        1
-    ):
+    for batch in Loader(
+        data, Sampler.of(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)
+    ).read(1):
         metrics = learner.train_batch(batch, collect_metrics=True)
         rows.append([metrics["loss"], metrics["gradient_norm"]])
     assert learner.random_differences() == []

@@ -12,12 +12,12 @@ import numpy as np
 from tests.proof.zoo.case import Fault, Setting
 from tests.proof.zoo.patching import last, rank, ranks, replaced
 
-SHARE = "paddle_dp.data.sampler:Share"
+SHARE = "paddle_dp.data.sampler:Sampler"
 
 
 def everybody_reads_the_first_share() -> AbstractContextManager[None]:
     def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, size: cuts(replace(self, reader=0), size)
+        return lambda self, size: cuts(replace(self, dp_rank=0), size)
 
     return replaced(f"{SHARE}.cuts", make)
 
@@ -33,7 +33,7 @@ def padded_shares() -> AbstractContextManager[None]:
                     micro_batch * size // self.micro_batches,
                     (micro_batch + 1) * size // self.micro_batches,
                 )
-                each = -(-(high - low) // self.readers)
+                each = -(-(high - low) // self.dp_size)
                 start = min(start, high - each)
                 found.append((start, start + each))
             return found
@@ -46,7 +46,7 @@ def padded_shares() -> AbstractContextManager[None]:
 def dropped_remainder() -> AbstractContextManager[None]:
     def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
         def even(self: Any, size: int) -> list[tuple[int, int]]:
-            least = size // self.micro_batches // self.readers
+            least = size // self.micro_batches // self.dp_size
             return [(start, start + min(least, stop - start)) for start, stop in cuts(self, size)]
 
         return even if ranks() > 1 else cuts

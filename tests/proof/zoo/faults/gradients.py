@@ -30,7 +30,7 @@ def scaled_by(factor: Callable[[Any, Any, Any], float]) -> Callable[[], Abstract
 def local_mean(learner: Any, micro_batch: Any, count: Any) -> float:
     """From «sum over the global count» to «mean of the own share, averaged over ranks and micro-batches»."""
     return float(count) / (
-        micro_batch.samples * learner.mesh.readers * 2
+        micro_batch.samples * learner.mesh.dp_size * 2
     )  # recipes/mlp.yaml has 2 micro-batches
 
 
@@ -171,7 +171,7 @@ def local_counts() -> AbstractContextManager[None]:
 
     def make(agreed: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, counted: (
-            float(counted) * self.mesh.readers if ranks() > 1 else agreed(self, counted)
+            float(counted) * self.mesh.dp_size if ranks() > 1 else agreed(self, counted)
         )
 
     return replaced(f"{LEARNER}._agreed", make)

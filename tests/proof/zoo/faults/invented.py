@@ -61,7 +61,7 @@ def lazy_exchange() -> AbstractContextManager[None]:
 def unequal_heirs() -> AbstractContextManager[None]:
     def make(factor: Callable[..., Any]) -> Callable[..., Any]:
         def even(self: Any, micro_batch: Any, divisor: float) -> Any:
-            return factor(self, micro_batch, divisor // self.mesh.readers * self.mesh.readers)
+            return factor(self, micro_batch, divisor // self.mesh.dp_size * self.mesh.dp_size)
 
         return even
 

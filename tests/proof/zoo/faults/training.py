@@ -56,14 +56,14 @@ def padded_evaluation() -> AbstractContextManager[None]:
     def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
         def padded(self: Any, size: int) -> list[tuple[int, int]]:
             found: list[tuple[int, int]] = cuts(self, size)
-            if self.shuffle or self.readers == 1:
+            if self.shuffle or self.dp_size == 1:
                 return found
-            each = -(-size // self.readers)
+            each = -(-size // self.dp_size)
             return [(min(start, size - each), min(start, size - each) + each) for start, _ in found]
 
         return padded
 
-    return replaced("paddle_dp.data.sampler:Share.cuts", make)
+    return replaced("paddle_dp.data.sampler:Sampler.cuts", make)
 
 
 def still_in_training_mode() -> AbstractContextManager[None]:

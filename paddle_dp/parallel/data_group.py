@@ -17,14 +17,14 @@ class Among(Protocol):
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor: ...
 
 
-class Readers:
+class DataGroup:
     """The readers of a stage, or of a tensor seat, as one group: fleet has a group for each of the two axes."""
 
     def __init__(self, groups: Sequence[Any]):
         self.groups = [group for group in groups if group.nranks > 1]
 
     @classmethod
-    def of(cls, seats: Any) -> Readers:
+    def of(cls, seats: Any) -> DataGroup:
         """Of this rank, in fleet's HybridCommunicateGroup."""
         return cls([seats.get_data_parallel_group(), seats.get_sharding_parallel_group()])
 

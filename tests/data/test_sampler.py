@@ -1,0 +1,133 @@
+"""Exactly once, whatever the layout: the promise that everything else stands on."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from paddle_dp.data.sampler import Sampler, cut
+from paddle_dp.errors import DataError
+
+SHAPES = [(1, 1), (1, 5), (7, 3), (9, 4), (10, 10), (11, 10), (50, 7), (64, 16), (97, 50), (1437, 50)]
+LAYOUTS = list(itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 5)))
+
+
+def shares(samples, batch, dp_size, micro_batches, **settings):
+    return [
+        Sampler(samples, batch, dp_rank=r, dp_size=dp_size, micro_batches=micro_batches, **settings)
+        for r in range(dp_size)
+    ]
+
+
+@pytest.mark.parametrize(("samples", "batch"), SHAPES)
+@pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
+def test_every_sample_is_read_exactly_once(samples, batch, dp_size, micro_batches):
+    everyone = shares(samples, batch, dp_size, micro_batches, seed=3)
+    read = np.concatenate(
+        [part for sampler in everyone for k in range(sampler.batches) for part in sampler.mine(5, k)]
+    )
+    assert sorted(read) == list(range(samples))
+
+
+@pytest.mark.parametrize(("samples", "batch"), SHAPES)
+@pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
+def test_a_global_batch_and_its_micros_are_the_same_sets_for_any_number_of_readers(
+    samples, batch, dp_size, micro_batches
+):
+    alone = Sampler(samples, batch, micro_batches=micro_batches)
+    everyone = shares(samples, batch, dp_size, micro_batches)
+    for k in range(alone.batches):
+        together = [np.concatenate(parts) for parts in zip(*(s.mine(1, k) for s in everyone), strict=True)]
+        assert [list(part) for part in together] == [list(part) for part in alone.mine(1, k)]
+        assert list(np.concatenate(together)) == list(alone.whole(1, k))
+        assert len(alone.whole(1, k)) == alone.size(k)
+
+
+def test_readers_differ_by_at_most_one_sample_in_each_micro():
+    for dp_size, micro_batches in LAYOUTS:
+        for j in range(micro_batches):
+            sizes = [len(sampler.mine(0, 0)[j]) for sampler in shares(97, 50, dp_size, micro_batches)]
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_order_is_decided_by_seed_and_epoch_alone():
+    assert list(Sampler(50, 7, seed=1).order(2)) == list(
+        Sampler(50, 9, seed=1, dp_rank=1, dp_size=3, micro_batches=2).order(2)
+    )
+    orders = {tuple(Sampler(50, 7, seed=seed).order(epoch)) for seed in (-1, 0, 1) for epoch in (0, 1, 2)}
+    assert len(orders) == 9
+    assert list(Sampler(50, 7, shuffle=False).order(2)) == list(range(50))
+
+
+def test_the_order_is_the_same_for_ever():
+    """These very numbers: a run resumed under another NumPy must go on with the same epoch."""
+    assert Sampler(10, 1, seed=0).order(0).tolist() == [0, 8, 9, 3, 7, 5, 1, 2, 6, 4]
+    assert Sampler(10, 1, seed=7).order(3).tolist() == [7, 1, 9, 6, 0, 4, 2, 8, 3, 5]
+
+
+def test_every_sample_comes_first_about_as_often():
+    firsts = [Sampler(10, 1, seed=seed).order(0)[0] for seed in range(2000)]
+    assert np.bincount(firsts, minlength=10).min() > 140  # 200 expected, standard deviation 13
+
+
+def test_nobody_can_change_the_order_of_others():
+    with pytest.raises(ValueError, match="read-only"):
+        Sampler(10, 2).order(0)[0] = 3
+
+
+def test_dropping_the_last_batch_drops_what_does_not_fill_one():
+    sampler = Sampler(10, 4, drop_last=True)
+    assert sampler.batches == 2
+    assert [sampler.size(k) for k in range(2)] == [4, 4]
+    assert Sampler(10, 4).batches == 3
+    assert Sampler(10, 4).size(2) == 2
+
+
+def test_a_reader_without_samples_reads_a_ghost():
+    everyone = shares(9, 8, dp_size=4, micro_batches=2)
+    counts = [[count for _, count in sampler.reads(0, 1)] for sampler in everyone]
+    assert sum(map(sum, counts)) == 1
+    ghosts = [indices for sampler in everyone for indices, count in sampler.reads(0, 1) if count == 0]
+    assert len(ghosts) == 7
+    assert all(ghost.tolist() == everyone[0].whole(0, 1).tolist() for ghost in ghosts)
+
+
+@pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
+def test_rows_is_the_most_that_any_batch_needs(dp_size, micro_batches):
+    for sampler in shares(53, 10, dp_size, micro_batches):
+        assert sampler.rows == max(
+            sum(len(indices) for indices, _ in sampler.reads(0, k)) for k in range(sampler.batches)
+        )
+
+
+def test_cuts_cover_everything_in_order():
+    for things, parts in itertools.product(range(9), range(1, 6)):
+        cuts = [cut(things, part, parts) for part in range(parts)]
+        assert [i for start, stop in cuts for i in range(start, stop)] == list(range(things))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"batch": 0}, "batch"), ({"dp_size": 0}, "dp_size"), ({"dp_rank": 2, "dp_size": 2}, "reader: 2"),
+     ({"micro_batches": 0}, "micro_batches")],
+)  # fmt: skip
+def test_nonsense_is_refused_by_name(settings, word):
+    with pytest.raises(ValueError, match=word):
+        Sampler(**{"samples": 10, "batch": 2} | settings)
+
+
+def test_a_data_set_that_gives_no_batch_is_a_data_error():
+    with pytest.raises(DataError, match="empty"):
+        Sampler(0, 4)
+    with pytest.raises(DataError, match=r"3 samples in batches of 4.*drop_last: false"):
+        Sampler(3, 4, drop_last=True)
+    with pytest.raises(IndexError, match="0 to 2"):
+        Sampler(10, 4).size(3)
+
+
+def test_a_share_of_a_mesh_takes_its_seat():
+    class Seat:
+        dp_rank, dp_size = 1, 3
+
+    assert Sampler.of(10, 4, Seat(), seed=5) == Sampler(10, 4, dp_rank=1, dp_size=3, seed=5)
+    assert Sampler.of(10, 4) == Sampler(10, 4)
