@@ -54,9 +54,9 @@ HEAD = (
 PAGE = """\
 # Verified models
 
-> {same} of {all} constructors of `paddle.vision.models`: two ranks learn what one process learns, to rounding
+> {same} of {run} models of `paddle.vision.models`: two ranks learn what one process learns, to rounding{rest}
 
-Every one of them as it comes, with dropout where it has any, on random pictures of 10 classes: momentum 0.9, weight
+Every one as it comes, with dropout where it has any, on random pictures of 10 classes: momentum 0.9, weight
 decay 1e-4, `strategy: {{use: data_parallel, sync_batch_norm: true}}`, two steps in float64 and 8 in float32
 ([proof.md](proof.md)), the last batch cut so that two ranks cannot share it equally. GoogLeNet, which answers three
 times, has a loss of its own in the tool. This page is written by its tool:
@@ -174,7 +174,9 @@ def page(rows: Iterable[Row]) -> str:
     table = "\n".join([HEAD, *(lines.get(n, empty) for n, empty in zip(order, missing, strict=True))])
     same = sum(row.verdict == "same" for row in found)
     versions = ", ".join(sorted({row.paddle for row in found if row.paddle}))
-    return PAGE.format(same=same, all=len(order), table=table, paddle=versions)
+    left = len(order) - len(found)
+    rest = f" ({left} have not been run here)" if left else ""
+    return PAGE.format(same=same, run=len(found), rest=rest, table=table, paddle=versions)
 
 
 def main() -> int:
