@@ -1,4 +1,4 @@
-"""Names say what is inside, every room has a sign, every file a first sentence."""
+"""Names say what is inside, every package has a sign, every file a first sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def test_every_room_has_a_sign_and_every_file_a_promise() -> None:
     unsigned += [f"{d.relative_to(ROOT)}/__init__.py" for d in folders if not (d / "__init__.py").exists()]
     assert not unsigned, f"these say nothing of themselves: {unsigned}"
     short = [str(d.relative_to(ROOT)) for d in folders if sign(d).count(".") < 2]
-    assert not short, f"a sign says what lives here, what never does, and which room to try instead: {short}"
+    assert not short, (
+        f"a sign says what lives here, what never does, and which package to try instead: {short}"
+    )
 
 
 def sign(folder: Path) -> str:

@@ -123,7 +123,7 @@ def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
     return (
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
         f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched: "
-        f"make room or give another folder (out), then resume."
+        f"make room or give another folder (output_dir), then resume."
     )
 
 

@@ -45,7 +45,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failure:
-        """What `error`, caught in this process, has to say; frames of the launch room are left out."""
+        """What `error`, caught in this process, has to say; frames of this package are left out."""
         below = error.__traceback__
         while below and Path(below.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
             below = below.tb_next

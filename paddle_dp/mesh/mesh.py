@@ -1,4 +1,4 @@
-"""The joined ranks, as one object that every other room asks."""
+"""The joined ranks, as one object that every other package asks."""
 
 from __future__ import annotations
 

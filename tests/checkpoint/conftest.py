@@ -1,4 +1,4 @@
-"""What the tests of this room share: a mesh of threads, and snapshots that are quick to make."""
+"""What the tests of checkpoints share: a mesh of threads, and snapshots that are quick to make."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The house keeps its law: who may import whom, and where paddle may be imported.
+"""The layering rule: who may import whom, and where paddle may be imported.
 
-The law stands in docs/map.md; here it is a table, and a breach is a sentence that says what to do.
+The rule stands in docs/map.md; here it is a table, and a breach is a sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS: dict[str, float] = {
+LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
     "errors": 0, "units": 0,
     "part": 1, "mesh.degrees": 1, "mesh.environment": 1, "mesh.rolls": 1,
@@ -28,7 +28,7 @@ FLOORS: dict[str, float] = {
     "__main__": 7,
     "": 0,  # the package itself: its version, and words that are loaded when they are used
 }  # fmt: skip
-REACH: dict[str, float] = {  # the highest floor that may be imported, where it is not «every floor below mine»
+REACH: dict[str, float] = {  # the highest layer that may be imported, where it is not «every layer below mine»
     "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "callbacks": 4, "models": -1,
     # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
     "launch": 1.5, "launch.worker": 4, "launch.resume": 3,
@@ -71,22 +71,22 @@ def imports_of(module: str) -> list[Import]:
     return list(imports(ast.parse(file.read_text()), package))
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     """paddle_dp.mesh.degrees → mesh.degrees, paddle_dp.mesh.mesh.Mesh → mesh, models.mlp → models, paddle → paddle."""
     top, _, rest = module.partition(".")
     if top != "paddle_dp":
         return top
     longest = ".".join(rest.split(".")[:2])
-    return longest if longest in FLOORS or longest in REACH else rest.split(".")[0]
+    return longest if longest in LAYERS or longest in REACH else rest.split(".")[0]
 
 
 def breach(importer: str, imported: str, when: str = "now") -> str | None:
     """What is wrong with `importer` importing `imported` (dotted module names), or None.
 
-    An annotation may name a word of its own floor (a learner is *passed* a Batch), never one of a floor above. The
+    An annotation may name a word of its own layer (a learner is *passed* a Batch), never one of a layer above. The
     package itself names its public words for type checkers, and loads none of them.
     """
-    mine, theirs = room(importer), room(imported)
+    mine, theirs = package_of(importer), package_of(imported)
     if mine == "" and when == "typing":
         return None
     if imported.partition(".")[0] not in ("paddle_dp", "models"):
@@ -103,17 +103,17 @@ def breach(importer: str, imported: str, when: str = "now") -> str | None:
         return None
     if theirs in SHELVES:
         return f"{mine} may not import the shelf {theirs}: part.py finds its files by name. Ask for a Part."
-    if theirs not in FLOORS:
-        return f"{mine} may not import {theirs}: test_rooms.py knows no such room. Give it a floor in FLOORS."
-    if mine not in FLOORS and mine not in REACH:
-        return f"{mine} has no floor. Give it one in tests/test_rooms.py and in docs/map.md."
-    reach = REACH.get(mine, FLOORS.get(mine, 0) - 0.5)
-    if FLOORS[theirs] <= reach:
+    if theirs not in LAYERS:
+        return f"{mine} may not import {theirs}: test_layers.py knows no such package. Give it a layer in FLOORS."
+    if mine not in LAYERS and mine not in REACH:
+        return f"{mine} has no layer. Give it one in tests/test_layers.py and in docs/map.md."
+    reach = REACH.get(mine, LAYERS.get(mine, 0) - 0.5)
+    if LAYERS[theirs] <= reach:
         return None
     where = (
-        "same floor"
-        if FLOORS.get(mine) == FLOORS[theirs]
-        else f"floor {FLOORS[theirs]:g}, it may reach {reach:g}"
+        "same layer"
+        if LAYERS.get(mine) == LAYERS[theirs]
+        else f"layer {LAYERS[theirs]:g}, it may import up to {reach:g}"
     )
     return f"{mine or '__init__'} may not import {theirs}: {where}. Move the shared word down, or pass it in."
 
@@ -121,15 +121,15 @@ def breach(importer: str, imported: str, when: str = "now") -> str | None:
 @pytest.mark.parametrize(
     ("importer", "imported", "sentence"),
     [
-        ("paddle_dp.data.loader", "paddle_dp.parallel.learner", "data may not import parallel: same floor."),
-        ("paddle_dp.mesh.mesh", "paddle_dp.data.Share", "mesh may not import data: floor 3"),
+        ("paddle_dp.data.loader", "paddle_dp.parallel.learner", "data may not import parallel: same layer."),
+        ("paddle_dp.mesh.mesh", "paddle_dp.data.Share", "mesh may not import data: layer 3"),
         ("paddle_dp.train.build", "paddle_dp.callbacks.console", "may not import the shelf callbacks"),
         ("paddle_dp.optimizers.sgd", "paddle_dp.recipe.schema", "optimizers may not import recipe"),
         ("paddle_dp.launch.start", "paddle_dp.train.build", "launch may not import train"),
         ("models.mlp", "paddle_dp.errors", "models may not import errors"),
         ("models.mlp", "numpy", "models may import paddle only"),
         ("paddle_dp.units", "numpy", "units may import the standard library only"),
-        ("paddle_dp.cli", "paddle_dp.attic.x", "knows no such room"),
+        ("paddle_dp.cli", "paddle_dp.attic.x", "knows no such package"),
         ("paddle_dp", "paddle_dp.mesh", "__init__ may not import mesh"),
         ("paddle_dp.launch.worker", "paddle_dp.train.build", None),
         ("paddle_dp.recipe.read", "paddle_dp.mesh.degrees", None),
@@ -176,22 +176,23 @@ def resolve(name: str) -> str:
 
 def test_paddle_waits_until_it_is_needed() -> None:
     early = [
-        f"{sources()[m].relative_to(ROOT)}:{line}: {room(m)} is read without paddle: import it inside the function."
+        f"{sources()[m].relative_to(ROOT)}:{line}: {package_of(m)} is read without paddle: "
+        "import it inside the function."
         for m in sources()
         for name, line, when in imports_of(m)
         if when == "now"
         and name.partition(".")[0] == "paddle"
-        and (room(m) in NO_PADDLE or room(m) == "launch")
+        and (package_of(m) in NO_PADDLE or package_of(m) == "launch")
     ]
     assert not early, "\n" + "\n".join(early)
 
 
 def test_no_shelf_and_no_planning_pulls_paddle_in() -> None:
     """The same, seen from outside: a recipe's parts, and what they import at any depth, are read without it."""
-    rooms = {"launch", "mesh.degrees", *NO_PADDLE} - {
+    packages = {"launch", "mesh.degrees", *NO_PADDLE} - {
         "callbacks"
     }  # a callback is a train.Callback, and models are Paddle
-    light = sorted(m for m in sources() if room(m) in rooms)
+    light = sorted(m for m in sources() if package_of(m) in packages)
     check = "importlib.import_module(m); assert 'paddle' not in sys.modules, m"
     code = f"import sys, importlib\nfor m in {light}: {check}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
