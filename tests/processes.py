@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from tests.ranks import run_ranks
 
 STARTERS: tuple[Any, ...] = (subprocess, os.fork, run_ranks)
 EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system")
+STANDARD, INSTALLED = os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}"
 SENTENCE = "this test starts a process ({}): mark it @pytest.mark.processes, and `make fast` leaves it out"
 
 
@@ -46,12 +47,12 @@ def _reaches(thing: Any, seen: set[int]) -> bool:
 
 
 def _named(function: FunctionType) -> Iterator[Any]:
-    """The values of the global names that a function uses, inner functions included; of `os.fork`, what it is."""
+    """The values of the global names that a function uses, inner functions included; and of `os.fork` the function."""
     for code in _codes(function.__code__):
         for name in code.co_names:
             value = function.__globals__.get(name)
             yield value
-            if isinstance(value, ModuleType):
+            if value is os or (isinstance(value, ModuleType) and value.__name__.startswith("tests.")):
                 yield from (getattr(value, each, None) for each in code.co_names)
     yield from filter(callable, (cell.cell_contents for cell in function.__closure__ or ()))
 
@@ -63,9 +64,15 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(inner)
 
 
-def _paddle_is_being_imported() -> bool:
-    """It asks `ldd` for the C library's version."""
-    return getattr(getattr(sys.modules.get("paddle"), "__spec__", None), "_initializing", False)
+def _by_a_library() -> bool:
+    """Whether a library asks for the process: Paddle and matplotlib look at the machine when they are imported."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if INSTALLED in file or not file.startswith(("<", STANDARD)):
+            return INSTALLED in file
+        frame = frame.f_back
+    return False
 
 
 class Watch:
@@ -77,7 +84,7 @@ class Watch:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.armed and event in EVENTS and not _paddle_is_being_imported():
+        if self.armed and event in EVENTS and not _by_a_library():
             self.started.append(f"{event} {arguments[1] if event == 'subprocess.Popen' else ''}".strip())
             pytest.fail(SENTENCE.format(self.started[-1]))
 
