@@ -7,9 +7,8 @@ bit.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial, wraps
 from typing import Any
 
 import paddle
@@ -21,6 +20,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.wrapping import Method, wrap
 from paddle_dp.part.annotation import attends_of
 from paddle_dp.units import Recompute
 
@@ -44,7 +44,7 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
             "Keep its layers in one (docs/add-a-part.md), or set strategy.recompute=none."
         )
     for block in blocks[how.blocks - 1 : -1 : how.blocks]:
-        block.forward = _again(block.forward, _counted_once(block))
+        wrap(block, "forward", "recompute", partial(_again, twice=_counted_once(block)))
     return model
 
 
@@ -67,7 +67,7 @@ def _attention(model: nn.Layer) -> nn.Layer:
     found = False
     for layer in model.sublayers(include_self=True):
         for name in attends_of(layer):
-            setattr(layer, name, _again(getattr(layer, name)))
+            wrap(layer, name, "recompute", _again)
             found = True
     if not found:
         raise UsageError(
@@ -77,7 +77,7 @@ def _attention(model: nn.Layer) -> nn.Layer:
     return model
 
 
-def _again(function: Callable[..., Any], twice: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def _again(function: Method, twice: Method | None = None) -> Method:
     """`function`, computed again in backward; plainly where there will be none, or where it reads no gradient.
 
     `twice` is what to run where it is computed again: `function`, unless a second pass would leave a trace.
@@ -85,7 +85,6 @@ def _again(function: Callable[..., Any], twice: Callable[..., Any] | None = None
     silently stop learning.
     """
 
-    @functools.wraps(function)
     def forward(*inputs: Any, **named: Any) -> Any:
         learns = paddle.is_grad_enabled() and any(
             isinstance(x, paddle.Tensor) and not x.stop_gradient for x in (*inputs, *named.values())
@@ -97,7 +96,7 @@ def _again(function: Callable[..., Any], twice: Callable[..., Any] | None = None
     return forward
 
 
-def _counted_once(block: nn.Layer) -> Callable[..., Any]:
+def _counted_once(block: nn.Layer) -> Method:
     """The block's forward, in which running statistics (BatchNorm's) are those of the first of the two passes.
 
     fleet's recompute runs the first pass without gradients and the second, inside backward, with them.
@@ -106,7 +105,7 @@ def _counted_once(block: nn.Layer) -> Callable[..., Any]:
     if not running:
         return forward
 
-    @functools.wraps(forward)
+    @wraps(forward)
     def once(*inputs: Any, **named: Any) -> Any:
         again = paddle.is_grad_enabled()
         kept = [(tensor, tensor.clone()) for tensor in running] if again else []

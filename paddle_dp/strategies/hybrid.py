@@ -230,7 +230,7 @@ class Hybrid:
             model = parallelizer.parallelize(model)
             loss = vocab_parallel(loss, group) if parallelizer.cuts_classes else loss
             slices += [(-1, group)] if parallelizer.cuts_classes else []
-        # What is computed again draws its masks again, and does not exchange tokens for heads again.
+        # In the order of parallel.wrapping: slices with their random numbers, what is computed again, the sequence.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:
             model, loss = parallelize_sequence(model, loss, self.seats.get_sep_parallel_group())

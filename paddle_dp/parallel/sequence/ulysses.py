@@ -9,8 +9,6 @@ such exchange.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import paddle
@@ -23,6 +21,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.dropout import within_slice
 from paddle_dp.parallel.loss import Count, Loss, number
+from paddle_dp.parallel.wrapping import Method, wrap
 from paddle_dp.part.annotation import attends_of
 
 
@@ -45,10 +44,10 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.La
         )
     for layer in attending:
         for name in attends_of(layer):
-            setattr(layer, name, _with_all_to_all(getattr(layer, name), group))
-    blocks[0].forward = _scatter_output(blocks[0].forward, group)
+            wrap(layer, name, "sequence", lambda attend: _with_all_to_all(attend, group))
+    wrap(blocks[0], "forward", "sequence", lambda forward: _scatter_output(forward, group))
     for block in blocks[1:]:
-        block.forward = within_slice(block.forward, "sequence", "tokens", group.rank, group.nranks)
+        wrap(block, "forward", "sequence", lambda forward: _on_tokens(forward, group))
     return model, SequenceShardLoss(loss, group)
 
 
@@ -95,15 +94,18 @@ class SequenceShardLoss(Loss):
         return mp_ops._mp_allreduce(value, group=self.group)
 
 
-def _scatter_output(forward: Callable[..., Any], group: Any) -> Callable[..., Any]:
-    @functools.wraps(forward)
+def _on_tokens(forward: Method, group: Any) -> Method:
+    return within_slice(forward, "sequence", "tokens", group.rank, group.nranks)
+
+
+def _scatter_output(forward: Method, group: Any) -> Method:
     def scattered(*inputs: Any) -> paddle.Tensor:
         return sequence_shard(forward(*inputs), group)
 
     return scattered
 
 
-def _with_all_to_all(attend: Callable[..., Any], group: Any) -> Callable[..., Any]:
+def _with_all_to_all(attend: Method, group: Any) -> Method:
     """Attention over all tokens of this rank's heads, from and to this rank's tokens of all heads.
 
     Its tensors, and its answer, are [n, t, heads · …] with whole heads beside each other.
@@ -111,7 +113,6 @@ def _with_all_to_all(attend: Callable[..., Any], group: Any) -> Callable[..., An
 
     attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
 
-    @functools.wraps(attend)
     def attended(*inputs: Any) -> paddle.Tensor:
         exchanged = [_ToHeads.apply(x, group) if isinstance(x, paddle.Tensor) else x for x in inputs]
         return _ToTokens.apply(attend(*exchanged), group)

@@ -7,8 +7,6 @@ stream that all seats share where they hold the same.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from paddle import nn
@@ -17,17 +15,20 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle_dp.parallel.dropout import current, within_slice
 from paddle_dp.parallel.dropout.scope import Kind
 from paddle_dp.parallel.dropout.unseen import another_stream
+from paddle_dp.parallel.wrapping import Method, wrap
 
 
 def draw_slice(layer: nn.Layer, kind: Kind, group: Any, *methods: str) -> None:
     """Lets `methods` of a layer draw what is this seat's: there it holds a slice of this `kind` over tensor."""
+
+    def drawing(function: Method) -> Method:
+        return within_slice(_in_own_stream(function), "tensor", kind, group.rank, group.nranks)
+
     for method in methods:
-        own = _in_own_stream(getattr(layer, method))
-        setattr(layer, method, within_slice(own, "tensor", kind, group.rank, group.nranks))
+        wrap(layer, method, "random numbers", drawing)
 
 
-def _in_own_stream(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
+def _in_own_stream(function: Method) -> Method:
     def forward(*inputs: Any, **named: Any) -> Any:
         if current() is not None:
             return function(*inputs, **named)
