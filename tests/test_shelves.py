@@ -14,6 +14,7 @@ import pytest
 from paddle_dp.part import Annotation, settings_of
 from paddle_dp.recipe import Precision
 from paddle_dp.recipe.schema import LoaderSettings, Recipe, Train
+from paddle_dp.strategies._base import StrategyConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD: dict[str, str] = {  # what a part's build() is called with, after self
@@ -77,6 +78,8 @@ def faults(module: ModuleType, shelf: str) -> list[str]:
         for field in fields
         if field.name.startswith("_") or field.name != field.name.lower() or field.name == "use"
     ]
+    if shelf == "strategies" and not issubclass(config, StrategyConfig):
+        found.append("Config does not derive from strategies/_base.py's StrategyConfig")
     build = getattr(config, "build", None)
     if build is None:
         return [*found, f"Config has no build{BUILD[shelf]}"]

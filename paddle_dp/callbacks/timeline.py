@@ -14,6 +14,7 @@ from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
+    from paddle_dp.parallel.pipeline.timeline import Recorder
     from paddle_dp.recipe import Recipe
 
 
@@ -27,7 +28,7 @@ class Config:
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError where there are no stages. Asked before any process starts."""
-        if getattr(recipe.strategy.config, "pipeline", 1) == 1:
+        if recipe.strategy.config.layout(ranks).degrees.pipeline == 1:
             raise UsageError(
                 "callback timeline shows the stages of a pipeline, and there are none: set strategy to {use: hybrid, "
                 "pipeline: 2}, or leave the callback out."
@@ -75,8 +76,7 @@ class Timeline(Callback):
         _recorder(moment).armed = 0 <= moment.progress.step - self._first < self.config.steps
 
     def _finish(self, moment: Moment) -> None:
-        strategy: Any = self.run.recipe.strategy.config if self.run.recipe else None
-        schedule, each = strategy.pipeline_schedule, strategy.each
+        schedule, each = self.run.layout.pipeline_schedule, self.run.layout.virtual_stages
         stages, micro_batches = (
             self.run.mesh.axes.pipeline,
             1 + max(s.work.micro_batch for s in self.batches[0]["spans"]),
@@ -99,9 +99,10 @@ class Timeline(Callback):
         )
 
 
-def _recorder(moment: Moment) -> Any:
-    learner: Any = moment.trainer.learner
-    return learner.recorder
+def _recorder(moment: Moment) -> Recorder:
+    recorder = moment.trainer.learner.recorder
+    assert recorder is not None, "where there are no stages, it was refused"
+    return recorder
 
 
 def _typical(batches: list[dict[str, Any]]) -> dict[str, Any]:

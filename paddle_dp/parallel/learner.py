@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import paddle
 from paddle import nn
@@ -26,6 +26,9 @@ from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.placement import Placement, Placements
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
+
+if TYPE_CHECKING:
+    from paddle_dp.parallel.pipeline.timeline import Recorder
 
 Dropout = Literal["exact", "own"]
 Placed = tuple[
@@ -73,6 +76,7 @@ class Learner:
     faulty_gradients: dict[str, str] = field(
         default_factory=dict
     )  # at the last update with metrics; name: what it holds
+    recorder: Recorder | None = field(default=None, init=False)  # of when each stage of a pipeline computed
     empty: bool = False
     noticed: list[str] = field(
         default_factory=list

@@ -17,7 +17,6 @@ from paddle_dp.parallel.learning_rate import check_taken
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
-from paddle_dp.units import Every
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
 
@@ -55,19 +54,16 @@ class Task:
 
 
 class Strategy(Protocol):
-    """Places a model on the mesh. `mesh` is the one it was built with, split over the strategy's axes.
+    """Places a model on the mesh, which is the one that it was built with, split over the axes of its layout.
 
-    `check_every` is how often ranks that hold the same weights compare their bits; None: at the start and the end only.
+    What can be asked of a strategy before there are processes, its Config answers (strategies/_base.py).
     """
 
     @property
     def mesh(self) -> Mesh: ...
 
-    @property
-    def check_every(self) -> Every | None: ...
-
     def place(self, task: Task) -> Learner:
-        """A learner whose updates are the one-process updates. Collective."""
+        """The finished learner, whose updates are the one-process updates. Collective."""
         ...
 
 

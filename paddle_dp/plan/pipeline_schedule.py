@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["forward", "backward"]
+Schedule = Literal["f_then_b", "1f1b", "interleaved"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.memory import StateBytes, Widths, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
+from paddle_dp.plan.pipeline_schedule import Schedule
+from paddle_dp.units import Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +32,20 @@ Blocks = Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a model is handed out: by `degrees`, to `each` stages on a rank, dealt by `partition`.
+    """How a strategy lays a model out on ranks, as arithmetic: all that planning and pictures ask of a strategy.
 
-    And ZeRO's `sharding_stage`, and the bytes for one parameter in `widths`.
+    `degrees` of the axes; a pipeline's `partition` of the blocks into `virtual_stages` on each rank, and its schedule;
+    ZeRO's `sharding_stage`; whether tensor ranks share the tokens between cut layers (`sequence_parallel`); what is
+    computed again. `widths` are the bytes for one parameter: no strategy's, but the optimizer's and the precision's.
     """
 
     degrees: Degrees
     partition: Partition = "uniform"
-    each: int = 1
+    virtual_stages: int = 1
+    pipeline_schedule: Schedule = "1f1b"
     sharding_stage: int = 1
+    sequence_parallel: bool = False
+    recompute: Recompute = field(default_factory=Recompute)
     widths: Widths = field(default_factory=Widths)
 
 
@@ -73,10 +80,10 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     degrees = layout.degrees
     seats = degrees.seats(rank)
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
-    bounds = stage_bounds(loads, degrees.pipeline * layout.each, layout.partition)
+    bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)
     stages = tuple(
         tuple(range(bounds[place], bounds[place + 1]))
-        for place in range(seats["pipeline"], degrees.pipeline * layout.each, degrees.pipeline)
+        for place in range(seats["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline)
     )
     sizes = distinct(blocks, [number for stage in stages for number in stage], degrees.tensor)
     zero = layout.sharding_stage if degrees.sharding > 1 else 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paddle_dp.units import Bytes, Every, Recompute
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import Bytes, Recompute
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(StrategyConfig):
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
     """Bytes of gradients that are all-reduced together."""
 
@@ -32,13 +33,6 @@ class Config:
     """How initial weights are made equal: by sending rank 0's (`broadcast`), or by drawing them from one seed
     (`seed`)."""
 
-    recompute: Recompute = Recompute.parse("none")
-    """What backward computes again instead of keeping it: less memory, more time."""
-
-    check_every: Every | None = Every.parse("100 steps")
-    """How often all weights are compared over the ranks, bit by bit, and looked at for numbers that are not finite;
-    null: at the start, the end and saves only."""
-
     def build(self, mesh: Mesh) -> DataParallel:
         return DataParallel(self, mesh)
 
@@ -49,10 +43,6 @@ class DataParallel:
 
     config: Config
     mesh: Mesh
-
-    @property
-    def check_every(self) -> Every | None:
-        return self.config.check_every
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""

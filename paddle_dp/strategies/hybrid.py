@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.units import Every, Positive, Recompute
+from paddle_dp.plan.portion import Layout
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import Positive
 
 Counts = tuple[Positive, ...]
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(StrategyConfig):
     """The degrees of the axes multiply to the number of ranks."""
 
     data: Positive | Literal["auto"] = "auto"
@@ -62,25 +64,30 @@ class Config:
     sync_batch_norm: bool = False
     """BatchNorm over the samples of all ranks that read (data, sharding), as on one process."""
 
-    recompute: Recompute = Recompute.parse("none")
-    """What backward computes again instead of keeping it: less memory, more time."""
-
-    check_every: Every | None = Every.parse("100 steps")
-    """How often all weights are compared over the ranks that hold the same, bit by bit, and looked at for numbers
-    that are not finite; null: at the start, the end and saves only."""
-
     _placed: ClassVar[Degrees | None] = None  # the layout that fleet's groups of this process are for
 
-    def degrees(self, ranks: int) -> Degrees:
-        """The degrees on `ranks` ranks; `data: auto` is what the others leave, 1 at least."""
+    def layout(self, ranks: int) -> Layout:
+        """The degrees on `ranks` ranks (`data: auto` is what the other axes leave, 1 at least), and the rest."""
         others = self.tensor * self.pipeline * self.sharding * self.sequence
         data = max(ranks // others, 1) if self.data == "auto" else self.data
-        names = ("pipeline", "sharding", "sequence", "tensor")
-        return Degrees(data=data, **{name: getattr(self, name) for name in names})
+        return Layout(
+            degrees=Degrees(
+                data=data,
+                pipeline=self.pipeline,
+                sharding=self.sharding,
+                sequence=self.sequence,
+                tensor=self.tensor,
+            ),
+            partition=self.partition,
+            virtual_stages=self.stages_per_rank,
+            pipeline_schedule=self.pipeline_schedule,
+            sharding_stage=self.sharding_stage,
+            sequence_parallel=self.sequence_parallel,
+            recompute=self.recompute,
+        )
 
     @property
-    def each(self) -> int:
-        """How many stages a rank holds."""
+    def stages_per_rank(self) -> int:
         auto = 2 if self.pipeline_schedule == "interleaved" else 1
         return auto if self.virtual_stages == "auto" or self.pipeline == 1 else self.virtual_stages
 
@@ -93,7 +100,7 @@ class Config:
         from paddle_dp.plan.sharded import unshardable
 
         shape = self.shape(recipe)
-        said = refusal(self.degrees(ranks), shape, ranks)
+        said = refusal(self.layout(ranks).degrees, shape, ranks)
         tied = shape.anatomy is None and bool(getattr(recipe.model.config, "tied", False))
         said = said or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if said:
@@ -110,7 +117,7 @@ class Config:
         parts = recipe.loss is not None and as_loss(recipe.loss.build()).from_parts
         shape = replace(
             shape,
-            virtual_stages=self.each,
+            virtual_stages=self.stages_per_rank,
             pipeline_schedule=self.pipeline_schedule,
             partition=self.partition,
             loss_parts=parts,
@@ -125,7 +132,7 @@ class Config:
         from paddle_dp.gloo import install
         from paddle_dp.gloo.fleet_mends import PIPELINE_SETTINGS
 
-        degrees = self.degrees(mesh.ranks)
+        degrees = self.layout(mesh.ranks).degrees
         if degrees.ranks != mesh.ranks:  # started without paddle-dp, which refuses it before
             raise UsageError(f"strategy: {degrees} needs {degrees.ranks} ranks, and there are {mesh.ranks}.")
         mesh = replace(mesh, degrees=degrees)
@@ -156,10 +163,6 @@ class Hybrid:
     mesh: Mesh
     seats: Any
 
-    @property
-    def check_every(self) -> Every | None:
-        return self.config.check_every
-
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
         from paddle_dp.parallel import place_whole, prepare
@@ -187,7 +190,7 @@ class Hybrid:
         if axes.pipeline > 1:
             kind = PipelineLearner
             weighed = MicroBatchLoss(loss)
-            partition, each = self.config.partition, self.config.each
+            partition, each = self.config.partition, self.config.stages_per_rank
             model, local = stage(model, weighed, self.seats, placements, partition, each)
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
@@ -252,5 +255,5 @@ class Hybrid:
 
         from paddle_dp.parallel.pipeline.schedules import ENGINES
 
-        engine = ENGINES[self.config.pipeline_schedule, self.config.each > 1]
+        engine = ENGINES[self.config.pipeline_schedule, self.config.stages_per_rank > 1]
         return engine(stages, self.seats, fleet.fleet._user_defined_strategy)

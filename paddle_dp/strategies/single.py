@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
-from paddle_dp.units import Every, Recompute
+from paddle_dp.strategies._base import StrategyConfig
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    recompute: Recompute = Recompute.parse("none")
-    """What backward computes again instead of keeping it: less memory, more time."""
-
-    check_every: Every | None = Every.parse("100 steps")
-    """How often all weights are looked at for numbers that are not finite; null: at the start, the end and saves
-    only."""
-
+class Config(StrategyConfig):
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more ranks than one, before any of them starts."""
         if ranks > 1:
@@ -41,10 +34,6 @@ class Single:
 
     config: Config
     mesh: Mesh
-
-    @property
-    def check_every(self) -> Every | None:
-        return self.config.check_every
 
     def place(self, task: Task) -> Learner:
         from paddle_dp.parallel import place_whole

@@ -117,6 +117,7 @@ class Assembly:
             recipe=self.setup.recipe,
             resumed=found,
             total_steps=self.total_steps,
+            layout=self.setup.strategy.config.layout(self.mesh.ranks),
             identity=identity,
             changes=tuple(changes),
         )
@@ -125,7 +126,7 @@ class Assembly:
             self.train_loader,
             self.setup.callbacks(run),
             run=run,
-            check_every=self.strategy.check_every,
+            check_every=self.setup.strategy.config.check_every,
         )
         if found is not None:
             trainer.restore(found)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.part import lazily
 from paddle_dp.plan.activations import Tokens, kept, waiting
@@ -14,7 +13,6 @@ from paddle_dp.plan.memory import STATES, Widths
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories, rank_memory, whole
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.meter import memory
-from paddle_dp.units import Recompute
 
 GB = 1e9
 
@@ -41,21 +39,15 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[st
 
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
     """The layout of the recipe's strategy on so many ranks. Raises UsageError where it cannot run."""
-    strategy, precision = recipe.strategy.config, recipe.train.precision
+    precision = recipe.train.precision
     recipe.strategy.refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
-    degrees = strategy.degrees(ranks) if hasattr(strategy, "degrees") else Degrees(data=ranks)
-    optimizer = recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw"
-    return Layout(
-        degrees=degrees,
-        partition=getattr(strategy, "partition", "uniform"),
-        each=getattr(strategy, "each", 1),
-        sharding_stage=getattr(strategy, "sharding_stage", 1),
-        widths=Widths.of(
-            optimizer,
-            low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
-            double=precision.dtype == "float64",
-        ),
+    widths = Widths.of(
+        recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw",
+        low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
+        double=precision.dtype == "float64",
     )
+    layout: Layout = recipe.strategy.config.layout(ranks)
+    return replace(layout, widths=widths)
 
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> Iterator[str]:
@@ -81,20 +73,23 @@ def _runs(stages: tuple[tuple[int, ...], ...]) -> str:
 
 def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> float | None:
     """Bytes of activations on this rank, as `plan.activations` estimates them; None for what is no transformer."""
-    model, strategy, degrees = recipe.model.config, recipe.strategy.config, layout.degrees
+    model, degrees = recipe.model.config, layout.degrees
     if not all(hasattr(model, name) for name in ("width", "heads", "depth", "length", "vocab")):
         return None
     samples = -(-recipe.train.batch // (recipe.train.micro_batches * degrees.dp_size))
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
-        vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=getattr(strategy, "sequence_parallel", False),
+        vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
         bytes={"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2),
     )  # fmt: skip
-    schedule: Any = getattr(strategy, "pipeline_schedule", "1f1b")
     micro_batches = waiting(
-        schedule, degrees.pipeline, mine.seats["pipeline"], recipe.train.micro_batches, layout.each
+        layout.pipeline_schedule,
+        degrees.pipeline,
+        mine.seats["pipeline"],
+        recipe.train.micro_batches,
+        layout.virtual_stages,
     )
-    return kept(tokens, mine.stages, len(blocks), getattr(strategy, "recompute", Recompute()), micro_batches)
+    return kept(tokens, mine.stages, len(blocks), layout.recompute, micro_batches)
 
 
 def _built(recipe: Recipe, layout: Layout, mine: RankMemory) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.portion import Layout
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What callbacks are built with. `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on
-    from; `changes`, sentences on what is otherwise than there. `identity`: what its checkpoints say of what it learns.
+    """What callbacks are built with.
+
+    `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on from; `changes`, sentences on what is
+    otherwise than there. `layout`: how the model lies on the ranks. `identity`: what the run's checkpoints say of what
+    it learns.
     """
 
     name: str
@@ -29,6 +34,7 @@ class Run:
     recipe: Recipe | None = None
     resumed: Checkpoint | None = None
     total_steps: int = 0
+    layout: Layout = field(default_factory=lambda: Layout(degrees=Degrees()))
     identity: Identity | None = None
     changes: tuple[str, ...] = ()
 
@@ -39,4 +45,10 @@ class Run:
     @classmethod
     def plain(cls, mesh: Mesh, loader: Loader, folder: str | Path = "runs/run") -> Run:
         """A run without a recipe."""
-        return cls(name=Path(folder).name, folder=Path(folder), mesh=mesh, train_loader=loader)
+        return cls(
+            name=Path(folder).name,
+            folder=Path(folder),
+            mesh=mesh,
+            train_loader=loader,
+            layout=Layout(degrees=mesh.axes),
+        )

@@ -50,7 +50,9 @@ def staged(run: Run, tmp_path: Path) -> Run:
     path.write_text(RECIPE)
     run.folder.mkdir()
     mesh = Mesh(ranks=2, degrees=Degrees(pipeline=2))
-    return dataclasses.replace(run, mesh=mesh, recipe=read_recipe(path))
+    recipe = read_recipe(path)
+    layout = recipe.strategy.config.layout(mesh.ranks)
+    return dataclasses.replace(run, mesh=mesh, recipe=recipe, layout=layout)
 
 
 def train(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace, steps: int) -> list[int]:

@@ -30,7 +30,7 @@ def test_only_what_is_cut_gets_smaller_over_the_tensor_axis():
 
 
 def test_a_rank_with_several_stages_holds_runs_of_blocks():
-    first, last = held(pipeline=2, each=2, partition=(1, 2, 1, 2))
+    first, last = held(pipeline=2, virtual_stages=2, partition=(1, 2, 1, 2))
     assert (first.stages, last.stages) == (((0,), (3,)), ((1, 2), (4, 5)))
     assert first.blocks == (0, 3)
 

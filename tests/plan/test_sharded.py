@@ -34,5 +34,5 @@ def test_a_recipe_is_refused(overrides: list[str], ranks: int, device: str, said
 def test_data_auto_is_what_sharding_leaves(overrides: list[str]) -> None:
     recipe = read_recipe("configs/gpt_tiny.yaml", overrides)
     recipe.strategy.config.refuse(recipe, 4)
-    degrees = recipe.strategy.config.degrees(4)
+    degrees = recipe.strategy.config.layout(4).degrees
     assert degrees.data * degrees.sharding == 4

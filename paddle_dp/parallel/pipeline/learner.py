@@ -62,6 +62,7 @@ class PipelineLearner(HybridLearner):
     local_stages: LocalStages
     names: list[str] = field(default_factory=list)  # of the numbers that the last stage knows
     batch: Batch | None = None  # that is being learned
+    recorder: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,53 @@
+"""What a strategy's Config answers before there are processes: how a model will lie on so many ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from paddle_dp.plan.portion import Layout
+
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.part import read_part
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import Every, Recompute
+
+
+def layout(ranks: int, **settings: Any) -> Layout:
+    config: StrategyConfig = read_part("strategies", settings).config
+    return config.layout(ranks)
+
+
+@pytest.mark.parametrize("use", ["single", "data_parallel", "hybrid"])
+def test_the_plain_layout_is_the_whole_model_on_each_rank(use: str) -> None:
+    assert layout(4, use=use) == Layout(degrees=Degrees(data=4))
+    again = layout(1, use=use, recompute="full")
+    assert again.recompute == Recompute.parse("full") and again.degrees.ranks == 1
+
+
+def test_auto_takes_the_ranks_that_the_other_axes_leave() -> None:
+    assert layout(8, use="hybrid", tensor=2, pipeline=2).degrees == Degrees(data=2, tensor=2, pipeline=2)
+    assert layout(2, use="hybrid", tensor=4).degrees == Degrees(
+        data=1, tensor=4
+    )  # too few: refused elsewhere
+    assert layout(8, use="hybrid", data=1, sharding=4, sequence=2).degrees.ranks == 8
+
+
+def test_what_planning_and_pictures_ask_is_in_it() -> None:
+    found = layout(2, use="hybrid", pipeline=2, pipeline_schedule="interleaved", partition="parameters")
+    assert (found.virtual_stages, found.pipeline_schedule, found.partition) == (
+        2,
+        "interleaved",
+        "parameters",
+    )
+    assert layout(2, use="hybrid", pipeline=2, virtual_stages=3).virtual_stages == 3
+    assert layout(2, use="hybrid", virtual_stages=3).virtual_stages == 1  # without stages there is one
+    zero = layout(2, use="hybrid", sharding=2, sharding_stage=3)
+    assert zero.sharding_stage == 3 and not zero.sequence_parallel
+    assert layout(2, use="hybrid", tensor=2, sequence_parallel=True).sequence_parallel
+
+
+def test_a_strategy_without_more_to_say_has_defaults() -> None:
+    mine = StrategyConfig()
+    mine.refuse(recipe=None, ranks=64)  # type: ignore[arg-type]
+    assert mine.check_every == Every.parse("100 steps") and mine.layout(3).degrees == Degrees(data=3)
