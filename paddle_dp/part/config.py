@@ -68,7 +68,7 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def settings_of(kind: Any) -> list[Setting]:
-    """What a Config takes, in its own order."""
+    """What a Config takes: its own settings, then those that it has from a base."""
     means = meanings(kind)
     if not is_dataclass(kind):
         return [
@@ -81,9 +81,10 @@ def settings_of(kind: Any) -> list[Setting]:
             for name, field in kind.model_fields.items()
         ]
     hints = get_type_hints(kind, include_extras=True)
+    own = vars(kind).get("__annotations__", {})
     return [
         Setting(name=f.name, type=in_words(hints[f.name]), default=_default(f), meaning=means.get(f.name, ""))
-        for f in fields(kind)
+        for f in sorted(fields(kind), key=lambda f: f.name not in own)
         if f.init
     ]
 

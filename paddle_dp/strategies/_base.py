@@ -1,4 +1,12 @@
-"""The contract of a strategy, as far as it can be asked before any process starts."""
+"""The contract of a strategy: the base of each one's Config, with the defaults of plain data parallelism.
+
+A strategy is asked three times. Before a process starts, `refuse` may say no to a recipe, and `layout` says how a
+model will lie on so many ranks: the launcher, `paddle-dp check`, the forecast of memory and callbacks ask, and nobody
+needs to know which settings a strategy has. In each rank, `build` starts what the layout needs (process groups) and
+returns the placer (`parallel.Strategy`), whose `mesh` is split over the layout's axes; loaders and random numbers are
+made for that mesh. Then the placer's `place(task)` gives the learner, finished. `check_every` says how often the
+trainer compares the ranks' weights.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +25,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig:
-    """Base of each strategy's Config: what a recipe's `strategy` answers, with the defaults of plain data parallelism.
-
-    A strategy is asked three times. Before a process starts, `refuse` may say no to a recipe, and `layout` says how a
-    model will lie on so many ranks: the launcher, `paddle-dp check`, the forecast of memory and callbacks ask, and
-    nobody else needs to know which settings a strategy has. In each rank, `build` starts what the layout needs
-    (process groups) and returns the placer, whose `mesh` is split over the layout's axes; loaders and random numbers
-    are made for that mesh. Then the placer's `place(task)` gives the learner, finished. `check_every` says how often
-    the trainer compares the ranks' weights.
-    """
-
     recompute: Recompute = Recompute.parse("none")
     """What backward computes again instead of keeping it: less memory, more time."""
 

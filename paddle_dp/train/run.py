@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Run:
     """What callbacks are built with.
 
-    `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on from; `changes`, sentences on what is
-    otherwise than there. `layout`: how the model lies on the ranks. `identity`: what the run's checkpoints say of what
-    it learns.
+    `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on from; `changes`, sentences on what
+    is otherwise than there. `layout`: how the model lies on the ranks. `identity`: what its checkpoints say of what it
+    learns.
     """
 
     name: str
