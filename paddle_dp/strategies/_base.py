@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.portion import Layout
+from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.units import Every, Recompute
 
 if TYPE_CHECKING:

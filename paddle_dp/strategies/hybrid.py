@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.portion import Layout
+from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from paddle_dp.plan.portion import Layout
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
+from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Every, Recompute
 
