@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Micro:
     """One forward and backward pass: inputs [n, ...], targets [n, ...], and how many of the n samples count.
 
-    `samples` is 0 for a *ghost*: the one sample that a reader without any gets, so that it can take its part
-    in the collectives of the pass. Whatever a ghost's loss is, it has to be multiplied by zero.
+    `samples` is 0 for a *dummy*: the one sample that a reader without any gets, so that it can take its part
+    in the collectives of the pass. Whatever a dummy's loss is, it has to be multiplied by zero.
     `first` is the place of the first sample in the global batch; the others follow it, unless `places` says where each
     one is.
     """
@@ -26,7 +26,7 @@ class Micro:
     places: tuple[int, ...] | None = None
 
     @property
-    def is_ghost(self) -> bool:
+    def is_dummy(self) -> bool:
         """Whether this micro-batch only keeps the ranks in step."""
         return self.samples == 0
 

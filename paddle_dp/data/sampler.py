@@ -90,7 +90,7 @@ class Sampler:
 
     @property
     def rows(self) -> int:
-        """The most samples, ghosts included, that this reader reads for any one global batch."""
+        """The most samples, dummies included, that this reader reads for any one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
         return max(sum(max(stop - start, 1) for start, stop in self.cuts(size)) for size in sizes)
 
@@ -117,7 +117,7 @@ class Sampler:
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
         """For each micro-batch of global batch `k`: what this reader reads, and how many of those samples count.
 
-        Where `mine` is empty it reads a ghost, the first sample of the global batch, of which 0 count.
+        Where `mine` is empty it reads a dummy, the first sample of the global batch, of which 0 count.
         """
         whole = self.whole(epoch, k)
         cuts = self.cuts(len(whole))

@@ -77,7 +77,7 @@ class _Normalize(PyLayer):
             of_x, of_weight, of_bias = paddle.grad([normal], leaves, [grad.astype(wide.dtype)])
         sums = layer.mesh.sum_tensor(paddle.stack([of_weight, of_bias])) / ctx.total
         scale = paddle.rsqrt(variance + layer.epsilon) * weight
-        # The mean and the variance hang on x as well. A ghost's output hangs on them, but they do not hang on it.
+        # The mean and the variance hang on x as well. A dummy's output hangs on them, but they do not hang on it.
         of_x = of_x - layer.affine(wide, mean, variance, sums[0] * scale, sums[1] * scale)
         found = (of_x * ctx.present if not ctx.present else of_x).astype(grad.dtype), of_weight, of_bias
         return tuple(one if wanted else None for one, wanted in zip(found, ctx.wanted, strict=True))
@@ -86,7 +86,7 @@ class _Normalize(PyLayer):
 class SyncBatchNorm(nn.Layer):
     """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
 
-    In evaluation it is the local layer. `present` is set to False while this rank computes on a ghost sample, which
+    In evaluation it is the local layer. `present` is set to False while this rank computes on a dummy sample, which
     must not count.
     """
 

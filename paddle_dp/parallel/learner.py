@@ -135,12 +135,12 @@ class Learner:
         counted: Count = 0
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
-                self._ghost() if micro_batch.is_ghost else nullcontext(),
+                self._dummy() if micro_batch.is_dummy else nullcontext(),
                 self._no_sync(place < len(batch.micro_batches)),
             ):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
-                if not micro_batch.is_ghost:
+                if not micro_batch.is_dummy:
                     with (
                         self.mixed.context()
                     ):  # in the types of the forward, or the same loss is another number
@@ -148,7 +148,7 @@ class Learner:
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
                 with self.mixed.again(), self._meeting() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
-            counted = counted if micro_batch.is_ghost else counted + count
+            counted = counted if micro_batch.is_dummy else counted + count
             if collect_metrics:
                 seen.append(self._sums(outputs, total, micro_batch))
         return seen, counted
@@ -217,7 +217,7 @@ class Learner:
             sum(
                 self.loss.count(micro_batch.targets)
                 for micro_batch in batch.micro_batches
-                if not micro_batch.is_ghost
+                if not micro_batch.is_dummy
             )
         )
 
@@ -231,12 +231,12 @@ class Learner:
     def score(self, micro_batch: Micro) -> Score | None:
         """What the loss says of these samples, in the model's present mode and without gradients.
 
-        None where there is nothing to score: a ghost, or a rank whose stage does not have the outputs. All ranks of a
+        None where there is nothing to score: a dummy, or a rank whose stage does not have the outputs. All ranks of a
         reader call it together; those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
         """
         micro_batch = self.mixed.taken(micro_batch)
         outputs = self.predict(micro_batch.inputs)
-        if outputs is None or micro_batch.is_ghost:
+        if outputs is None or micro_batch.is_dummy:
             return None
         with paddle.no_grad():
             total, count = self.loss(outputs, micro_batch.targets)
@@ -373,8 +373,8 @@ class Learner:
         return outputs, total, count
 
     def _factor(self, micro_batch: Micro, divisor: float) -> float:
-        """What this micro-batch's total is multiplied with: nothing for a ghost, else its part in the global mean."""
-        if micro_batch.is_ghost:
+        """What this micro-batch's total is multiplied with: nothing for a dummy, else its part in the global mean."""
+        if micro_batch.is_dummy:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
         return scale * (1 if self.mixed.low else self.dp_world_size) / divisor
@@ -414,9 +414,9 @@ class Learner:
         return usable
 
     def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: Micro) -> dict[str, float]:
-        """This micro-batch's sums, by name; a ghost has the same names, with nothing in them."""
+        """This micro-batch's sums, by name; a dummy has the same names, with nothing in them."""
         sums = self.loss.sums(outputs, micro_batch.targets, total)
-        counts = self.mesh.is_loss_rank and not micro_batch.is_ghost
+        counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
         return {name: number(value) if counts else 0.0 for name, value in sums.items()}
 
     def _metrics(self, seen: list[dict[str, float]], count: float) -> dict[str, float]:
@@ -442,7 +442,7 @@ class Learner:
         return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
 
     @contextmanager
-    def _ghost(self) -> Iterator[None]:
+    def _dummy(self) -> Iterator[None]:
         """Around a micro-batch without samples of this rank: it takes part in every exchange and leaves no trace."""
         kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
         for norm in self._norms:

@@ -190,7 +190,7 @@ class Watched:
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
-    """The samples that count: not the one that a ghost reads."""
+    """The samples that count: not the one that a dummy reads."""
     found, start = [], 0
     for n, counts in zip(rows, counted, strict=True):
         found += read[start : start + n] if counts else []

@@ -79,7 +79,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         with paddle.no_grad():
             for batch in loader.read(0):
                 for micro_batch in batch.micro_batches:
-                    if learner.predict_is_collective or not micro_batch.is_ghost:
+                    if learner.predict_is_collective or not micro_batch.is_dummy:
                         tally.add(learner, micro_batch)
     except TargetError as error:
         raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None

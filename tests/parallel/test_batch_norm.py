@@ -87,7 +87,7 @@ def test_what_is_frozen_or_computes_something_else_stays():
     assert local_norms(model) == ["3"]
 
 
-def test_a_ghost_leaves_no_trace():
+def test_a_dummy_leaves_no_trace():
     layer = SyncBatchNorm(nn.BatchNorm1D(3), Mesh.alone())
     layer.present = False
     x = paddle.randn([4, 3])

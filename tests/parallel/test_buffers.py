@@ -55,7 +55,7 @@ class Points:
 def learn(mesh, kind, interrupted=False, sync=False, updates=9):
     """Losses, weights, buffers and differences after some updates in float64.
 
-    17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a ghost.
+    17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a dummy.
     """
     from paddle_dp.data import Loader, Sampler
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy

@@ -1,4 +1,4 @@
-"""One batch in, one update done: skipped on overflow, counted by the loss, left alone by ghosts."""
+"""One batch in, one update done: skipped on overflow, counted by the loss, left alone by dummies."""
 
 from contextlib import nullcontext
 
@@ -93,12 +93,12 @@ def test_low_precision_computes_with_the_numbers_of_one_process(precision):
     assert ours["gradient_norm"] == pytest.approx(3 * theirs["gradient_norm"], rel=1e-6)
 
 
-def test_a_ghost_changes_neither_weights_nor_statistics():
+def test_a_dummy_changes_neither_weights_nor_statistics():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
-    ghostly = learner(MeanSquaredError(), model=model)
+    idle = learner(MeanSquaredError(), model=model)
     before = {name: value.numpy().copy() for name, value in model.state_dict().items()}
-    ghost = Batch((batch(0).micro_batches[0],), 4, 0, 0)
-    metrics = ghostly.train_batch(ghost, collect_metrics=True)
+    dummy = Batch((batch(0).micro_batches[0],), 4, 0, 0)
+    metrics = idle.train_batch(dummy, collect_metrics=True)
     for name, value in model.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
     assert metrics["loss"] == 0.0

@@ -136,7 +136,7 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
 
 
 def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype: Any = "float32") -> Any:
-    """[losses, weights that lie here] of an epoch, in micro-batches (some are ghosts), with a short last batch."""
+    """[losses, weights that lie here] of an epoch, in micro-batches (some are dummies), with a short last batch."""
     from paddle_dp.part import read_part
 
     paddle.seed(2)

@@ -103,7 +103,7 @@ def test_plain_model_with_a_short_last_batch(ranks):
     ids=str,
 )
 def test_layouts_on_three_ranks(settings):
-    """Batches of 45 of 47 leave a batch of two samples: one of three ranks computes on a ghost."""
+    """Batches of 45 of 47 leave a batch of two samples: one of three ranks computes on a dummy."""
     one = run_ranks(call, 1, settings)[0]
     many = run_ranks(call, 3, settings)
     assert_same(one, many, 1e-5 if settings.get("dtype", "float32") == "float32" else 2e-3)

@@ -202,7 +202,7 @@ def met(strategy):
     learner = placer.place(_task({"norms": True}))
     dp_rank = learner.mesh.dp_rank
     tokens = paddle.arange(24).reshape([2, 12]) + dp_rank
-    second = Micro(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a ghost
+    second = Micro(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a dummy
     learner.train_batch(Batch((Micro(tokens, tokens, 2), second), 6, 0, 0))
     name, mean = next((n, t) for n, t in learner.state().items() if n.endswith("_mean"))
     before = mean.tolist()

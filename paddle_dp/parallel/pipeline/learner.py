@@ -45,12 +45,12 @@ class MicroBatchLoss:
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
         micro_batch, factor = next(self.coming)
         total, count = self.loss(outputs, targets)
-        self.counted = self.counted if micro_batch.is_ghost else self.counted + count
-        if self.first is None and not micro_batch.is_ghost:
+        self.counted = self.counted if micro_batch.is_dummy else self.counted + count
+        if self.first is None and not micro_batch.is_dummy:
             self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
         if self.collect_metrics:
             sums = self.loss.sums(outputs, targets, total)
-            self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_ghost else sums)
+            self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_dummy else sums)
         return total * factor
 
 
@@ -91,11 +91,11 @@ class PipelineLearner(HybridLearner):
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:
-        """Around each forward and backward: its time, its random numbers, no trace of a ghost in running statistics."""
+        """Around each forward and backward: its time, its random numbers, no trace of a dummy in running statistics."""
         assert self.batch is not None
         micro_batch = self.batch.micro_batches[work.micro_batch]
         drawing = self._drawing(micro_batch) if work.kind == "forward" else nullcontext()
-        with self.recorder.span(work), self._ghost() if micro_batch.is_ghost else nullcontext(), drawing:
+        with self.recorder.span(work), self._dummy() if micro_batch.is_dummy else nullcontext(), drawing:
             yield
 
     def _drawing(self, micro_batch: Micro) -> AbstractContextManager[Any]:
