@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+_CLOSED = -1  # no file descriptor: it could not be opened
+
 
 class Journal:
     """Appends each entry whole or not at all, and hands it to the system at once: a kill -9 loses nothing.
@@ -18,6 +20,7 @@ class Journal:
 
     def __init__(self, path: Path):
         self.path, self.lost = path, 0
+        self._file = _CLOSED
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
 
@@ -37,5 +40,5 @@ class Journal:
 
     def __del__(self) -> None:
         # Nothing is buffered, so nobody has to say when the last entry was the last.
-        if hasattr(self, "_file"):
+        if self._file != _CLOSED:
             os.close(self._file)

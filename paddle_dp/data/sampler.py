@@ -72,9 +72,10 @@ class Sampler:
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "dp_size", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
+        counts = {"batch": self.batch, "dp_size": self.dp_size, "micro_batches": self.micro_batches}
+        for name, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{name}: {count} is less than 1")
         if not 0 <= self.dp_rank < self.dp_size:
             raise ValueError(f"reader: {self.dp_rank} is not one of 0 to {self.dp_size - 1}")
         if self.samples < 1:

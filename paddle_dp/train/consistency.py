@@ -73,7 +73,13 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
         compare({**packages(mesh), **files, **recipe_facts(recipe)}, mesh, SAME_START)
         return
     script = {"script": file_crc(getattr(sys.modules.get("__main__"), "__file__", None))}
-    said = {word: getattr(setup, word) for word in ("batch", "micro_batches", "shuffle", "drop_last", "seed")}
+    said = {
+        "batch": setup.batch,
+        "micro_batches": setup.micro_batches,
+        "shuffle": setup.shuffle,
+        "drop_last": setup.drop_last,
+        "seed": setup.seed,
+    }
     length = {"length": None if setup.length is None else str(setup.length)}
     strategy = flat("strategy", setup.strategy.settings)
     compare({**packages(mesh), **script, **said, **length, **strategy}, mesh, SAME_SCRIPT)

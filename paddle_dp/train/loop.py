@@ -278,5 +278,5 @@ class TrainingLoop:
             try:
                 callback.failed(moment, error)
             except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
-                if hasattr(error, "add_note"):  # Python 3.11 on
+                if sys.version_info >= (3, 11):
                     error.add_note(f"({type(callback).__name__} failed too: {second})")
