@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.parallel.hcg import HCG
+
 
 class Among(Protocol):
     """Ranks that a layer can ask for sums: all of a mesh, or some of it."""
@@ -24,9 +26,9 @@ class DataGroup:
         self.groups = [group for group in groups if group.nranks > 1]
 
     @classmethod
-    def of(cls, seats: Any) -> DataGroup:
+    def of(cls, hcg: HCG) -> DataGroup:
         """Of this rank, in fleet's HybridCommunicateGroup."""
-        return cls([seats.get_data_parallel_group(), seats.get_sharding_parallel_group()])
+        return cls([hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()])
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
         """Every reader's `tensor` (equal shapes and dtypes), in one order on all of them. Collective."""

@@ -16,6 +16,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
+from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.sharding.zero import Zero
 
@@ -28,7 +29,7 @@ class HybridLearner(Learner):
     the gradient norm was. `clip` is the optimizer's global-norm clip, taken over because its norm would be a part's.
     """
 
-    seats: Any  # fleet's HybridCommunicateGroup
+    hcg: HCG
     clip: float | None = None
     zero: Zero | None = None
 
@@ -45,10 +46,10 @@ class HybridLearner(Learner):
             self.zero.exchange()
         marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
         if marked:
-            fused_allreduce_gradients_with_group(marked, self.seats.get_model_parallel_group(), scale=1.0)
+            fused_allreduce_gradients_with_group(marked, self.hcg.get_model_parallel_group(), scale=1.0)
         axes = self.mesh.axes
         if axes.data > 1 or axes.sequence > 1:  # under ZeRO: of the gradients that this rank owns
-            fused_allreduce_gradients(self.trainable, self.seats)
+            fused_allreduce_gradients(self.trainable, self.hcg)
 
     def _step(self) -> None:
         if self.clip is not None:

@@ -161,7 +161,7 @@ class Hybrid:
 
     config: Config
     mesh: Mesh
-    seats: Any
+    hcg: Any  # an HCG; None on one rank, where nothing is split
 
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
@@ -180,7 +180,7 @@ class Hybrid:
         elif self._runs_blocks:
             check_table(task.model, task.samples, "strategy")
         if self.config.sync_batch_norm and axes.dp_size > 1:
-            synchronize(task.model, DataGroup.of(self.seats))
+            synchronize(task.model, DataGroup.of(self.hcg))
         placements = Placements()
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
@@ -191,7 +191,7 @@ class Hybrid:
             kind = PipelineLearner
             weighed = MicroBatchLoss(loss)
             partition, each = self.config.partition, self.config.stages_per_rank
-            model, local = stage(model, weighed, self.seats, placements, partition, each)
+            model, local = stage(model, weighed, self.hcg, placements, partition, each)
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
         fields["clip"] = take_clip(prepared.optimizer)
@@ -200,7 +200,7 @@ class Hybrid:
         if axes.sharding > 1:
             fields["zero"] = self._zero(prepared, placements)
         learner = prepared.learner(
-            kind, seats=self.seats, dp_world_size=axes.data, placements=placements, **fields
+            kind, hcg=self.hcg, dp_world_size=axes.data, placements=placements, **fields
         )
         learner.check("after the weights were placed")
         return learner
@@ -227,7 +227,7 @@ class Hybrid:
         cut = axes.tensor > 1 or axes.sequence > 1
         before = AsWhole(model, task.samples if cut else None, values=not task.compared)
         if axes.tensor > 1:
-            group = self.seats.get_model_parallel_group()
+            group = self.hcg.get_model_parallel_group()
             kind = SequenceParallelizer if self.config.sequence_parallel else TensorParallelizer
             parallelizer = kind(group, placements)
             model = parallelizer.parallelize(model)
@@ -236,8 +236,8 @@ class Hybrid:
         # In the order of parallel.wrapping: slices with their random numbers, what is computed again, the sequence.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:
-            model, loss = parallelize_sequence(model, loss, self.seats.get_sep_parallel_group())
-            slices.append((1, self.seats.get_sep_parallel_group()))
+            model, loss = parallelize_sequence(model, loss, self.hcg.get_sep_parallel_group())
+            slices.append((1, self.hcg.get_sep_parallel_group()))
         before.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
@@ -248,7 +248,7 @@ class Hybrid:
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")
         stage, offload = self.config.sharding_stage, self.config.offload
-        return Zero(prepared.model, prepared.optimizer, self.seats, placements, stage, offload)
+        return Zero(prepared.model, prepared.optimizer, self.hcg, placements, stage, offload)
 
     def _engine(self, stages: Any) -> Any:
         from paddle.distributed import fleet
@@ -256,4 +256,4 @@ class Hybrid:
         from paddle_dp.parallel.pipeline.schedules import ENGINES
 
         engine = ENGINES[self.config.pipeline_schedule, self.config.stages_per_rank > 1]
-        return engine(stages, self.seats, fleet.fleet._user_defined_strategy)
+        return engine(stages, self.hcg, fleet.fleet._user_defined_strategy)

@@ -41,7 +41,7 @@ def compared(strategy):
 
     mesh = join(seed=0)
     placer = read_part("strategies", {"use": "hybrid", "tensor": mesh.ranks}).build(mesh)
-    group, found = placer.seats.get_model_parallel_group(), []
+    group, found = placer.hcg.get_model_parallel_group(), []
     random = np.random.default_rng(5)
     for settings in strategy:
         for shape in ((40,), (6, 7)):

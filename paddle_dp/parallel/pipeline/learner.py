@@ -121,14 +121,14 @@ class PipelineLearner(HybridLearner):
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Over the ranks that hold the same stage."""
-        return DataGroup.of(self.seats).sum_tensor(tensor)
+        return DataGroup.of(self.hcg).sum_tensor(tensor)
 
     def _same_buffers(self) -> Sequence[Any]:
         groups = {
-            "data": self.seats.get_data_parallel_group,
-            "sharding": self.seats.get_sharding_parallel_group,
-            "sequence": self.seats.get_sep_parallel_group,
-            "tensor": self.seats.get_model_parallel_group,
+            "data": self.hcg.get_data_parallel_group,
+            "sharding": self.hcg.get_sharding_parallel_group,
+            "sequence": self.hcg.get_sep_parallel_group,
+            "tensor": self.hcg.get_model_parallel_group,
         }
         return [group() for axis, group in groups.items() if self.mesh.axes[axis] > 1]
 

@@ -13,6 +13,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import learns_of, outside, settle, sizes_of
+from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.plan import Partition, stage_bounds
 from paddle_dp.plan.partition import check_partition, unlearning
@@ -26,9 +27,9 @@ class Stages(PipelineLayer):
     Fleet takes given bounds for one stage on each rank only; for several it counts layers of one class.
     """
 
-    def __init__(self, blocks: Sequence[nn.Layer], bounds: Sequence[int], seats: Any, loss: Any, each: int):
+    def __init__(self, blocks: Sequence[nn.Layer], bounds: Sequence[int], hcg: HCG, loss: Any, each: int):
         super().__init__(
-            layers=blocks, loss_fn=loss, topology=seats.topology(), num_virtual_pipeline_stages=each,
+            layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=each,
             seg_method="layer:" + ",".join(map(str, bounds)),  # fleet insists on a word of this form
         )  # fmt: skip
         self._layers_desc: list[nn.Layer] = []  # the other ranks' blocks: what nobody holds on to, is freed
@@ -106,7 +107,7 @@ class LocalStages:
 def stage(
     model: nn.Layer,
     loss: Any,
-    seats: Any,
+    hcg: HCG,
     placements: Placements,
     partition: Partition = "uniform",
     each: int = 1,
@@ -116,23 +117,23 @@ def stage(
     Raises UsageError for a model that is more, or less, than a list of blocks, and for a `split` that does not fit it.
     """
     blocks = _blocks(model)
-    if not (wrong := check_partition(partition, len(blocks), _stages(seats) * each)):
-        bounds = stage_bounds(sizes_of(blocks), _stages(seats) * each, partition)
-        wrong = unlearning(bounds, _stages(seats), learns_of(blocks))
+    if not (wrong := check_partition(partition, len(blocks), _stages(hcg) * each)):
+        bounds = stage_bounds(sizes_of(blocks), _stages(hcg) * each, partition)
+        wrong = unlearning(bounds, _stages(hcg), learns_of(blocks))
     if wrong:
         raise UsageError(f"strategy.pipeline: {'; '.join(wrong)}.")
     holders = {
-        number: place % _stages(seats)
+        number: place % _stages(hcg)
         for place in range(len(bounds) - 1)
         for number in range(bounds[place], bounds[place + 1])
     }
-    tied = _tie(blocks, holders, seats, placements)
-    mine = {n: block for n, block in enumerate(blocks) if holders[n] == seats.get_stage_id()}
-    return Stages(blocks, bounds, seats, loss, each), LocalStages.of(model, mine, tied)
+    tied = _tie(blocks, holders, hcg, placements)
+    mine = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
+    return Stages(blocks, bounds, hcg, loss, each), LocalStages.of(model, mine, tied)
 
 
-def _stages(seats: Any) -> int:
-    return int(seats.get_pipe_parallel_world_size())
+def _stages(hcg: HCG) -> int:
+    return int(hcg.get_pipe_parallel_world_size())
 
 
 def _blocks(model: nn.Layer) -> list[nn.Layer]:
@@ -151,9 +152,7 @@ def _blocks(model: nn.Layer) -> list[nn.Layer]:
     return blocks
 
 
-def _tie(
-    blocks: Sequence[nn.Layer], holders: dict[int, int], seats: Any, placements: Placements
-) -> list[Tied]:
+def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], hcg: HCG, placements: Placements) -> list[Tied]:
     """The weights that several stages use, on this rank; the first of their stages counts them. Collective.
 
     Not fleet's SharedLayerDesc: it shares whole layers that it builds itself, under names of its own, and what is tied
@@ -167,24 +166,24 @@ def _tie(
     for parameter, on in users.values():
         if len(on) == 1:
             continue
-        if seats.get_sharding_parallel_world_size() > 1:
+        if hcg.get_sharding_parallel_world_size() > 1:
             raise UsageError(
                 f"strategy.sharding: the weight {list(parameter.shape)} that stages {sorted(on)} share would have "
                 "another owner on each of them. Set model.tied=false, strategy.sharding=1 or strategy.pipeline=1."
             )
         stages = tuple(sorted(on))
         if stages not in groups:
-            groups[stages] = group_of_stages(stages, seats)
-        if seats.get_stage_id() in on:
-            placements.note(parameter, first_copy=seats.get_stage_id() == stages[0])
+            groups[stages] = group_of_stages(stages, hcg)
+        if hcg.get_stage_id() in on:
+            placements.note(parameter, first_copy=hcg.get_stage_id() == stages[0])
             tied.append(Tied(parameter, groups[stages]))
     return tied
 
 
-def group_of_stages(stages: tuple[int, ...], seats: Any) -> Any:
+def group_of_stages(stages: tuple[int, ...], hcg: HCG) -> Any:
     """A new group of the ranks of this rank's pipeline that hold `stages`. Collective: all ranks make all groups."""
     mine = None
-    for pipeline in seats.topology().get_comm_list("pipe"):
+    for pipeline in hcg.topology().get_comm_list("pipe"):
         group = dist.new_group([pipeline[stage] for stage in stages])
         mine = group if dist.get_rank() in pipeline else mine
     return mine

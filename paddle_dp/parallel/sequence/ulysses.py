@@ -20,12 +20,13 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.dropout import within_slice
+from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.wrapping import Method, wrap
 from paddle_dp.part.annotation import attends_of
 
 
-def parallelize_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.Layer, Loss]:
+def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.Layer, Loss]:
     """The same model and loss on this rank's shard of every sequence. In place.
 
     Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from shards.
@@ -51,7 +52,7 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Any) -> tuple[nn.La
     return model, SequenceShardLoss(loss, group)
 
 
-def sequence_shard(whole: paddle.Tensor, group: Any) -> paddle.Tensor:
+def sequence_shard(whole: paddle.Tensor, group: Group) -> paddle.Tensor:
     """This rank's tokens of [n, t, …]: [n, t / ranks, …]. Raises UsageError where the shards would not be equal."""
     if whole.shape[1] % group.nranks:
         raise UsageError(
@@ -68,7 +69,7 @@ class SequenceShardLoss(Loss):
     the axis. Collective.
     """
 
-    def __init__(self, loss: Loss, group: Any):
+    def __init__(self, loss: Loss, group: Group):
         self.loss, self.group, self.name, self.counted = loss, group, loss.name, loss.counted
 
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
@@ -94,18 +95,18 @@ class SequenceShardLoss(Loss):
         return mp_ops._mp_allreduce(value, group=self.group)
 
 
-def _on_tokens(forward: Method, group: Any) -> Method:
+def _on_tokens(forward: Method, group: Group) -> Method:
     return within_slice(forward, "sequence", "tokens", group.rank, group.nranks)
 
 
-def _scatter_output(forward: Method, group: Any) -> Method:
+def _scatter_output(forward: Method, group: Group) -> Method:
     def scattered(*inputs: Any) -> paddle.Tensor:
         return sequence_shard(forward(*inputs), group)
 
     return scattered
 
 
-def _with_all_to_all(attend: Method, group: Any) -> Method:
+def _with_all_to_all(attend: Method, group: Group) -> Method:
     """Attention over all tokens of this rank's heads, from and to this rank's tokens of all heads.
 
     Its tensors, and its answer, are [n, t, heads · …] with whole heads beside each other.
@@ -120,21 +121,21 @@ def _with_all_to_all(attend: Method, group: Any) -> Method:
     return attended
 
 
-def _to_heads(x: paddle.Tensor, group: Any) -> paddle.Tensor:
+def _to_heads(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """[n, t / ranks, heads · …] → [n, t, heads / ranks · …]."""
     n, t, width = x.shape
     parts = x.reshape([n, t, group.nranks, width // group.nranks]).transpose([2, 0, 1, 3])
     return _all_to_all(parts, group).transpose([1, 0, 2, 3]).reshape([n, -1, width // group.nranks])
 
 
-def _to_tokens(x: paddle.Tensor, group: Any) -> paddle.Tensor:
+def _to_tokens(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """[n, t, heads / ranks · …] → [n, t / ranks, heads · …]."""
     n, t, width = x.shape
     parts = x.reshape([n, group.nranks, t // group.nranks, width]).transpose([1, 0, 2, 3])
     return _all_to_all(parts, group).transpose([1, 2, 0, 3]).reshape([n, t // group.nranks, -1])
 
 
-def _all_to_all(parts: paddle.Tensor, group: Any) -> paddle.Tensor:
+def _all_to_all(parts: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Part j of dim 0 goes to rank j, and comes from it."""
     given = parts.contiguous()
     taken = paddle.empty_like(given)
@@ -146,7 +147,7 @@ class _ToHeads(PyLayer):
     """A permutation of what all ranks hold: its gradient goes the other way."""
 
     @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, group: Any) -> paddle.Tensor:
+    def forward(ctx: Any, x: paddle.Tensor, group: Group) -> paddle.Tensor:
         ctx.group = group
         return _to_heads(x, group)
 
@@ -159,7 +160,7 @@ class _ToTokens(PyLayer):
     """The way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, group: Any) -> paddle.Tensor:
+    def forward(ctx: Any, x: paddle.Tensor, group: Group) -> paddle.Tensor:
         ctx.group = group
         return _to_tokens(x, group)
 

@@ -10,6 +10,8 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from paddle_dp.parallel.hcg import Group
+
 
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
@@ -24,7 +26,7 @@ class Stage3:
     def __init__(
         self,
         model: nn.Layer,
-        group: Any,
+        group: Group,
         parameters: Iterable[paddle.Tensor],
         owner: Callable[[paddle.Tensor], int],
     ):

@@ -18,6 +18,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphSh
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import check_gradients, has_gradient
+from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.offload import Offload
 from paddle_dp.parallel.sharding.stage3 import Stage3
@@ -36,7 +37,7 @@ class Zero:
         self,
         model: nn.Layer,
         optimizer: Any,
-        hcg: Any,
+        hcg: HCG,
         placements: Placements,
         stage: int,
         offload: bool = False,

@@ -18,6 +18,7 @@ from paddle.distributed.fleet.layers.mpu import (
 )
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
@@ -29,7 +30,7 @@ DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 class CopyToTensorParallel(nn.Layer):
     """A layer whose outputs are cut: its input is the same on all ranks, so the input's gradients add up."""
 
-    def __init__(self, layer: nn.Layer, group: Any):
+    def __init__(self, layer: nn.Layer, group: Group):
         super().__init__()
         self.group = group
         for name, parameter in layer.named_parameters(include_sublayers=False):
@@ -51,7 +52,7 @@ class TensorParallelizer:
 
     kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, CopyToTensorParallel)
 
-    def __init__(self, group: Any, placements: Placements):
+    def __init__(self, group: Group, placements: Placements):
         self.group, self.placements, self.cuts_classes = group, placements, False
         self._sharded: dict[int, paddle.Tensor] = {}
 

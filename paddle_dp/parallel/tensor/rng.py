@@ -15,10 +15,11 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle_dp.parallel.dropout import current, within_slice
 from paddle_dp.parallel.dropout.scope import Kind
 from paddle_dp.parallel.dropout.unseen import another_stream
+from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.wrapping import Method, wrap
 
 
-def draw_slice(layer: nn.Layer, kind: Kind, group: Any, *methods: str) -> None:
+def draw_slice(layer: nn.Layer, kind: Kind, group: Group, *methods: str) -> None:
     """Lets `methods` of a layer draw what is this seat's: there it holds a slice of this `kind` over tensor."""
 
     def drawing(function: Method) -> Method:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import paddle
 from paddle.distributed import fleet
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.loss import Loss
 
 
-def vocab_parallel(loss: Loss, group: Any) -> Loss:
+def vocab_parallel(loss: Loss, group: Group) -> Loss:
     """The same loss of scores [n, …, classes / tp_size].
 
     Raises UsageError for one that cannot be computed from parts.
@@ -29,7 +28,7 @@ def vocab_parallel(loss: Loss, group: Any) -> Loss:
 class VocabParallel:
     """What a loss asks of all classes, answered by the ranks of the tensor axis together. Each method is collective."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group: Group):
         self.group = group
 
     def local_range(self, width: int) -> tuple[int, int]:
