@@ -52,8 +52,8 @@ class Stopwatch:
 
 def axis_of(degrees: Degrees, ranks: list[int]) -> str:
     """The axis on which these ranks differ; SEVERAL for more than one, "" for a single rank."""
-    seats = [degrees.seats(rank) for rank in ranks]
-    apart = [axis for axis in AXES if len({seat[axis] for seat in seats}) > 1]
+    coords = [degrees.coords(rank) for rank in ranks]
+    apart = [axis for axis in AXES if len({each[axis] for each in coords}) > 1]
     return SEVERAL if len(apart) > 1 else "".join(apart)
 
 

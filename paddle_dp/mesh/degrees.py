@@ -45,29 +45,29 @@ class Degrees:
         """How many different shares of the data there are."""
         return self.data * self.sharding
 
-    def seats(self, rank: int) -> dict[str, int]:
-        """Where `rank` sits on each axis."""
+    def coords(self, rank: int) -> dict[str, int]:
+        """The coordinate of `rank` on each axis."""
         found: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, found[axis] = divmod(rank, self[axis])
         return {axis: found[axis] for axis in AXES}
 
-    def rank(self, seats: dict[str, int]) -> int:
-        """The rank that sits at `seats`; axes left out are seat 0."""
+    def rank(self, coords: dict[str, int]) -> int:
+        """The rank at `coords`; axes left out are 0."""
         number = 0
         for axis in AXES:
-            number = number * self[axis] + seats.get(axis, 0)
+            number = number * self[axis] + coords.get(axis, 0)
         return number
 
     def group(self, rank: int, axis: str) -> list[int]:
         """The ranks that differ from `rank` on `axis` alone, in order, itself among them."""
-        seats = self.seats(rank)
-        return [self.rank({**seats, axis: seat}) for seat in range(self[axis])]
+        coords = self.coords(rank)
+        return [self.rank({**coords, axis: place}) for place in range(self[axis])]
 
     def dp_rank(self, rank: int) -> int:
         """Which share of the data `rank` reads."""
-        seats = self.seats(rank)
-        return seats["data"] * self.sharding + seats["sharding"]
+        coords = self.coords(rank)
+        return coords["data"] * self.sharding + coords["sharding"]
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

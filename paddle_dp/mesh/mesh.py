@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The ranks of a job and this process's seat among them.
+    """The ranks of a job and this process's place among them.
 
     Every method with several ranks behind it is *collective*: all ranks call it, in the same order. A mesh of one
     needs no process group, and its methods cost nothing.
@@ -52,9 +52,9 @@ class Mesh:
         return self.degrees or Degrees(data=self.ranks)
 
     @property
-    def seats(self) -> dict[str, int]:
-        """Where this rank sits on each axis."""
-        return self.axes.seats(self.rank)
+    def coords(self) -> dict[str, int]:
+        """This rank's coordinate on each axis."""
+        return self.axes.coords(self.rank)
 
     @property
     def dp_rank(self) -> int:
@@ -68,8 +68,8 @@ class Mesh:
     @property
     def is_loss_rank(self) -> bool:
         """Whether this rank's numbers count: one rank of each reader, on the last stage, where the loss is."""
-        seats = self.seats
-        return seats["pipeline"] == self.axes.pipeline - 1 and not (seats["tensor"] or seats["sequence"])
+        coords = self.coords
+        return coords["pipeline"] == self.axes.pipeline - 1 and not (coords["tensor"] or coords["sequence"])
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Adds `tensor` up over the ranks, in place, and returns it."""

@@ -15,7 +15,7 @@ def own_seed(seed: int, name: int | str) -> int:
 def seed_ranks(seed: int, mesh: Mesh) -> None:
     """Gives every rank its random streams; call it when the equal things (initial weights) have been drawn.
 
-    Paddle's own stream is one for all seats of a tensor axis, which hold the same activations and must drop the same of
+    Paddle's own stream is one for all ranks of a tensor axis, which hold the same activations and must drop the same of
     them; readers, stages and shards of a sequence hold others. What is cut over the tensor axis draws from fleet's
     tracker (get_rng_state_tracker), whose stream every rank has for itself.
     """

@@ -20,7 +20,7 @@ class Among(Protocol):
 
 
 class DataGroup:
-    """The readers of a stage, or of a tensor seat, as one group: fleet has a group for each of the two axes."""
+    """The ranks along data and sharding as one group: fleet has a group for each of the two axes."""
 
     def __init__(self, groups: Sequence[Any]):
         self.groups = [group for group in groups if group.nranks > 1]

@@ -63,7 +63,7 @@ class HybridLearner(Learner):
 
     def gradient_norm(self) -> paddle.Tensor:
         """Over the whole model: each gradient counts once, where its parameter's main replica is."""
-        at = self.mesh.seats
+        at = self.mesh.coords
         mine = [p for p in self.trainable if self.placements.of(p).is_main_replica(at)]
         # In float64 everywhere: a rank that counts nothing has no gradient to take the type from.
         squares = gradients.global_norm(mine).astype("float64").square().reshape([1])

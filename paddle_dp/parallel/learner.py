@@ -278,7 +278,7 @@ class Learner:
     def shards(self) -> Iterator[Placed]:
         """What of the model's parameters, statistics and buffers this rank is the one to save. Running statistics are
         each rank's own until `sync_buffers`."""
-        at = self.mesh.seats
+        at = self.mesh.coords
         for name, tensor in self.state().items():
             # A tied weight has a name for each of its uses, so its copy on another stage is no replica.
             placement = replace(self.placements.of(tensor), first_copy=True)
@@ -287,7 +287,7 @@ class Learner:
 
     def main_replicas(self, tensors: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]) -> Iterator[Placed]:
         """Those of the gradients or optimizer states (name, tensor, its parameter) that this rank counts for."""
-        at = self.mesh.seats
+        at = self.mesh.coords
         for name, tensor, parameter in tensors:
             placement = self.placements.of(tensor, parameter)
             if placement.is_main_replica(at):
@@ -295,11 +295,11 @@ class Learner:
 
     def is_stored(self, tensor: paddle.Tensor) -> bool:
         """Whether a parameter, statistic or buffer has its values on this rank between updates."""
-        return self.placements.of(tensor).is_stored_at(self.mesh.seats)
+        return self.placements.of(tensor).is_stored_at(self.mesh.coords)
 
     def is_updated(self, parameter: paddle.Tensor) -> bool:
         """Whether this rank updates a parameter, and so keeps the optimizer's states of it."""
-        return self.placements.of(parameter).is_updated_at(self.mesh.seats)
+        return self.placements.of(parameter).is_updated_at(self.mesh.coords)
 
     def sync_buffers(self) -> None:
         """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.

@@ -111,8 +111,10 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
     ]
 
 
-def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seats: int) -> list[nn.Layer]:
-    """These units of the model with their initial weights in memory, cut for one of `seats` on the tensor axis.
+def built(
+    build: Callable[[], nn.Layer], numbers: Sequence[int], tp_rank: int, tp_size: int
+) -> list[nn.Layer]:
+    """These units of the model with their initial weights in memory, sharded for rank `tp_rank` of the tensor axis.
 
     One whole unit at a time is in memory, beside the cut ones: a model of any size, on the host that holds a part.
     The weights are drawn as one process draws them, but not the same ones. Raises UsageError where nothing is cut.
@@ -121,14 +123,14 @@ def built(build: Callable[[], nn.Layer], numbers: Sequence[int], seat: int, seat
         model = build()
     every = units(model)
     here = {id(parameter) for number in numbers for parameter in every[number].parameters()}
-    with alone(seat, seats) as group:
+    with alone(tp_rank, tp_size) as group:
         parallelizer = TensorParallelizer(group, Placements())
         for unit in every:
             if any(
                 id(parameter) in here for parameter in unit.parameters()
             ):  # its own, or a weight that it shares
                 _draw(unit.parameters())
-                if seats > 1:
+                if tp_size > 1:
                     parallelizer.replace(model, layers_in(unit))
     return [units(model)[number] for number in numbers]
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import paddle
 
-Coordinates = Mapping[str, int]  # where a rank is on each axis: `mesh.seats`
+Coordinates = Mapping[str, int]  # where a rank is on each axis: `mesh.coords`
 Shape = tuple[int, ...]
 
 

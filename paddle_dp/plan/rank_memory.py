@@ -20,9 +20,9 @@ class Weight:
     size: int
     cut: bool = False
 
-    def part(self, seats: int) -> int:
-        """The numbers of it that one seat of the tensor axis holds."""
-        return self.size // seats if self.cut else self.size
+    def part(self, tp_size: int) -> int:
+        """The numbers of it that one rank of the tensor axis holds."""
+        return self.size // tp_size if self.cut else self.size
 
 
 Blocks = Sequence[
@@ -51,10 +51,10 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What one rank holds: its seats, its blocks by number (a tuple a stage), parameters and state."""
+    """What one rank holds: its coordinates, its blocks by number (a tuple a stage), parameters and state."""
 
     rank: int
-    seats: dict[str, int]
+    coords: dict[str, int]
     stages: tuple[tuple[int, ...], ...]
     parameters: int
     state: StateBytes
@@ -70,7 +70,7 @@ def whole(blocks: Blocks) -> int:
 
 
 def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> list[int]:
-    """The sizes of what one tensor seat holds of these blocks; a weight that several of them share, once."""
+    """The sizes of what one rank of the tensor axis holds of these blocks; a weight that several of them share, once."""
     found = {weight.name: weight.part(tensor) for number in numbers for weight in blocks[number]}
     return list(found.values())
 
@@ -78,24 +78,24 @@ def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> lis
 def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     """The blocks and the memory of `rank`. A weight that two pipeline stages share lies on both."""
     degrees = layout.degrees
-    seats = degrees.seats(rank)
+    coords = degrees.coords(rank)
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
     bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)
     stages = tuple(
         tuple(range(bounds[place], bounds[place + 1]))
-        for place in range(seats["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline)
+        for place in range(coords["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline)
     )
     sizes = distinct(blocks, [number for stage in stages for number in stage], degrees.tensor)
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
-    kept = state_bytes(sizes, degrees.sharding, zero, layout.widths)[seats["sharding"]]
-    return RankMemory(rank=rank, seats=seats, stages=stages, parameters=sum(sizes), state=kept)
+    kept = state_bytes(sizes, degrees.sharding, zero, layout.widths)[coords["sharding"]]
+    return RankMemory(rank=rank, coords=coords, stages=stages, parameters=sum(sizes), state=kept)
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
-    """One of each kind: data, sequence and tensor seats hold as much as their first."""
+    """One of each kind: ranks along data, sequence and tensor hold as much as their first."""
     degrees = layout.degrees
     return [
-        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": seat}))
+        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))
         for stage in range(degrees.pipeline)
-        for seat in range(degrees.sharding)
+        for owner in range(degrees.sharding)
     ]

@@ -115,17 +115,17 @@ def _either(axes: Sequence[str], cut: bool) -> str:
 
 
 def unmet(
-    one: np.ndarray, copies: Mapping[int, np.ndarray], seats: Sequence[Mapping[str, int]], degrees: Degrees
+    one: np.ndarray, copies: Mapping[int, np.ndarray], coords: Sequence[Mapping[str, int]], degrees: Degrees
 ) -> str:
     """What to say of ranks that hold different copies of one gradient: over which axis a sum is missing.
 
-    `seats` has each rank's place on the axes. Where the copies along an axis add up to one process's gradient (or their
+    `coords` has each rank's place on the axes. Where the copies along an axis add up to one process's gradient (or their
     mean is it, when what is exchanged is a mean), that exchange did not happen.
     """
     holders = sorted(copies)
     for axis, degree in degrees.items():
-        first = seats[holders[0]]
-        line = [r for r in holders if all(seats[r][a] == first[a] for a in degrees if a != axis)]
+        first = coords[holders[0]]
+        line = [r for r in holders if all(coords[r][a] == first[a] for a in degrees if a != axis)]
         if degree < 2 or len(line) != degree:
             continue
         total = np.sum([copies[rank] for rank in line], axis=0)

@@ -1,6 +1,6 @@
 """What each layer gave in a forward, two numbers a sample: so that shares of any size can be laid beside the whole.
 
-The sum and the sum of squares of a sample's outputs add up over slices of them, too: columns on the seats of a tensor
+The sum and the sum of squares of a sample's outputs add up over slices of them, too: columns on the ranks of a tensor
 axis, stretches on those of a sequence axis.
 """
 

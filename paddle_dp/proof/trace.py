@@ -154,7 +154,7 @@ class Side:
             facts = {
                 "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorded,
                 "apart": seen.apart, "amiss": seen.amiss, "broken": seen.broken, "seconds": seconds,
-                "dp_rank": self.mesh.dp_rank, "seats": self.mesh.seats, "dtype": precision.dtype,
+                "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
                 "numbers": sheet.numbers,
             }  # fmt: skip
             self.told["differences"] = seen.differences

@@ -197,7 +197,7 @@ class Search:
         number, run = key(*finding.key), self.part.many
         one, copies = self.part.one.array(number), run.copies(number)
         if copies and next(iter(copies.values())).shape == one.shape:
-            return diagnose.unmet(one, copies, [sheet.facts["seats"] for sheet in run.sheets], self.degrees)
+            return diagnose.unmet(one, copies, [sheet.facts["coords"] for sheet in run.sheets], self.degrees)
         said = self._slices(number, one)
         if said:
             return said

@@ -51,8 +51,8 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
 
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> Iterator[str]:
-    seats = ", ".join(f"{axis} {seat}" for axis, seat in mine.seats.items() if layout.degrees[axis] > 1)
-    holds = f"rank {mine.rank}{f' ({seats})' if seats else ''} holds {mine.parameters:,} parameters"
+    coords = ", ".join(f"{axis} {place}" for axis, place in mine.coords.items() if layout.degrees[axis] > 1)
+    holds = f"rank {mine.rank}{f' ({coords})' if coords else ''} holds {mine.parameters:,} parameters"
     several = len(blocks) > 1
     yield f"{holds} of {_runs(mine.stages)} of {len(blocks)} blocks" if several else holds
     found = {
@@ -85,7 +85,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory
     micro_batches = waiting(
         layout.pipeline_schedule,
         degrees.pipeline,
-        mine.seats["pipeline"],
+        mine.coords["pipeline"],
         recipe.train.micro_batches,
         layout.virtual_stages,
     )
@@ -97,7 +97,7 @@ def _built(recipe: Recipe, layout: Layout, mine: RankMemory) -> str:
     import paddle
 
     paddle.set_device("cpu")
-    layers = built(recipe.model.build, mine.blocks, mine.seats["tensor"], layout.degrees.tensor)
+    layers = built(recipe.model.build, mine.blocks, mine.coords["tensor"], layout.degrees.tensor)
     found = {id(parameter): parameter for layer in layers for parameter in layer.parameters()}.values()
     count, size = sum(int(p.size) for p in found), sum(int(p.size) * p.element_size() for p in found)
     if count != mine.parameters:

@@ -85,7 +85,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     """Puts a checkpoint into a learner and returns where it was.
 
     In the layout that saved it, every rank gets its own random streams back and the run goes on bitwise; in another,
-    ranks get fresh ones: what seats have in common is the layout's. Neither batches nor exact dropout need them.
+    ranks get fresh ones: what ranks have in common is the layout's. Neither batches nor exact dropout need them.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     load_model(checkpoint, learner)

@@ -1,4 +1,4 @@
-"""The mesh as a picture: every rank once, in the frames of its seats, and nothing outside of the paper."""
+"""The mesh as a picture: every rank once, in the frames of its coordinates, and nothing outside of the paper."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MESHES = [
 ]
 
 
-def ranks(this: Frame, seats: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+def ranks(this: Frame, coords: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
     """Each rank's text with the names of the frames around it."""
     if not this.content:
-        return {this.text: seats}
-    inner = (*seats, this.text) if this.text else seats
+        return {this.text: coords}
+    inner = (*coords, this.text) if this.text else coords
     return {text: names for _, _, part in this.content for text, names in ranks(part, inner).items()}
 
 
@@ -36,8 +36,8 @@ def test_every_rank_stands_in_the_frames_of_its_seats(degrees: Degrees) -> None:
     found = ranks(whole(degrees))
     assert len(found) == degrees.ranks
     for rank in range(degrees.ranks):
-        seats = degrees.seats(rank)
-        assert found[f"rank {rank}"] == tuple(f"{axis} {seats[axis]}" for axis in AXES if degrees[axis] > 1)
+        coords = degrees.coords(rank)
+        assert found[f"rank {rank}"] == tuple(f"{axis} {coords[axis]}" for axis in AXES if degrees[axis] > 1)
 
 
 @pytest.mark.parametrize("degrees", MESHES, ids=str)

@@ -25,12 +25,12 @@ def test_fleets_own_topology_agrees():
     degrees = Degrees(data=2, pipeline=3, sharding=2, sequence=1, tensor=2)
     theirs = topology(names, [degrees[axis] for axis in AXES])
     for rank in range(degrees.ranks):
-        assert list(theirs.get_coord(rank)) == list(degrees.seats(rank).values())
+        assert list(theirs.get_coord(rank)) == list(degrees.coords(rank).values())
 
 
 def test_every_rank_has_one_seat_and_back():
     for degrees in (EIGHT, Degrees(data=3, sharding=2, sequence=2)):
-        assert [degrees.rank(degrees.seats(rank)) for rank in range(degrees.ranks)] == list(
+        assert [degrees.rank(degrees.coords(rank)) for rank in range(degrees.ranks)] == list(
             range(degrees.ranks)
         )
 

@@ -48,7 +48,7 @@ def test_every_rank_s_part_can_be_built_and_is_as_planned(settings):
     degrees = Degrees(tensor=2, pipeline=2 if len(blocks) > 1 else 1)
     for rank in range(degrees.ranks):
         mine = rank_memory(blocks, Layout(degrees=degrees), rank)
-        layers = built(model.build, mine.blocks, mine.seats["tensor"], 2)
+        layers = built(model.build, mine.blocks, mine.coords["tensor"], 2)
         assert sizes(layers) == mine.parameters
         assert all(p._is_initialized() for layer in layers for p in layer.parameters())
 

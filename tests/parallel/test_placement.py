@@ -34,7 +34,7 @@ def test_main_replicas_hold_each_number_once(degrees, cut, owned):
     times = np.zeros((degrees.pipeline, *WHOLE), int)
     updated = times.copy()
     for rank in range(degrees.ranks):
-        at = degrees.seats(rank)
+        at = degrees.coords(rank)
         placement = on(at, degrees, cut, owned)
         local = tuple(n // degrees.tensor if dim == cut else n for dim, n in enumerate(WHOLE))
         assert placement.global_shape(local) == WHOLE
@@ -63,7 +63,7 @@ def test_a_slice_is_what_shape_and_offset_say():
 
 
 def test_of_a_tied_weight_the_first_copy_counts():
-    at = Degrees(pipeline=2).seats(1)
+    at = Degrees(pipeline=2).coords(1)
     assert not Placement(first_copy=False).is_main_replica(at)
     assert Placement(first_copy=True).is_main_replica(at)
 

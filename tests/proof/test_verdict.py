@@ -29,7 +29,7 @@ def side(folder, gradient, differences=()):
     row = {"loss": 1.0, "gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
     facts = {
         "dtype": "float32", "rows": [row], "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
-        "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "seats": {}, "beyond": {},
+        "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {}, "beyond": {},
     }  # fmt: skip
     write_sheet(folder, "own", 0, shards, facts)
     told = {"wide": None, "differences": list(differences), "axes": {"data": 1}, "memory": 0, "parameters": 3}

@@ -1,4 +1,4 @@
-"""The mesh as a picture: each rank in the frames of its seats, one frame and one colour for each axis that is split."""
+"""The mesh as a picture: each rank in the frames of its coordinates, one frame and one colour for each axis that is split."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def draw(degrees: Degrees, title: str) -> bytes:
     return stream.getvalue()
 
 
-def frame(degrees: Degrees, split: list[str], seats: dict[str, int]) -> Frame:
-    """The frames of the axes of `split`, within the frames of `seats`; stages stand below each other, the rest side
+def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
+    """The frames of the axes of `split`, within the frames of `coords`; stages stand below each other, the rest side
     by side."""
     if not split:
-        return Frame(f"rank {degrees.rank(seats)}")
+        return Frame(f"rank {degrees.rank(coords)}")
     axis, inner = split[0], split[1:]
     parts = []
-    for seat in range(degrees[axis]):
-        part = frame(degrees, inner, {**seats, axis: seat})
-        parts.append(_framed(f"{axis} {seat}", axis, part))
+    for place in range(degrees[axis]):
+        part = frame(degrees, inner, {**coords, axis: place})
+        parts.append(_framed(f"{axis} {place}", axis, part))
     columns = 1 if axis == "pipeline" else min(degrees[axis], ROW)
     wide, high = parts[0].width + MARGIN, parts[0].height + MARGIN
     content = [(number % columns * wide, number // columns * high, part) for number, part in enumerate(parts)]

@@ -52,7 +52,7 @@ class Draws:
             return
         mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}, self._watch.doubted
         if mesh.ranks > 1:
-            self._unsaid = cut_unsaid(mesh.gather((dict(mesh.seats), self._watch.dropped)))
+            self._unsaid = cut_unsaid(mesh.gather((dict(mesh.coords), self._watch.dropped)))
         self._watch = None
         for found, doubted in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
             self._doubted = doubted | self._doubted

@@ -70,10 +70,10 @@ class Recorder:
         found: dict[tuple[int, ...], list[Span]] = {}
         calm: dict[tuple[int, ...], float] = {}
         for rank, (where, set_out, on_core, rows) in enumerate(told):
-            seats = self.mesh.axes.seats(rank)
+            coords = self.mesh.axes.coords(rank)
             stage, pipeline, ahead = (
-                seats.pop("pipeline"),
-                tuple(seats.values()),
+                coords.pop("pipeline"),
+                tuple(coords.values()),
                 zero if where == host else set_out,
             )
             spans = [

@@ -1,8 +1,8 @@
-"""Which random numbers are drawn for what a seat of the tensor axis holds a slice of.
+"""Which random numbers are drawn for what a rank of the tensor axis holds a slice of.
 
 Dropout of a learner (`parallel.dropout`) drops what one process would drop there. All else that is drawn, and
 dropout under `train.dropout: own`, comes from the rank's own stream there (mesh.seed, fleet's tracker), and from the
-stream that all seats share where they hold the same.
+stream that all ranks share where they hold the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddle_dp.parallel.wrapping import Method, wrap
 
 
 def draw_slice(layer: nn.Layer, kind: Kind, group: Group, *methods: str) -> None:
-    """Lets `methods` of a layer draw what is this seat's: there it holds a slice of this `kind` over tensor."""
+    """Lets `methods` of a layer draw what is this rank's: there it holds a slice of this `kind` over tensor."""
 
     def drawing(function: Method) -> Method:
         return within_slice(_in_own_stream(function), "tensor", kind, group.rank, group.nranks)

@@ -121,7 +121,7 @@ def norm_without_slices() -> AbstractContextManager[None]:
         def first_only(self: Any) -> Any:
             from paddle_dp.parallel import gradients
 
-            first = float(self.mesh.seats["tensor"] == 0)
+            first = float(self.mesh.coords["tensor"] == 0)
             squares = gradients.global_norm(self.trainable).square().reshape([1]) * first
             return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
 
