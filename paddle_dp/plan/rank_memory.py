@@ -70,7 +70,7 @@ def whole(blocks: Blocks) -> int:
 
 
 def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> list[int]:
-    """The sizes of what one rank of the tensor axis holds of these blocks; a weight that several of them share, once."""
+    """The sizes of what one rank of the tensor axis holds of these blocks; a weight that several share, once."""
     found = {weight.name: weight.part(tensor) for number in numbers for weight in blocks[number]}
     return list(found.values())
 

@@ -119,7 +119,7 @@ def unmet(
 ) -> str:
     """What to say of ranks that hold different copies of one gradient: over which axis a sum is missing.
 
-    `coords` has each rank's place on the axes. Where the copies along an axis add up to one process's gradient (or their
+    `coords` has each rank's coordinates. Where the copies along an axis add up to one process's gradient (or their
     mean is it, when what is exchanged is a mean), that exchange did not happen.
     """
     holders = sorted(copies)

@@ -1,4 +1,4 @@
-"""The mesh as a picture: each rank in the frames of its coordinates, one frame and one colour for each axis that is split."""
+"""The mesh as a picture: each rank in the frames of its coordinates, one colour for each axis that is split."""
 
 from __future__ import annotations
 
