@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_dp.plan.memory import Widths, held, owners
+from paddle_dp.plan.memory import Widths, owners, state_bytes
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -102,7 +102,7 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(one, tmp_pat
         sizes = many[0]["sizes"]
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
-        for found, said in zip(many, held(sizes, 2, stage, Widths.of("adamw")), strict=True):
+        for found, said in zip(many, state_bytes(sizes, 2, stage, Widths.of("adamw")), strict=True):
             counted = found["held"]
             assert counted["parameters"] == said.parameters
             assert (
