@@ -189,9 +189,7 @@ def test_paddle_waits_until_it_is_needed() -> None:
 
 def test_no_shelf_and_no_planning_pulls_paddle_in() -> None:
     """The same, seen from outside: a recipe's parts, and what they import at any depth, are read without it."""
-    packages = {"launch", "mesh.degrees", *NO_PADDLE} - {
-        "callbacks"
-    }  # a callback is a train.Callback, and models are Paddle
+    packages = {"launch", "mesh.degrees", *NO_PADDLE}
     light = sorted(m for m in sources() if package_of(m) in packages)
     check = "importlib.import_module(m); assert 'paddle' not in sys.modules, m"
     code = f"import sys, importlib\nfor m in {light}: {check}"

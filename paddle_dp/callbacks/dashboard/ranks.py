@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from paddle_dp.gloo import stopwatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.train.meter import memory
 
@@ -19,6 +18,8 @@ class Ranks:
     """
 
     def __init__(self, mesh: Mesh, exchange: bool):
+        from paddle_dp.gloo import stopwatch  # imports paddle, which a recipe is read without
+
         self.mesh = mesh
         self._watch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
         self._axes = stopwatch.words(mesh.axes) if self._watch else []
