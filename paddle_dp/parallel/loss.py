@@ -24,7 +24,7 @@ class Loss:
     name: str
     counted: Literal["samples", "targets", "answers"]
     from_parts: bool = False
-    """Whether it can be computed from parts of the outputs: some of the classes (`over`), or of the tokens."""
+    """Whether it can be computed from parts of the outputs: some of the classes (`parallel`), or of the tokens."""
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, count): the sum over a micro-batch, with a gradient, and how many things it sums over.
