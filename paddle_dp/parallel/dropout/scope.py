@@ -26,16 +26,16 @@ Axis = Literal["tensor", "sequence"]
 
 @dataclass(frozen=True)
 class Slice:
-    """What a seat holds of an activation along one axis: number `seat` of `seats` equal runs.
+    """What a rank holds of an activation along one axis: number `rank` of `ranks` equal runs.
 
-    Of its `tokens` ([n, t / seats, …]); of its `columns`, the last dim; or of the `heads` of an attention
-    ([n, heads / seats, t, t], [n, t, heads / seats, …], [n, t, heads / seats · …] or [n · heads / seats, t, t]), where
+    Of its `tokens` ([n, t / ranks, …]); of its `columns`, the last dim; or of the `heads` of an attention
+    ([n, heads / ranks, t, t], [n, t, heads / ranks, …], [n, t, heads / ranks · …] or [n · heads / ranks, t, t]), where
     `lengths` says how many tokens t may be.
     """
 
     kind: Kind
-    seat: int
-    seats: int
+    rank: int
+    ranks: int
     lengths: tuple[int, ...] = ()
 
     def dim(self, shape: tuple[int, ...]) -> int:
@@ -120,7 +120,7 @@ class Scope:
         return masks.words(self._update, [masks.EVERYBODY])
 
     def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Ranges]:
-        """The whole of which a sample's `shape` (its rows first) is this seat's slice, and where that lies in it."""
+        """The whole of which a sample's `shape` (its rows first) is this rank's slice, and where that lies in it."""
         whole, ranges = list(shape), list(masks.everything(shape))
         for kind, order in _ORDER.items():
             for axis in reversed(order):  # the smaller runs first
@@ -129,9 +129,9 @@ class Scope:
                     continue
                 dim = cut.dim(shape)
                 low, high = ranges[dim]
-                offset = cut.seat * whole[dim]
+                offset = cut.rank * whole[dim]
                 ranges[dim] = (low + offset, high + offset)
-                whole[dim] *= cut.seats
+                whole[dim] *= cut.ranks
         return tuple(whole), tuple(ranges)
 
 
@@ -166,9 +166,9 @@ def put_back(kept: Kept | None) -> None:
 
 
 def within_slice(
-    function: Callable[..., Any], axis: Axis, kind: Kind, seat: int, seats: int
+    function: Callable[..., Any], axis: Axis, kind: Kind, rank: int, ranks: int
 ) -> Callable[..., Any]:
-    """`function`, which works on one seat's slice of its activations: masks there are that slice of the whole's."""
+    """`function`, which works on one rank's slice of its activations: masks there are that slice of the whole's."""
 
     @functools.wraps(function)
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -177,7 +177,7 @@ def within_slice(
             return function(*inputs, **named)
         before = scope.slices
         lengths = _lengths(inputs[0], before.get(axis)) if kind == "heads" and inputs else ()
-        scope.slices = {**before, axis: Slice(kind, seat, seats, lengths)}
+        scope.slices = {**before, axis: Slice(kind, rank, ranks, lengths)}
         try:
             return function(*inputs, **named)
         finally:
@@ -191,7 +191,7 @@ def _lengths(given: Any, around: Slice | None) -> tuple[int, ...]:
     if len(given.shape) < 2:
         return ()
     here = given.shape[1]
-    return (here, here * around.seats) if around is not None and around.kind == "tokens" else (here,)
+    return (here, here * around.ranks) if around is not None and around.kind == "tokens" else (here,)
 
 
 def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:

@@ -97,13 +97,13 @@ def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
 def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[str, str]:
     """By layer the axis along which ranks dropped from different activations, as if they were one and the same.
 
-    `ranks`: of each its seats by axis, and what its watch `dropped`.
+    `ranks`: of each its coordinates by axis, and what its watch `dropped`.
     """
     found: dict[str, str] = {}
     for axis in ("tensor", "sequence"):
         seen: dict[tuple[object, ...], str] = {}
-        for seats, dropped in ranks:
-            others = tuple(sorted((name, seat) for name, seat in seats.items() if name != axis))
+        for coords, dropped in ranks:
+            others = tuple(sorted((name, place) for name, place in coords.items() if name != axis))
             for call, label, digest, axes in dropped:
                 if axis not in axes and seen.setdefault((others, *call), digest) != digest:
                     found[label] = axis

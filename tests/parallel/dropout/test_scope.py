@@ -1,4 +1,4 @@
-"""Which part of the whole's mask a seat draws, as arithmetic; and whose call is which."""
+"""Which part of the whole's mask a rank draws, as arithmetic; and whose call is which."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ WHOLE = {
 
 
 def positions(shape, parts):
-    """Where in a whole sample each element of a seat's [n, ...] lies, in the shape of one sample's rows."""
+    """Where in a whole sample each element of a rank's [n, ...] lies, in the shape of one sample's rows."""
     scope = Scope(0, 0, 0, 0, N)
     scope.slices = parts
     whole, spans = scope.held((shape[0] // N, *shape[1:]))
@@ -32,13 +32,13 @@ def whole_positions(shape):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize("seats", [2, 4])
-def test_heads_are_found_in_every_form_of_attention(name, seats):
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_heads_are_found_in_every_form_of_attention(name, ranks):
     shape, dim = WHOLE[name]
     whole = whole_positions(shape)
-    for seat, part in enumerate(np.split(whole, seats, axis=dim)):
-        held = tuple(size // seats if d == dim else size for d, size in enumerate(shape))
-        found = positions(held, {"tensor": Slice("heads", seat, seats, (TOKENS,))})
+    for rank, part in enumerate(np.split(whole, ranks, axis=dim)):
+        held = tuple(size // ranks if d == dim else size for d, size in enumerate(shape))
+        found = positions(held, {"tensor": Slice("heads", rank, ranks, (TOKENS,))})
         assert (found == part).all()
 
 
