@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from paddle_dp.data.randomness import globals_kept
-from paddle_dp.data.sample import Dataset, describe, read_samples
+from paddle_dp.data.sample import Dataset, describe, file_names, is_stacked, read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError
 
@@ -79,7 +79,7 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
         return _samples(dataset, seed, indices)
 
     found = _walk(len(dataset), "samples", sample, seconds)
-    name_of: Callable[[int], str] | None = getattr(dataset, "name_of", None)
+    name_of = file_names(dataset)
     if name_of is not None:
         found |= _walk(len(dataset), "files", lambda indices: _files(name_of, indices), seconds / 4)
     return found
@@ -109,7 +109,7 @@ def _key(what: str, indices: Indices) -> str:
 
 def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
     """One sample in words, or the CRC-32 of several."""
-    is_fixed = hasattr(dataset, "take")  # the same each time, by its contract
+    is_fixed = is_stacked(dataset)  # the same each time, by its contract
 
     def told() -> str:
         if len(indices) == 1:

@@ -22,12 +22,28 @@ class Dataset(Protocol):
 
     It may also offer `take(indices) -> (inputs, targets)`, the same samples stacked, for data that lie in
     memory; it has to give what `ds[i]` gives, without randomness. And `name_of(i) -> str`, a file's path, for
-    messages.
+    messages; and `classes`, their names in the order of their numbers. Ask for these by the functions below.
     """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+def is_stacked(dataset: Dataset) -> bool:
+    """Whether it has `take`: samples are read many at a time, and are the same each time."""
+    return hasattr(dataset, "take")
+
+
+def file_names(dataset: Dataset) -> Callable[[int], str] | None:
+    """Its `name_of`, if it has one."""
+    found: Callable[[int], str] | None = getattr(dataset, "name_of", None)
+    return found
+
+
+def class_names(dataset: Dataset) -> tuple[str, ...]:
+    """The names of its classes; () where it says none."""
+    return tuple(getattr(dataset, "classes", None) or ())
 
 
 def as_array(value: Any) -> Array:
@@ -37,7 +53,7 @@ def as_array(value: Any) -> Array:
 
 def name(dataset: Dataset, index: int) -> str:
     """«sample 17 (path/of/17.jpg)», or «sample 17» when the data set has no names."""
-    name_of: Callable[[int], str] | None = getattr(dataset, "name_of", None)
+    name_of = file_names(dataset)
     try:
         return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"
     except Exception:  # noqa: BLE001 - a name is a courtesy: it must not hide the error it was wanted for
@@ -68,7 +84,7 @@ def describe(array: Array) -> str:
 
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
     """The samples stacked: inputs [n, ...] and targets [n, ...], each read under its own randomness."""
-    if hasattr(dataset, "take"):
+    if is_stacked(dataset):
         return take(dataset, indices)
     pairs = []
     for index in indices.tolist():
@@ -124,7 +140,7 @@ class InProcess:
 
     def __init__(self, dataset: Dataset, sampler: Sampler):
         self.dataset, self.sampler = dataset, sampler
-        self._keep = nullcontext if hasattr(dataset, "take") else globals_kept
+        self._keep = nullcontext if is_stacked(dataset) else globals_kept
 
     def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
         for k in range(start, self.sampler.batches):

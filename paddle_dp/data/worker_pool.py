@@ -17,7 +17,16 @@ from typing import BinaryIO
 import numpy as np
 
 from paddle_dp.data.randomness import seed_sample
-from paddle_dp.data.sample import Array, Dataset, MicroArrays, name, read_sample, read_samples, take
+from paddle_dp.data.sample import (
+    Array,
+    Dataset,
+    MicroArrays,
+    is_stacked,
+    name,
+    read_sample,
+    read_samples,
+    take,
+)
 from paddle_dp.data.sampler import Indices, Sampler, cut
 from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer, Slot
 from paddle_dp.data.worker import (
@@ -203,7 +212,7 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
 
 def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
     """Answers each command when the rows it names are filled."""
-    fill_rows = _fill_taken if hasattr(dataset, "take") else _fill_one_by_one
+    fill_rows = _fill_taken if is_stacked(dataset) else _fill_one_by_one
 
     def fill(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         rows = Slot(*(array[first:stop] for array in buffer.slots[slot]))

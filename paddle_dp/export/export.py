@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import Checkpoint
-from paddle_dp.data.sample import read_sample
+from paddle_dp.data.sample import class_names, read_sample
 from paddle_dp.errors import ExportError, NotFiniteError, UsageError
 from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity
@@ -71,7 +71,7 @@ def _fill(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
         "model": recipe.model.name,
         "checkpoint": str(found.folder),
         "input": {"name": program.INPUT, "dtype": str(inputs[0].dtype), "shape": shape},
-        "classes": list(getattr(dataset, "classes", None) or ()),
+        "classes": list(class_names(dataset)),
         "parity": {name: vars(held) for name, held in parity.items()},
         "paddle": paddle.__version__,
     }

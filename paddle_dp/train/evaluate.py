@@ -9,6 +9,7 @@ import numpy as np
 
 from paddle_dp.batch import Micro
 from paddle_dp.data import Loader
+from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, TargetError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
@@ -102,10 +103,8 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
     if confusion is not None and confusion.any():  # a loss without scores of its own: the counts know
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
-    classes = getattr(loader.dataset, "classes", None)
-    return Evaluation(
-        numbers=numbers, samples=samples, confusion=confusion, classes=tuple(classes) if classes else None
-    )
+    classes = class_names(loader.dataset) or None
+    return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes)
 
 
 def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:

@@ -75,7 +75,7 @@ def test_a_resumed_run_goes_on_without_doubled_steps(
 
 
 def test_a_server_that_was_looking_goes_on_reading(run: Run, at: Callable[..., Moment]) -> None:
-    from visualdl.dp_rank.record_reader import RecordReader
+    from visualdl.reader.record_reader import RecordReader
 
     started(run, at("start", 0)).step(at("step", 1, loss=1.0))
     (path,) = (run.folder / "visualdl").iterdir()

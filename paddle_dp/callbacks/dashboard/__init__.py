@@ -20,6 +20,7 @@ from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log
 from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.sample import class_names
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Count, Every, Rate
 
@@ -159,7 +160,7 @@ class Dashboard(Callback):
         with globals_kept():
             seed_sample(loader.sampler.seed, 0, index)
             sample, target = loader.dataset[index]
-        shown, classes = picture(sample), getattr(loader.dataset, "classes", None)
+        shown, classes = picture(sample), class_names(loader.dataset)
         if self.log and shown is not None:
             name = f" {classes[int(target)]}" if classes and np.size(target) == 1 else ""
             self.log.picture(f"samples/{index}{name}", png(shown), step)
