@@ -131,5 +131,5 @@ class Sampler:
     @classmethod
     def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
         """The share of the rank that `mesh` describes; the whole data set without a mesh."""
-        seat = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
-        return cls(samples, batch, **seat, **settings)
+        coords = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
+        return cls(samples, batch, **coords, **settings)

@@ -1,7 +1,7 @@
 """What forward keeps for backward: Korthikanti et al., arXiv:2205.05198, for a transformer of GPT's blocks. No paddle.
 
 Bytes of one block for one micro-batch, in 16 bits, with s tokens, b samples, h numbers a token, a heads, t tensor
-seats:
+ranks:
 
     recompute    tensor                            tensor, with sequence_parallel
     none         s·b·h·(10 + 24/t + 5·a·s/(h·t))   s·b·h/t·(34 + 5·a·s/h)           equations 2 and 4
@@ -27,7 +27,7 @@ Keeps = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """What one micro-batch puts through a block on one rank, and how the tensor seats share it."""
+    """What one micro-batch puts through a block on one rank, and how the ranks of the tensor axis share it."""
 
     length: int
     samples: int
@@ -72,12 +72,12 @@ def kept(
     return found + (tokens.head() if blocks - 1 in mine else 0.0)
 
 
-def waiting(schedule: str, pipeline: int, seat: int, micro_batches: int, each: int) -> float:
+def waiting(schedule: str, pipeline: int, pp_rank: int, micro_batches: int, each: int) -> float:
     """The most micro-batches of a stage that wait for backward at once, averaged over the rank's `each` stages."""
     if pipeline == 1:
         return 1.0
     now = most = 0
-    for work in orders(schedule, pipeline, micro_batches, each)[seat]:
+    for work in orders(schedule, pipeline, micro_batches, each)[pp_rank]:
         now += 1 if work.kind == "forward" else -1
         most = max(most, now)
     return most / each

@@ -1,6 +1,6 @@
 """What a rank holds of a model while it learns: parameters, gradients, optimizer states, as bytes. Pure arithmetic.
 
-The formula of ZeRO (Rajbhandari et al., arXiv:1910.02054, section 5, figure 1), for Ψ parameters over N seats:
+The formula of ZeRO (Rajbhandari et al., arXiv:1910.02054, section 5, figure 1), for Ψ parameters over N ranks:
 
     stage   parameters   gradients   optimizer states
       0       p·Ψ          g·Ψ         k·Ψ
@@ -54,10 +54,10 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
-def formula(parameters: int, seats: int, stage: int, widths: Widths | None = None) -> StateBytes:
+def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = None) -> StateBytes:
     """ZeRO's own: as if any part of any parameter could lie anywhere. `stage` 0 is without sharding."""
     widths, whole = widths or Widths(), float(parameters)
-    part = whole / seats
+    part = whole / ranks
     return StateBytes(
         parameters=widths.parameter * (part if stage >= 3 else whole),
         gradients=widths.gradient * (part if stage >= 2 else whole),
@@ -65,12 +65,12 @@ def formula(parameters: int, seats: int, stage: int, widths: Widths | None = Non
     )
 
 
-def owners(sizes: Sequence[int], seats: int) -> list[int]:
-    """Which seat owns each parameter: the largest first, each to the seat that has least so far.
+def owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Which rank owns each parameter: the largest first, each to the rank that has least so far.
 
-    Parameters are dealt whole, as fleet's DygraphShardingOptimizer does, so seats differ by one parameter at most.
+    Parameters are dealt whole, as fleet's DygraphShardingOptimizer does, so ranks differ by one parameter at most.
     """
-    found, full = [0] * len(sizes), [0] * seats
+    found, full = [0] * len(sizes), [0] * ranks
     for number in sorted(range(len(sizes)), key=lambda n: sizes[n], reverse=True):
         found[number] = full.index(min(full))
         full[found[number]] += sizes[number]
@@ -78,11 +78,11 @@ def owners(sizes: Sequence[int], seats: int) -> list[int]:
 
 
 def state_bytes(
-    sizes: Sequence[int], seats: int, stage: int, widths: Widths | None = None
+    sizes: Sequence[int], ranks: int, stage: int, widths: Widths | None = None
 ) -> list[StateBytes]:
     """What each rank of the sharding axis keeps of parameters of these sizes, when each is dealt whole."""
-    dealt = owners(sizes, seats)
-    own = [sum(size for size, owner in zip(sizes, dealt, strict=True) if owner == s) for s in range(seats)]
+    dealt = owners(sizes, ranks)
+    own = [sum(size for size, owner in zip(sizes, dealt, strict=True) if owner == s) for s in range(ranks)]
     whole = formula(sum(sizes), 1, 0, widths)
     parts = [formula(size, 1, 0, widths) for size in own]
     return [

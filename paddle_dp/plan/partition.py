@@ -39,7 +39,7 @@ def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]
 def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], sharding: int = 1) -> list[str]:
     """Ranks of a pipeline whose stages hold too little that learns, one sentence each.
 
-    `learns`: how many parameters of each block do; each of the `sharding` seats of a stage must own one.
+    `learns`: how many parameters of each block do; each of the `sharding` ranks of a stage must own one.
     """
     found = []
     for rank in range(ranks):

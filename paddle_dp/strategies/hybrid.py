@@ -213,7 +213,7 @@ class Hybrid:
         )
 
     def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
-        """The task's model and loss as this rank's seats on the tensor and the sequence axis have them, where a cut
+        """The task's model and loss as this rank has them along the tensor and the sequence axis, where a cut
         model gives what the whole one gave for its first samples."""
         from paddle_dp.parallel.as_whole import AsWhole
         from paddle_dp.parallel.recompute import recomputed
