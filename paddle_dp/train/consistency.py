@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddle.optimizer import Optimizer
+
 from paddle_dp.data.fingerprint import RANDOM, SECONDS, UNREAD, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
@@ -118,7 +120,7 @@ def compare_task(task: Task, mesh: Mesh) -> None:
     """The parameters' names, shapes and types before the model is placed, loss, optimizer, precision. Collective."""
     if mesh.ranks == 1:
         return
-    rate = task.optimizer.get_lr() if hasattr(task.optimizer, "get_lr") else None
+    rate = task.optimizer.get_lr() if isinstance(task.optimizer, Optimizer) else None
     facts = {**task_facts(task), "learning rate": rate, "precision": repr(task.precision)}
     for name, parameter in task.model.named_parameters():
         frozen = ", frozen" if parameter.stop_gradient else ""

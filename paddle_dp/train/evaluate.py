@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import paddle
 
 from paddle_dp.batch import Micro
 from paddle_dp.data import Loader
@@ -55,8 +56,9 @@ def _answers(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     None, where outputs are nothing of the kind, or of more classes than a matrix of them is for. A loss that knows its
     classes is asked, because its outputs may hold some of them only; all ranks of a reader ask together.
     """
-    shape: list[int] = list(getattr(outputs, "shape", ()))
-    if len(shape) != 2 or targets.is_floating_point() or targets.size != shape[0]:
+    if not isinstance(outputs, paddle.Tensor) or outputs.ndim != 2:
+        return None, 0
+    if targets.is_floating_point() or targets.size != outputs.shape[0]:
         return None, 0
     classes = loss.num_classes(outputs)
     if not 1 < classes <= CONFUSABLE:
@@ -70,8 +72,6 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     Raises DataError if the samples counted are not the samples there are, which would make every number wrong; or if
     the loss counted nothing in all of them.
     """
-    import paddle
-
     learner.sync_buffers()
     modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
     learner.model.eval()
@@ -109,8 +109,6 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
 
 def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:
     """The ranks' confusion counts, added up; a rank without samples brings zeros of the right shape."""
-    import paddle
-
     side = max(mesh.gather(0 if tally.confusion is None else len(tally.confusion)))
     mine = tally.confusion if tally.confusion is not None else np.zeros((side, side), "int64")
     return mesh.sum_tensor(paddle.to_tensor(mine.astype("int64"))).numpy()

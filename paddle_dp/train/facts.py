@@ -14,6 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from paddle.optimizer import Optimizer
+
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.part import Part
@@ -148,7 +150,7 @@ def settings_of(thing: Any) -> dict[str, Any]:
 
 def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Those of a finished optimizer of Paddle's, which keeps them under private names; of a function, its own."""
-    if not hasattr(optimizer, "get_lr"):
+    if not isinstance(optimizer, Optimizer):
         return settings_of(optimizer)
     own = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
     found = {

@@ -66,6 +66,24 @@ def test_the_global_count_is_the_losss_own():
     assert metrics["loss"] == pytest.approx((total / count).item(), rel=1e-6)
 
 
+def test_a_score_is_the_losss_own_sums_and_leaves_nothing_behind():
+    held_out = batch(5).micro_batches[0]
+    held_out.targets[0] = -1.0
+    ours = learner(Summed())
+    score = ours.score(held_out)
+    total, count = ours.loss(ours.model(held_out.inputs), held_out.targets)
+    assert score.sums == {"loss": pytest.approx(total.item(), rel=1e-6)}
+    assert (score.count, score.samples) == (count.item(), 5) == (8.0, 5)
+    assert score.outputs.stop_gradient and score.outputs.shape == [5, 2]
+    assert ours.score(batch(0).micro_batches[0]) is None  # a dummy
+    metrics = learner(Summed()).train_batch(Batch((held_out,), 5, 0, 0), collect_metrics=True)
+    assert metrics["loss"] == pytest.approx(score.sums["loss"] / score.count, rel=1e-6)
+
+
+def test_metrics_are_for_those_who_ask():
+    assert learner(Summed()).train_batch(batch(4)) is None
+
+
 def test_an_overflow_leaves_the_weights_alone_and_halves_the_scale():
     overflowing = learner(Summed(), "float16")
     overflowing.mixed.scale.scale = 1e38
