@@ -1,4 +1,4 @@
-"""What is asked of gradients once they have met: how long they are, and whether they are finite."""
+"""What is asked of gradients once they are all-reduced: how long they are, and whether they are finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learners whose gradients meet over fleet's groups: tensor and data axes here, stages in `pipeline`."""
+"""Learners that all-reduce gradients over fleet's process groups: data, sequence, tensor; stages in `pipeline`."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class HybridLearner(Learner):
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def _exchange(self) -> None:
+    def _all_reduce_gradients(self) -> None:
         if self.zero is None:
-            super()._exchange()
+            super()._all_reduce_gradients()
         else:
-            if not self._exchange_checked:
+            if not self._gradients_checked:
                 self.zero.check(self.named_parameters(trainable=True), self.mesh)
-                self._exchange_checked = True
+                self._gradients_checked = True
             self.zero.exchange()
         marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
         if marked:

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
 
 Dropout = Literal["exact", "own"]
-Placed = tuple[
-    str, paddle.Tensor, Placement
-]  # a tensor's whole-model name, what lies here of it, and where that is
+Placed = tuple[str, paddle.Tensor, Placement]
+"""A tensor's whole-model name, what lies here of it, and where that is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +49,19 @@ class Score:
 
 @dataclass(kw_only=True)
 class Learner:
-    """Learns from one global batch at a time; this process holds its share of it.
+    """Learns from one global batch at a time, of which this process holds its share: a placed model and its optimizer.
 
-    The gradient of an update is the one-process gradient: with k micro-batches and r ranks, each backward runs on
-    total / (global count), and what meets is summed, for equal and for unequal shares alike. Where only the loss's
-    answers tell the count, backwards run on total / (global samples), and gradients that have met are multiplied by
-    samples / count, once. `empty` says that nothing counted in the last batch: then no update was made from it.
-    `parallel_model` is `model` as the ranks see it: itself, or wrapped in paddle.DataParallel, whose exchange
-    *averages* over `dp_world_size` ranks, which is undone by a factor. `dropout`: `exact` draws the masks that one
-    process draws.
-    `placements` says of each tensor which part of the whole lies here, and who counts for it.
+    The gradient of an update is the one-process gradient. With any number of micro-batches and ranks, each backward
+    runs on total / (global count), and gradients are summed over micro-batches and ranks; so unequal shares are as
+    exact as equal ones. Where only the loss's answers tell the count, each backward runs on total / (global samples),
+    and the all-reduced gradients are multiplied by samples / count, once. If nothing in a batch counts, no update is
+    made from it, and `empty` is true until the next one.
+
+    `parallel_model` is `model` as this rank computes it: itself, or wrapped (paddle.DataParallel, a pipeline's engine).
+    The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `placements` says of each
+    tensor which part of the whole lies here, and which rank counts for it. `dropout`: `exact` draws the masks that one
+    process draws. `noticed` are sentences, from before, on what is not as on one process. `faulty_gradients`, of the
+    last update with metrics, are those of this rank that are not finite: name, and what it holds.
     """
 
     model: nn.Layer
@@ -73,26 +75,22 @@ class Learner:
     find_unused_parameters: bool = False
     dropout: Dropout = "exact"
     placements: Placements = field(default_factory=Placements)
-    faulty_gradients: dict[str, str] = field(
-        default_factory=dict
-    )  # at the last update with metrics; name: what it holds
+    faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # of when each stage of a pipeline computed
-    empty: bool = False
-    noticed: list[str] = field(
-        default_factory=list
-    )  # sentences on what is not as on one process, from before
+    empty: bool = field(default=False, init=False)
+    noticed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
         self._statistics = statistics(self.model)
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
-        self._exchange_checked = self.mesh.ranks == 1
+        self._gradients_checked = self.mesh.ranks == 1
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
         self._excused = self._never_finite()
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
-        self._remembered = Buffers(self.named_buffers, self.mesh, self._same_buffers())
+        self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
         self._made_with = self._not_saved()
         self._samplewise = Samplewise(self.loss, self.model)
 
@@ -110,9 +108,9 @@ class Learner:
         batch = self.mixed.taken_batch(batch)
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
-        seen, answered = self._learn(batch, divisor, collect_metrics)
-        self._exchange()
-        count = self._agreed(answered) if known is None else known
+        seen, answered = self._forward_backward(batch, divisor, collect_metrics)
+        self._all_reduce_gradients()
+        count = self._global_count(answered) if known is None else known
         self.empty = count == 0
         usable = not self.empty and self._unscale(divisor / count)
         metrics = self._metrics(seen, count) if collect_metrics else None
@@ -121,10 +119,10 @@ class Learner:
         self.optimizer.clear_grad(set_to_zero=False)
         self.rate.step()
         self._draws.gather_findings(self.mesh)
-        self._remembered.sync()
+        self._synced_buffers.sync()
         return metrics
 
-    def _learn(
+    def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
     ) -> tuple[list[dict[str, float]], Count]:
         """Forward and backward of every micro-batch's total / divisor.
@@ -141,27 +139,25 @@ class Learner:
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
                 if not micro_batch.is_dummy:
-                    with (
-                        self.mixed.context()
-                    ):  # in the types of the forward, or the same loss is another number
+                    with self.mixed.context():  # in the forward's types, or the same loss is another number
                         self._samplewise.look(outputs, micro_batch.targets, total)
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
-                with self.mixed.again(), self._meeting() if last else nullcontext():
+                with self.mixed.again(), self._waiting_for_exchange() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
             counted = counted if micro_batch.is_dummy else counted + count
             if collect_metrics:
                 seen.append(self._sums(outputs, total, micro_batch))
         return seen, counted
 
-    def _meeting(self) -> AbstractContextManager[None]:
+    def _waiting_for_exchange(self) -> AbstractContextManager[None]:
         """Around the backward in which DataParallel exchanges the gradients."""
         return self.mesh.waiting("the exchange of gradients")
 
-    def _exchange(self) -> None:
-        """Gradients have met in the last backward; the first time, makes sure that all of them have."""
-        if not self._exchange_checked:
+    def _all_reduce_gradients(self) -> None:
+        """Gradients were all-reduced in the last backward; the first time, makes sure that all of them were."""
+        if not self._gradients_checked:
             check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused_parameters)
-            self._exchange_checked = True
+            self._gradients_checked = True
 
     def _step(self) -> None:
         self.optimizer.step()
@@ -185,7 +181,7 @@ class Learner:
                 "strategy.sync_batch_norm=true takes those of all ranks"
             ]
         said += [*self.noticed, *self._samplewise.differences(self.mesh)]
-        return [*said, *self._remembered.differences(), *self.random_differences()]
+        return [*said, *self._synced_buffers.differences(), *self.random_differences()]
 
     def random_differences(self) -> list[str]:
         """What draws random numbers in the model that are others on another number of ranks: a sentence for each.
@@ -203,7 +199,7 @@ class Learner:
         return list(self.model.named_sublayers(include_self=True))
 
     def gradient_norm(self) -> paddle.Tensor:
-        """The 2-norm over all gradients of the whole model, 0-d, once they have met."""
+        """The 2-norm over all gradients of the whole model, 0-d, once they are all-reduced."""
         return gradients.global_norm(self.trainable, "float64" if self.mixed.double else "float32")
 
     def count_ahead(self, batch: Batch) -> float | None:
@@ -213,7 +209,7 @@ class Learner:
             return batch.samples
         if self.loss.counted == "answers":
             return None
-        return self._agreed(
+        return self._global_count(
             sum(
                 self.loss.count(micro_batch.targets)
                 for micro_batch in batch.micro_batches
@@ -221,7 +217,7 @@ class Learner:
             )
         )
 
-    def _agreed(self, counted: Count) -> float:
+    def _global_count(self, counted: Count) -> float:
         """The counts of all ranks that read different samples, added up, on every rank. Collective."""
         count = self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0]
         if not count >= 0:

@@ -58,8 +58,8 @@ class LearnerWithDelayedAllReduce(Learner):
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return self.parallel_model.no_sync()
 
-    def _exchange(self) -> None:
-        super()._exchange()
+    def _all_reduce_gradients(self) -> None:
+        super()._all_reduce_gradients()
         fused_allreduce_gradients(self.trainable, None)  # averages, as paddle.DataParallel does
 
 

@@ -24,7 +24,7 @@ def snapshot(
     learner: Learner, progress: Progress, run: Run, loader: Loader, checks: Checks | None = None
 ) -> Snapshot:
     """What this rank brings to a checkpoint: its slices, and what it is the first to hold. The learner's running
-    statistics have met, and `checks` says what was looked at."""
+    statistics are averaged, and `checks` says what was looked at."""
     tensors = model_shards(learner) | optimizer_shards(learner)
     state = _state(learner, progress, run, loader)
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)

@@ -100,13 +100,13 @@ def stale_moment():
 
 def no_exchange():
     """Gradients never meet."""
-    learn = Learner._learn
+    learn = Learner._forward_backward
 
     def alone(self, *given):
         with self.parallel_model.no_sync():
             return learn(self, *given)
 
-    Learner._learn = alone
+    Learner._forward_backward = alone
 
 
 def mean_of_means():

@@ -68,7 +68,7 @@ class PipelineLearner(HybridLearner):
         super().__post_init__()
         self.recorder = Recorder(self.mesh)
 
-    def _learn(
+    def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
     ) -> tuple[list[dict[str, float]], Count]:
         self.batch, micro_batches = batch, batch.micro_batches
@@ -112,11 +112,10 @@ class PipelineLearner(HybridLearner):
             dict.fromkeys(self.names, 0.0)
         ]
 
-    def _exchange(self) -> None:
-        super()._exchange()
-        for (
-            tied
-        ) in self.local_stages.tied:  # after the data axis: what meets there is then equal in all bits here
+    def _all_reduce_gradients(self) -> None:
+        super()._all_reduce_gradients()
+        # After the data axis: what was all-reduced there is then equal in all bits here.
+        for tied in self.local_stages.tied:
             tied.add_up()
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:

@@ -93,7 +93,7 @@ def clipped_before_the_exchange() -> AbstractContextManager[None]:
 
         return clipping
 
-    return replaced(f"{HYBRID}._exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def norm_of_every_copy() -> AbstractContextManager[None]:
@@ -115,7 +115,7 @@ def exchanged_in_bfloat16() -> AbstractContextManager[None]:
 
         return rounding
 
-    return replaced(f"{HYBRID}._exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def one_in_a_thousand() -> AbstractContextManager[None]:
@@ -131,7 +131,7 @@ def one_in_a_thousand() -> AbstractContextManager[None]:
 
         return scaling
 
-    return replaced(f"{HYBRID}._exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def not_cleared() -> AbstractContextManager[None]:
@@ -163,7 +163,7 @@ def shares_swap_weight() -> AbstractContextManager[None]:
 
         return weighing
 
-    return replaced(f"{HYBRID}._exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def local_counts() -> AbstractContextManager[None]:
@@ -174,7 +174,7 @@ def local_counts() -> AbstractContextManager[None]:
             float(counted) * self.mesh.dp_size if ranks() > 1 else agreed(self, counted)
         )
 
-    return replaced(f"{LEARNER}._agreed", make)
+    return replaced(f"{LEARNER}._global_count", make)
 
 
 def unused_on_one_rank() -> AbstractContextManager[None]:

@@ -37,7 +37,7 @@ def swapped_gradients() -> AbstractContextManager[None]:
 
         return swapping
 
-    return replaced(f"{HYBRID}._exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def lazy_exchange() -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ def lazy_exchange() -> AbstractContextManager[None]:
 
         return lazy
 
-    return replaced(f"{HYBRID}._exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def unequal_heirs() -> AbstractContextManager[None]:
