@@ -89,7 +89,7 @@ class Checkpoint:
         return json_codec.decode((self.folder / index_name(rank)).read_bytes())["own"]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._of(name)[0].shape
+        return self._of(name)[0].global_shape
 
     def dtype(self, name: str) -> str:
         """Paddle's word for the dtype. `read` gives bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
@@ -130,17 +130,17 @@ class Checkpoint:
         return rows[columns] if cut else rows
 
     def _box(self, shard: ShardInfo, offset: Sequence[int] | None, shape: Sequence[int] | None) -> Box:
-        start = tuple(offset) if offset is not None else (0,) * len(shard.shape)
+        start = tuple(offset) if offset is not None else (0,) * len(shard.global_shape)
         size = (
             tuple(shape)
             if shape is not None
-            else tuple(n - o for n, o in zip(shard.shape, start, strict=False))
+            else tuple(n - o for n, o in zip(shard.global_shape, start, strict=False))
         )
         box = Box(start, size)
-        legal = len(start) == len(size) == len(shard.shape) and min((*start, *size), default=0) >= 0
-        if not legal or any(stop > n for stop, n in zip(box.stop, shard.shape, strict=True)):
+        legal = len(start) == len(size) == len(shard.global_shape) and min((*start, *size), default=0) >= 0
+        if not legal or any(stop > n for stop, n in zip(box.stop, shard.global_shape, strict=True)):
             raise CheckpointError(
-                f"{shard.name} is {shard.shape} in {self.folder}: it has no part at {start} of {size}."
+                f"{shard.name} is {shard.global_shape} in {self.folder}: it has no part at {start} of {size}."
             )
         return box
 

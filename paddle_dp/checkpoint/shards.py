@@ -98,32 +98,37 @@ def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], 
 
 @dataclass(frozen=True, eq=False)
 class TensorShard:
-    """A box of a tensor that is `shape` as a whole: `array` starts at `offset` (default: the beginning).
+    """A box of a tensor whose whole shape is `global_shape`: `array` starts at `offset` (default: the beginning).
 
     `dtype` is paddle's word; left out, it is the array's. bfloat16 comes as the uint16 array of its bits,
     as `paddle.Tensor.numpy()` gives it, with dtype="bfloat16".
     """
 
     name: str
-    shape: Ints
+    global_shape: Ints
     offset: Ints
     array: np.ndarray = field(repr=False)
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        for word, value in (("shape", self.shape), ("offset", self.offset)):
+        for word, value in (("global_shape", self.global_shape), ("offset", self.offset)):
             object.__setattr__(self, word, tuple(map(int, value)))
         object.__setattr__(self, "dtype", self.dtype or self.array.dtype.name)
         if self.dtype not in DTYPES or self.array.dtype != np.dtype(DTYPES[self.dtype][1]):
             raise ValueError(
                 f"{self.name}: a numpy array of {self.array.dtype} cannot be saved as {self.dtype}"
             )
-        if not len(self.shape) == len(self.offset) == self.array.ndim:
+        if not len(self.global_shape) == len(self.offset) == self.array.ndim:
             raise ValueError(
-                f"{self.name}: shape {self.shape}, offset {self.offset}, shard {self.array.shape}"
+                f"{self.name}: whole shape {self.global_shape}, offset {self.offset}, shard {self.array.shape}"
             )
-        if any(o < 0 or stop > n for o, stop, n in zip(self.offset, self.box.stop, self.shape, strict=True)):
-            raise ValueError(f"{self.name}: shard {self.box} lies outside the whole tensor {self.shape}")
+        if any(
+            o < 0 or stop > n
+            for o, stop, n in zip(self.offset, self.box.stop, self.global_shape, strict=True)
+        ):
+            raise ValueError(
+                f"{self.name}: shard {self.box} lies outside the whole tensor {self.global_shape}"
+            )
 
     @classmethod
     def whole(cls, name: str, array: Any, dtype: str = "") -> TensorShard:
@@ -144,7 +149,7 @@ class ShardInfo:
     key: str
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
     box: Box
 
 
@@ -152,7 +157,7 @@ def index_of(shards: Iterable[TensorShard]) -> tuple[dict[str, TensorShard], dic
     """A rank's shards by their key in its file, and the same as JSON. A whole tensor's key is its name."""
     keyed = {}
     for shard in shards:
-        is_whole = shard.box == whole(shard.shape)
+        is_whole = shard.box == whole(shard.global_shape)
         key = shard.name if is_whole else f"{shard.name}@{','.join(map(str, shard.offset))}"
         if key in keyed:
             raise CheckpointError(f"two shards of {shard.name} {shard.box} on one rank")
@@ -165,7 +170,7 @@ def _json(shard: TensorShard) -> dict[str, Any]:
     return {
         "name": shard.name,
         "dtype": shard.dtype,
-        "shape": list(shard.shape),
+        "shape": list(shard.global_shape),
         "offset": offset,
         "size": size,
     }
@@ -200,12 +205,12 @@ def check_whole(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardI
     for name, infos in names.items():
         first = infos[0]
         for info in infos:
-            if (info.shape, info.dtype) != (first.shape, first.dtype):
+            if (info.global_shape, info.dtype) != (first.global_shape, first.dtype):
                 raise CheckpointError(
-                    f"{name} is {first.dtype} {first.shape} on rank {first.rank}, {info.dtype} {info.shape} "
-                    f"on rank {info.rank}"
+                    f"{name} is {first.dtype} {first.global_shape} on rank {first.rank}, "
+                    f"{info.dtype} {info.global_shape} on rank {info.rank}"
                 )
-        _, missing = assemble(whole(first.shape), [info.box for info in infos])
+        _, missing = assemble(whole(first.global_shape), [info.box for info in infos])
         if missing:
-            raise CheckpointError(f"no rank holds {name}{missing[0]} of {first.shape}")
+            raise CheckpointError(f"no rank holds {name}{missing[0]} of {first.global_shape}")
     return names

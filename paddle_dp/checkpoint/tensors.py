@@ -22,16 +22,19 @@ def dtype_of(tensor: paddle.Tensor) -> str:
 
 
 def tensor_shard(
-    name: str, tensor: paddle.Tensor, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None
+    name: str,
+    tensor: paddle.Tensor,
+    global_shape: Sequence[int] | None = None,
+    offset: Sequence[int] | None = None,
 ) -> TensorShard:
-    """A host copy of a tensor, as the box at `offset` of a tensor of `shape` (default: it is the whole tensor)."""
+    """A host copy of a tensor: the box at `offset` of one of `global_shape` (default: it is the whole tensor)."""
     array = tensor.detach().numpy()
     if array.ctypes.data == tensor.data_ptr():
         # Paddle's numpy() may share memory with the live tensor on a CPU; training goes on while a shard is kept.
         array = array.copy()
     return TensorShard(
         name,
-        tuple(array.shape if shape is None else shape),
+        tuple(array.shape if global_shape is None else global_shape),
         tuple(offset or (0,) * array.ndim),
         array,
         dtype_of(tensor),
@@ -42,17 +45,17 @@ def fill(
     tensor: paddle.Tensor,
     checkpoint: Checkpoint,
     name: str,
-    shape: Sequence[int] | None = None,
+    global_shape: Sequence[int] | None = None,
     offset: Sequence[int] | None = None,
 ) -> None:
     """Gives a tensor the values of `name`, in place: all of it, or, where the tensor is the box at `offset` of one of
-    `shape`, those.
+    `global_shape`, those.
 
     A float32 tensor takes 16-bit floats, too, whose every value it holds: what precision level O2 kept on a GPU. It
     takes float64 rounded, and a float64 tensor takes float32: a run whose precision was changed between the two.
     Raises CheckpointError when the checkpoint's tensor is of another shape or of any other dtype.
     """
-    whole = tuple(tensor.shape if shape is None else shape)
+    whole = tuple(tensor.shape if global_shape is None else global_shape)
     if checkpoint.shape(name) != whole:
         raise CheckpointError(
             f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(whole)} in this model: "

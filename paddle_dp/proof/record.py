@@ -140,7 +140,7 @@ class Recorder:
         """Hands a shard on; with `array`, that in its place."""
         array = _numbers(shard) if array is None else array
         number = key(kind, self._step, shard.name)
-        self._hand_on(number, TensorShard(number, shard.shape, shard.offset, array))
+        self._hand_on(number, TensorShard(number, shard.global_shape, shard.offset, array))
 
     def _compare_copies(self, kind: str, held: Sequence[tuple[str, Any, Any]]) -> None:
         """Finds the copies of one tensor that differ between ranks, and keeps those. Collective."""

@@ -62,8 +62,8 @@ class Writer:
 
     def put(self, number: str, shard: TensorShard) -> None:
         """A shard of a whole tensor."""
-        if shard.shape != shard.array.shape:
-            self._cut[number] = [list(shard.shape), list(shard.offset)]
+        if shard.global_shape != shard.array.shape:
+            self._cut[number] = [list(shard.global_shape), list(shard.offset)]
         self.numbers += shard.array.size
         self.store.put(f"shard|{number}", shard.array)
 

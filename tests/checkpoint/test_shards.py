@@ -66,7 +66,7 @@ def _some_box(random: np.random.Generator, shape: tuple[int, ...]) -> Box:
 def test_a_piece_knows_its_box_and_dtype():
     shard = TensorShard("w", (4, 3), (2, 0), np.zeros((2, 3), np.float32))
     assert (shard.box, shard.dtype) == (Box((2, 0), (2, 3)), "float32")
-    assert TensorShard.whole("s", np.float64(1)).shape == ()
+    assert TensorShard.whole("s", np.float64(1)).global_shape == ()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from paddle_dp.mesh import Mesh
 
 @pytest.fixture
 def saved(tmp_path):
-    def of(tensor, **where):
-        tensors = {"w": tensor_shard("w", tensor, **where)}
+    def of(tensor):
+        tensors = {"w": tensor_shard("w", tensor)}
         return load(save(Snapshot(tensors=tensors, state={"progress": {"step": 1}}), tmp_path, Mesh.alone()))
 
     return of
