@@ -171,7 +171,7 @@ class Hybrid:
         from paddle_dp.parallel.data_group import DataGroup
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
-        from paddle_dp.parallel.pipeline.stages import stage
+        from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
 
         axes = self.mesh.axes
@@ -190,8 +190,9 @@ class Hybrid:
         if axes.pipeline > 1:
             kind = PipelineLearner
             weighed = MicroBatchLoss(loss)
-            partition, each = self.config.partition, self.config.stages_per_rank
-            model, local = stage(model, weighed, self.hcg, placements, partition, each)
+            model, local = build_stages(
+                model, weighed, self.hcg, placements, self.config.partition, self.config.stages_per_rank
+            )
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
         fields["clip"] = take_clip(prepared.optimizer)

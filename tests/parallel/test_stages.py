@@ -5,7 +5,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.pipeline.stages import stage
+from paddle_dp.parallel.pipeline.stages import build_stages
 from paddle_dp.parallel.placement import Placements
 from tests.parallel.test_hybrid import train
 from tests.ranks import run_ranks
@@ -25,7 +25,7 @@ class Outside(nn.Layer):
 )
 def test_a_model_is_its_blocks_or_cannot_be_staged(names, said):
     with pytest.raises(UsageError, match=said):
-        stage(Outside(*names), None, None, Placements())
+        build_stages(Outside(*names), None, None, Placements())
 
 
 @pytest.mark.long

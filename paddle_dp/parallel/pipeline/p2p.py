@@ -14,6 +14,7 @@ from typing import Any
 
 from paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication import P2pHelper
 
+from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.pipeline.stages import group_of_stages
 
 
@@ -24,7 +25,7 @@ class GroupsByDirection:
     is made.
     """
 
-    def __init__(self, hcg: Any):
+    def __init__(self, hcg: HCG):
         self._hcg, self._group = hcg, hcg.get_pipe_parallel_group()
         self._gradient_group = group_of_stages((0, 1), hcg)
 

@@ -24,6 +24,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelinePar
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.pipeline.p2p import GroupsByDirection, P2PWithGradGroup
 from paddle_dp.plan.pipeline_schedule import Work
 
@@ -167,11 +168,10 @@ def _output(stepped: Any) -> Any:
 class _Several(Engine):
     """Several stages on each rank. Fleet refuses two ranks, where the one before and the one after are the same."""
 
-    def __init__(self, layers: Any, hcg: Any, strategy: Any):
-        two_ranks = hcg.get_pipe_parallel_world_size() == 2
-        groups = GroupsByDirection(hcg) if two_ranks else hcg
-        super().__init__(layers, groups, strategy)
-        if two_ranks:
+    def __init__(self, layers: Any, hcg: HCG, strategy: Any):
+        groups = GroupsByDirection(hcg) if hcg.get_pipe_parallel_world_size() == 2 else None
+        super().__init__(layers, groups or hcg, strategy)
+        if groups is not None:
             self._p2p_helper = P2PWithGradGroup(groups, self._p2p_helper)
 
     def _check_sanity(self) -> None:

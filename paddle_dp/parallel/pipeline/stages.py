@@ -27,9 +27,11 @@ class Stages(PipelineLayer):
     Fleet takes given bounds for one stage on each rank only; for several it counts layers of one class.
     """
 
-    def __init__(self, blocks: Sequence[nn.Layer], bounds: Sequence[int], hcg: HCG, loss: Any, each: int):
+    def __init__(
+        self, blocks: Sequence[nn.Layer], bounds: Sequence[int], hcg: HCG, loss: Any, virtual_stages: int
+    ):
         super().__init__(
-            layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=each,
+            layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=virtual_stages,
             seg_method="layer:" + ",".join(map(str, bounds)),  # fleet insists on a word of this form
         )  # fmt: skip
         self._layers_desc: list[nn.Layer] = []  # the other ranks' blocks: what nobody holds on to, is freed
@@ -104,21 +106,21 @@ class LocalStages:
         }
 
 
-def stage(
+def build_stages(
     model: nn.Layer,
     loss: Any,
     hcg: HCG,
     placements: Placements,
     partition: Partition = "uniform",
-    each: int = 1,
+    virtual_stages: int = 1,
 ) -> tuple[Stages, LocalStages]:
-    """The model's blocks as fleet's PipelineLayer, of which this rank keeps its stages (`each` of them). Collective.
+    """The model's blocks as fleet's PipelineLayer, of which this rank keeps its `virtual_stages` stages. Collective.
 
-    Raises UsageError for a model that is more, or less, than a list of blocks, and for a `split` that does not fit it.
+    Raises UsageError for a model that is more, or less, than a list of blocks, and for a `partition` that cannot be.
     """
     blocks = _blocks(model)
-    if not (wrong := check_partition(partition, len(blocks), _stages(hcg) * each)):
-        bounds = stage_bounds(sizes_of(blocks), _stages(hcg) * each, partition)
+    if not (wrong := check_partition(partition, len(blocks), _stages(hcg) * virtual_stages)):
+        bounds = stage_bounds(sizes_of(blocks), _stages(hcg) * virtual_stages, partition)
         wrong = unlearning(bounds, _stages(hcg), learns_of(blocks))
     if wrong:
         raise UsageError(f"strategy.pipeline: {'; '.join(wrong)}.")
@@ -129,7 +131,7 @@ def stage(
     }
     tied = _tie(blocks, holders, hcg, placements)
     mine = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
-    return Stages(blocks, bounds, hcg, loss, each), LocalStages.of(model, mine, tied)
+    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.of(model, mine, tied)
 
 
 def _stages(hcg: HCG) -> int:
