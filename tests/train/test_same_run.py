@@ -30,7 +30,6 @@ schedule: {use: cosine, learning_rate: 2.0e-3, warmup: 2 steps}
 train: {length: 20 steps, batch: 50, micro_batches: 2}
 callbacks: [{use: checkpoint, every: 20 steps}]
 """
-HERE = "tests/train/test_same_run.py"
 FEW = 6  # updates before the checkpoint
 
 
@@ -257,7 +256,7 @@ def on_two_ranks(folder: str) -> list[Any]:
 
 
 def test_all_ranks_are_told_the_same(tmp_path: Path) -> None:
-    first, second = run_ranks(f"{HERE}:on_two_ranks", 2, str(tmp_path))
+    first, second = run_ranks(on_two_ranks, 2, str(tmp_path))
     assert first == second and first[2] == 4
     assert (
         "loss.label_smoothing was 0.0 and is 0.1" in first[0]
