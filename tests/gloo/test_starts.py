@@ -1,7 +1,7 @@
 """Hybrid jobs start, time after time: every axis's group exchanges, and the pipeline's neighbours speak.
 
-`python tests/gloo/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. In CI
-each pair of axes starts once here; the tests of tests/parallel and the recipes' start some thirty more hybrid jobs.
+`python tests/gloo/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. All of
+it is marked long: the tests of tests/parallel start every kind of group in passing.
 """
 
 from __future__ import annotations
@@ -78,14 +78,9 @@ def count(ranks: int, times: int, stop: bool = True) -> int:
     return failures
 
 
-@pytest.mark.parametrize(
-    ("ranks", "times"),
-    [
-        (4, len(FOUR)),
-        pytest.param(4, 200, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
-        pytest.param(8, 50, marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("ranks", "times"), [(4, 200), (8, 50)])
 def test_hybrid_jobs_start(ranks: int, times: int) -> None:
     count(ranks, times)
 

@@ -13,6 +13,7 @@ from paddle import nn
 from paddle_dp.errors import EndedError, RunError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Comparison, compare_sides
+from tests.jobs import comparisons_in_forks
 
 RECIPE = """
 model: {{use: convnet, classes: 10, norm: {norm}}}
@@ -73,7 +74,8 @@ def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_p
     """The timeline of a pipeline: its recipe could not be verified."""
     path = recipe(tmp_path, norm="none")
     path.write_text(f"{path.read_text()}callbacks: [{{use: timeline}}]\n")
-    assert Comparison(path, (), 1, 2, tmp_path, wide=False).one([]).ranks == 1
+    with comparisons_in_forks():
+        assert Comparison(path, (), 1, 2, tmp_path, wide=False).one([]).ranks == 1
 
 
 def test_two_sides_are_compared_without_paddle():
@@ -102,8 +104,9 @@ FOUND = {
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
     comparison = Comparison(recipe(folder), ("train.micro_batches=1",), 2, 2, folder)
-    many = {fault: comparison.many(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
-    return comparison.one(list(many.values())), many
+    with comparisons_in_forks():
+        many = {fault: comparison.many(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
+        return comparison.one(list(many.values())), many
 
 
 @pytest.mark.processes
@@ -139,8 +142,9 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
         "train.micro_batches=1",
     )
     comparison = Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path)
-    many = comparison.many(2)
-    verdict = compare_sides(comparison.one([many]), many)
+    with comparisons_in_forks():
+        many = comparison.many(2)
+        verdict = compare_sides(comparison.one([many]), many)
     assert verdict.status == 1
     assert "with the samples of each micro-batch in another order" in verdict.sentences[0]
     assert verdict.where is not None and verdict.where.kind == "output"

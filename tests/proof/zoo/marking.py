@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.start import run
 from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.rehearsed import Rehearsals
-from paddle_dp.proof.sides import run_alone
 from paddle_dp.proof.verdict import SAME
+from tests.jobs import run_in_forks
 from tests.proof.zoo.case import RECIPES, Fault, Honest
 from tests.proof.zoo.cases import CASES
 from tests.proof.zoo.exam import slug
@@ -82,7 +81,7 @@ def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     )  # fmt: skip
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
-        run_alone(job) if ranks == 1 else run(job)
+        run_in_forks(job)
     return said.getvalue()
 
 

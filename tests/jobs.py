@@ -1,0 +1,42 @@
+"""A job's task in forks of the waiting ranks: what `launch.start.run` does, without the seconds that starts take.
+
+For tests of what a task computes. Those of starting, watching and ending a job start it for real.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.worker import work
+from paddle_dp.proof import sides
+from tests.ranks import run_ranks
+
+
+def do(task: str, recipe: str, overrides: Sequence[str], options: dict[str, Any]) -> None:
+    work(task, Path(recipe), overrides, options)
+
+
+def run_in_forks(job: Job) -> int:
+    """0, or 1 with the first failing rank's traceback on standard error."""
+    try:
+        run_ranks(do, job.ranks or 1, job.task, str(job.recipe), job.all_overrides, job.options, timeout=600)
+    except AssertionError as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextmanager
+def comparisons_in_forks() -> Iterator[None]:
+    """Both sides of every `Comparison` run in forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sides, "run", run_in_forks)
+        patch.setattr(sides, "run_alone", run_in_forks)
+        yield
