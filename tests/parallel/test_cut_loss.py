@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.parity import recorded
 from tests.ranks import run_ranks
 
 CLASSES = 12
@@ -131,26 +132,17 @@ def trained(folder, cases):
 
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train import Callback
     from paddle_dp.train.build import build
-
-    class Diary(Callback):
-        def __init__(self):
-            self.rows = []
-
-        def step(self, moment):
-            self.rows.append([moment.numbers[name] for name in ("loss", "gradient_norm")])
 
     mesh, found = join(seed=3), {}
     for name, text in cases.items():
         path = Path(folder) / f"{name.replace(' ', '-')}-{mesh.rank}.yaml"
         path.write_text(text)
         trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
-        diary = Diary()
-        trainer.add(diary)
+        rows = recorded(trainer)
         trainer.fit("6 steps")
         seen = trainer.evaluate()
-        found[name] = [diary.rows, dict(seen.numbers), seen.samples, seen.confusion]
+        found[name] = [rows, dict(seen.numbers), seen.samples, seen.confusion]
     return found
 
 

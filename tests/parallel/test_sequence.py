@@ -15,33 +15,17 @@ from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
 from paddle_dp.parallel.sequence.ulysses import parallelize_sequence, sequence_shard
-from tests.parallel.test_hybrid import train
+from tests.parity import assert_same, train, truth
 from tests.ranks import run_ranks
 
 LENGTH = 16
 SMALL = {"vocab": 32, "width": 32, "depth": 2, "heads": 4, "length": LENGTH}
 
 
-def weights(path):
-    from paddle_dp.checkpoint import load
-
-    saved = load(path)
-    return {name: saved.read(name) for name in saved.names}
-
-
 def check(folder, model, ranks, layout):
     """Ten steps of AdamW with clip, two micro-batches, and short last batches, on both sides."""
     strategy = f"{{use: hybrid, {layout}}}"
-    one = run_ranks(train, 1, str(folder / "one"), "{use: single}", "10 steps", False, model, timeout=300)[0]
-    many = run_ranks(train, ranks, str(folder / "many"), strategy, "10 steps", False, model, timeout=600)
-    for found in many:
-        np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
-        assert found["samples"] == one["samples"]
-        assert found["held_out"] == pytest.approx(one["held_out"], rel=1e-5)
-    ours, truth = weights(many[0]["saved"]), weights(one["saved"])
-    assert set(ours) == set(truth)
-    for name, value in truth.items():
-        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+    assert_same(run_ranks(train, ranks, str(folder), strategy, model=model, timeout=600), truth(model=model))
 
 
 FOUR = "llama, kv_heads: 4"
@@ -141,15 +125,15 @@ def cut():
 
 def test_losses_that_smooth_or_count(one):
     for found in run_ranks(cases, 2, {"sequence": 2}, timeout=300):
-        for ours, truth in zip(found["rows"], one, strict=False):
-            np.testing.assert_allclose(ours, truth, rtol=2e-5)
+        for ours, expected in zip(found["rows"], one, strict=False):
+            np.testing.assert_allclose(ours, expected, rtol=2e-5)
 
 
 def test_models_that_tie_and_models_that_gather(one, cut):
     """vit's last block has no `cuts` and looks at all tokens: what is sharded is gathered before it."""
     for found in cut:
-        for ours, truth in zip(found["rows"], one, strict=True):
-            np.testing.assert_allclose(ours, truth, rtol=2e-5)
+        for ours, expected in zip(found["rows"], one, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=2e-5)
 
 
 def rounded(strategy):

@@ -4,90 +4,13 @@ import numpy as np
 import pytest
 
 from paddle_dp.plan.memory import Widths, owners, state_bytes
+from tests.parity import assert_same, train, train_each, truth
 from tests.ranks import run_ranks
 
-RECIPE = """
-model: {{use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
-dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
-loss: {{use: cross_entropy}}
-optimizer: {optimizer}
-schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
-strategy: {strategy}
-train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3}}
-callbacks: []
-"""
-ADAMW = "{use: adamw, clip: 0.5}"
 
-
-def train(folder, strategies, optimizer=ADAMW, until="10 steps", resume=False):
-    """What each of the strategies learns, one after the other in the same processes (fleet keeps its degrees)."""
-    return [learn(f"{folder}/{n}", s, optimizer, until, resume) for n, s in enumerate(strategies)]
-
-
-def learn(folder, strategy, optimizer, until, resume):
-    from pathlib import Path
-
-    from paddle_dp import checkpoint
-    from paddle_dp.mesh import join
-    from paddle_dp.parallel.memory import MemoryMeter
-    from paddle_dp.recipe import read_recipe
-    from paddle_dp.train import Callback
-    from paddle_dp.train.build import build
-
-    class Diary(Callback):
-        def __init__(self):
-            self.rows = []
-
-        def step(self, moment):
-            self.rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
-
-    mesh = join(seed=3)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, optimizer=optimizer))
-    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
-    diary, memory_meter = Diary(), MemoryMeter(trainer.learner)
-    trainer.add(diary)
-    trainer.fit(until)
-    named = trainer.learner.named_parameters()
-    found = {
-        "rows": diary.rows,
-        "held_out": trainer.evaluate().numbers["loss"],
-        "held": memory_meter.read(),
-        "sizes": [p.size for _, p in named],
-        "owners": [trainer.learner.placements.of(p).owner for _, p in named],
-    }
-    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
-    return {**found, "saved": str(saved)}
-
-
-def weights(path):
-    from paddle_dp.checkpoint import load
-
-    saved = load(path)
-    return {name: saved.read(name) for name in saved.names}
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one")
-    return run_ranks(train, 1, str(folder), ["{use: single}"])[0][0]
-
-
-def check(many, one):
-    """`many`: by rank, what it found of one layout."""
-    for found in many:
-        np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-5)
-        assert found["held_out"] == pytest.approx(one["held_out"], rel=1e-5)
-    ours, truth = weights(many[0]["saved"]), weights(one["saved"])
-    assert set(ours) == set(truth)
-    for name, value in truth.items():
-        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
-
-
-def by_layout(ranks, folder, strategies):
+def by_layout(ranks, folder, strategies, **how):
     """For each strategy, what every rank found."""
-    rows = run_ranks(train, ranks, str(folder), strategies, timeout=400)
+    rows = run_ranks(train_each, ranks, str(folder), strategies, timeout=400, **how)
     return [[rank[n] for rank in rows] for n in range(len(strategies))]
 
 
@@ -95,15 +18,15 @@ def stages(axes, of=(1, 2, 3)):
     return [f"{{use: hybrid, {axes}, sharding_stage: {stage}}}" for stage in of]
 
 
-def test_every_stage_is_one_process_and_holds_what_the_formula_says(one, tmp_path):
+def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
     """30 samples in batches of 8: a last batch of 6, in two micro-batches of 3, shared unequally."""
     for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2")), start=1):
-        check(many, one)
+        assert_same(many, truth())
         sizes = many[0]["sizes"]
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
         for found, said in zip(many, state_bytes(sizes, 2, stage, Widths.of("adamw")), strict=True):
-            counted = found["held"]
+            counted = found["memory"]
             assert counted["parameters"] == said.parameters
             assert (
                 said.optimizer <= counted["optimizer"] < said.optimizer * 1.01
@@ -142,21 +65,21 @@ def drift(strategy):
 
 
 def mixtures(folder, strategies, drifting):
-    return {"learned": train(folder, strategies), "drifted": [drift(strategy) for strategy in drifting]}
+    return {"learned": train_each(folder, strategies), "drifted": [drift(strategy) for strategy in drifting]}
 
 
-def test_mixtures_are_one_process_and_know_who_holds_equal_weights(one, tmp_path):
+def test_mixtures_are_one_process_and_know_who_holds_equal_weights(tmp_path):
     mixed = stages("sharding: 2, tensor: 2", [2])
     drifting = [{"sharding": 2, "tensor": 2, "sharding_stage": stage} for stage in (1, 3)]
     ranks = run_ranks(mixtures, 4, str(tmp_path), mixed, drifting, timeout=400)
-    check([rank["learned"][0] for rank in ranks], one)
+    assert_same([rank["learned"][0] for rank in ranks], truth())
     for rank in ranks:
         whole, shards = rank["drifted"]
         assert "later: rank 0 holds other values than rank 1" in whole  # three ranks hold against one
         assert "later: rank 1 holds other values than rank 0" in shards
 
 
-def test_a_checkpoint_goes_on_in_other_layouts(one, tmp_path):
+def test_a_checkpoint_goes_on_in_other_layouts(tmp_path):
     """In mid-epoch from tensor × pipeline to data × sharding, to sharding × pipeline, and to one process."""
     chain = [
         (4, "{use: hybrid, tensor: 2, pipeline: 2}", "3 steps"),
@@ -166,9 +89,8 @@ def test_a_checkpoint_goes_on_in_other_layouts(one, tmp_path):
     ]
     rows = []
     for ranks, strategy, until in chain:
-        found = run_ranks(train, ranks, str(tmp_path), [strategy], ADAMW, until, bool(rows))
-        rows += found[0][0]["rows"]
-    np.testing.assert_allclose(rows, one["rows"], rtol=1e-5)
+        rows += run_ranks(train, ranks, str(tmp_path), strategy, until, resume=bool(rows))[0]["rows"]
+    np.testing.assert_allclose(rows, truth()["rows"], rtol=1e-5)
 
 
 @pytest.mark.long
@@ -183,9 +105,9 @@ def test_a_checkpoint_goes_on_in_other_layouts(one, tmp_path):
         *((8, stages("sharding: 2, tensor: 2, pipeline: 2", [stage])) for stage in (1, 2, 3)),
     ],
 )
-def test_more_mixtures(one, tmp_path, ranks, strategies):
+def test_more_mixtures(tmp_path, ranks, strategies):
     for many in by_layout(ranks, tmp_path, strategies):
-        check(many, one)
+        assert_same(many, truth())
 
 
 OTHERS = [
@@ -198,7 +120,5 @@ OTHERS = [
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_other_optimizers(tmp_path, optimizer):
-    alone = run_ranks(train, 1, str(tmp_path / "one"), ["{use: single}"], optimizer)[0][0]
-    rows = run_ranks(train, 2, str(tmp_path), stages("sharding: 2"), optimizer, timeout=400)
-    for n in range(3):
-        check([rank[n] for rank in rows], alone)
+    for many in by_layout(2, tmp_path, stages("sharding: 2"), optimizer=optimizer):
+        assert_same(many, truth(optimizer=optimizer))

@@ -7,7 +7,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.pipeline.stages import build_stages
 from paddle_dp.parallel.placement import Placements
-from tests.parallel.test_hybrid import train
+from tests.parity import train, truth
 from tests.ranks import run_ranks
 
 
@@ -33,14 +33,11 @@ def test_a_tied_checkpoint_goes_on_in_other_layouts(tmp_path):
     """Interleaved stages, in mid-epoch to tensor × pipeline, and to one process."""
     tied = "gpt, tied: true"
 
-    def rows(ranks, strategy, until, resume, name="many"):
-        return run_ranks(train, ranks, str(tmp_path / name), strategy, until, resume, tied, timeout=200)[0][
-            "rows"
-        ]
+    def rows(ranks, strategy, until, resume):
+        found = run_ranks(train, ranks, str(tmp_path), strategy, until, resume, model=tied, timeout=200)
+        return found[0]["rows"]
 
-    for name in ("one", "many"):
-        (tmp_path / name).mkdir()
     found = rows(2, "{use: hybrid, pipeline: 2, pipeline_schedule: interleaved}", "3 steps", False)
     found += rows(4, "{use: hybrid, pipeline: 2, tensor: 2}", "7 steps", True)
     found += rows(1, "{use: single}", "10 steps", True)
-    np.testing.assert_allclose(found, rows(1, "{use: single}", "10 steps", False, "one"), rtol=1e-5)
+    np.testing.assert_allclose(found, truth(model=tied)["rows"], rtol=1e-5)

@@ -16,7 +16,7 @@ from paddle_dp.parallel.dropout.unseen import Watch
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.parallel.tensor.rng import draw_slice
-from tests.parallel.test_hybrid import train
+from tests.parity import train, weights
 from tests.ranks import run_ranks
 
 
@@ -84,17 +84,9 @@ def test_another_stream_is_no_draw(p, said):
     assert set(watch.found) == said
 
 
-def weights(path):
-    from paddle_dp.checkpoint import load
-
-    saved = load(path)
-    return {name: saved.read(name) for name in saved.names}
-
-
 def run(folder, until, resume, strategy, ranks=2):
-    return run_ranks(
-        train, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", "own", timeout=400
-    )[0]
+    how = {"model": "gpt, dropout: 0.3", "dropout": "own"}
+    return run_ranks(train, ranks, str(folder), strategy, until, resume, timeout=400, **how)[0]
 
 
 @pytest.mark.long

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from tests.parallel.test_hybrid import train
+from tests.parity import train
 from tests.ranks import run_ranks
 
 
 def run(folder, ranks, until, resume, strategy):
-    return run_ranks(train, ranks, str(folder), strategy, until, resume, "gpt, dropout: 0.3", timeout=300)[0]
+    return run_ranks(
+        train, ranks, str(folder), strategy, until, resume, model="gpt, dropout: 0.3", timeout=300
+    )[0]
 
 
 @pytest.mark.long

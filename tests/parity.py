@@ -1,0 +1,126 @@
+"""A small recipe trained in any layout, and what makes a layout one process: the same losses, norms, scores, weights.
+
+    def test_two_stages_are_one_process(tmp_path):
+        many = run_ranks(train, 2, str(tmp_path), "{use: hybrid, pipeline: 2}")
+        assert_same(many, truth())
+
+30 samples in batches of 8 leave a last batch of 6, in two micro-batches of 3, which no two ranks share equally.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+ADAMW = "{use: adamw, clip: 0.5}"
+RECIPE = """
+model: {{use: {model}, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}}
+dataset: {{use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 10}}
+loss: {{use: cross_entropy}}
+optimizer: {optimizer}
+schedule: {{use: cosine, learning_rate: 3.0e-3, warmup: 3 steps}}
+strategy: {strategy}
+train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3, dropout: {dropout}}}
+callbacks: []
+"""
+Found = dict[str, Any]  # what one rank saw: JSON
+
+
+def train(
+    folder: str,
+    strategy: str,
+    until: str = "10 steps",
+    resume: bool = False,
+    model: str = "gpt",
+    optimizer: str = ADAMW,
+    dropout: str = "exact",
+) -> Found:
+    """In every rank: trains, from the newest checkpoint in `folder` if asked to, evaluates, and saves there.
+
+    `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
+    """
+    from paddle_dp import checkpoint
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel.memory import MemoryMeter
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    mesh = join(seed=3)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout))
+    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
+    memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
+    trainer.fit(until)
+    evaluation = trainer.evaluate()
+    named = trainer.learner.named_parameters()
+    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
+    return {
+        "rows": rows,
+        "held_out": dict(evaluation.numbers),
+        "samples": evaluation.samples,
+        "memory": memory.read(),
+        "sizes": [p.size for _, p in named],
+        "owners": [trainer.learner.placements.of(p).owner for _, p in named],
+        "saved": str(saved),
+    }
+
+
+def train_each(folder: str, strategies: Sequence[str], **how: Any) -> list[Found]:
+    """`train` with each of the strategies, one after the other in the same processes (fleet keeps its degrees)."""
+    return [train(f"{folder}/{number}", strategy, **how) for number, strategy in enumerate(strategies)]
+
+
+def recorded(trainer: Any) -> list[list[float]]:
+    """[loss, gradient norm] of every step that a trainer will do."""
+    from paddle_dp.train import Callback
+
+    rows: list[list[float]] = []
+
+    class Diary(Callback):
+        def step(self, moment: Any) -> None:
+            rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
+
+    trainer.add(Diary())
+    return rows
+
+
+@cache
+def truth(until: str = "10 steps", model: str = "gpt", optimizer: str = ADAMW) -> Found:
+    """What one process learns, once for all tests of a session."""
+    folder = tempfile.TemporaryDirectory(prefix="parity-")
+    _folders.append(folder)
+    return run_ranks(
+        train, 1, folder.name, "{use: single}", until, model=model, optimizer=optimizer, timeout=300
+    )[0]
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the session ends
+
+
+def weights(checkpoint: str) -> dict[str, np.ndarray]:
+    """All that a checkpoint holds, whole, by name."""
+    from paddle_dp.checkpoint import load
+
+    saved = load(checkpoint)
+    return {name: saved.read(name) for name in saved.names}
+
+
+def assert_same(many: Sequence[Found], one: Found, rtol: float = 1e-5) -> None:
+    """What every rank found in one layout, against one process; weights and optimizer's state as they were saved."""
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=rtol)
+        assert found["samples"] == one["samples"]
+        assert found["held_out"] == pytest.approx(one["held_out"], rel=rtol)
+    ours, theirs = weights(many[0]["saved"]), weights(one["saved"])
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=2 * rtol, err_msg=name)
