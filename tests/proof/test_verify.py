@@ -10,9 +10,10 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.errors import EndedError, RunError
+from paddle_dp.errors import EndedError, RunError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.proof.verify import verify as verify_here
 from tests.jobs import comparisons_in_forks
 
 RECIPE = """
@@ -48,17 +49,13 @@ def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path):
-    done = verify(
-        str(recipe(tmp_path, norm="none", optimizer="sgd")),
-        "--steps",
-        "2",
-        "schedule.learning_rate=1e-300",
-        "--json",
-    )
-    assert done.returncode == 3, done.stdout + done.stderr
-    told = json.loads(done.stdout)
+def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path, capsys):
+    path = recipe(tmp_path, norm="none", optimizer="sgd")
+    with comparisons_in_forks():
+        status = verify_here(path, ["schedule.learning_rate=1e-300"], steps=2, as_text=False)
+    told = json.loads(capsys.readouterr().out)
     assert (told["verdict"], told["status"], told["ranks"], told["where"]) == ("proves nothing", 3, 2, None)
+    assert status == 3
     assert told["float64"]["rows"]["gradient"]["r"] <= told["allowed"]
 
 
@@ -85,9 +82,8 @@ def test_two_sides_are_compared_without_paddle():
 
 
 def test_one_rank_has_nothing_to_compare(tmp_path):
-    done = verify(str(recipe(tmp_path)), "--ranks", "1")
-    assert done.returncode == 2
-    assert "2 ranks or more" in done.stderr
+    with pytest.raises(UsageError, match="2 ranks or more"):
+        verify_here(recipe(tmp_path), ranks=1)
 
 
 FOUND = {
