@@ -65,6 +65,7 @@ def imports(node: ast.AST, package: str, when: str = "now") -> Iterator[Import]:
             yield from imports(child, package, "later" if function else when)
 
 
+@cache
 def imports_of(module: str) -> list[Import]:
     file = sources()[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]

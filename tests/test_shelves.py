@@ -99,11 +99,6 @@ def test_a_part_keeps_its_contract(shelf: str, name: str) -> None:
     assert not found, f"{folder(shelf).relative_to(ROOT)}/{name}.py: {'; '.join(found)}"
 
 
-@pytest.mark.parametrize("shelf", BUILD)
-def test_no_shelf_is_empty(shelf: str) -> None:
-    assert [name for where, name in shelf_files() if where == shelf], f"nothing stands on {shelf}"
-
-
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
