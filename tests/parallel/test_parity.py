@@ -1,5 +1,7 @@
 """One process is the truth: losses, gradient norms and weights of several ranks against those of one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -79,42 +81,57 @@ def assert_same(one, many, tolerance=1e-5):
             np.testing.assert_allclose(rank[2][name], weight, rtol=0, atol=2 * tolerance, err_msg=name)
 
 
-def call(arguments):
-    return learn(**arguments)
+PLAIN: dict[str, Any] = {}
+NORM: dict[str, Any] = {"norm": True}
+LAYOUTS: list[dict[str, Any]] = [
+    {"micro_batches": 3},
+    {"micro_batches": 2, "norm": True, "sync_batch_norm": True},
+    {"batch": 45, "norm": True, "sync_batch_norm": True},
+    {"find_unused_parameters": True, "kind": "adamw", "init": "seed"},
+    {"dtype": "bfloat16"},
+    {"dtype": "float16"},
+]
+ALL = [PLAIN, NORM, *LAYOUTS]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_plain_model_with_a_short_last_batch(ranks):
+def learn_each(cases):
+    """One case after the other in the same ranks."""
+    return [learn(**case) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def one():
+    return run_ranks(learn_each, 1, ALL, timeout=300)[0]
+
+
+@pytest.fixture(scope="module")
+def three():
+    """By case, what each of three ranks found."""
+    return list(zip(*run_ranks(learn_each, 3, [PLAIN, *LAYOUTS], timeout=300), strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_plain_model_with_a_short_last_batch(one, ranks):
     """47 samples in batches of 10: shares of 2 and 3 samples, and a last batch of 7."""
-    one = run_ranks(call, 1, {})
-    assert_same(one[0], run_ranks(call, ranks, {}))
+    assert_same(one[0], run_ranks(learn, ranks))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"micro_batches": 3},
-        {"micro_batches": 2, "norm": True, "sync_batch_norm": True},
-        {"batch": 45, "norm": True, "sync_batch_norm": True},
-        {"find_unused_parameters": True, "kind": "adamw", "init": "seed"},
-        {"dtype": "bfloat16"},
-        {"dtype": "float16"},
-    ],
-    ids=str,
-)
-def test_layouts_on_three_ranks(settings):
+def test_plain_model_on_three_ranks(one, three):
+    assert_same(one[0], three[0])
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_layouts_on_three_ranks(one, three, settings):
     """Batches of 45 of 47 leave a batch of two samples: one of three ranks computes on a dummy."""
-    one = run_ranks(call, 1, settings)[0]
-    many = run_ranks(call, 3, settings)
-    assert_same(one, many, 1e-5 if settings.get("dtype", "float32") == "float32" else 2e-3)
+    truth, many = one[ALL.index(settings)], three[1 + LAYOUTS.index(settings)]
+    assert_same(truth, many, 1e-5 if settings.get("dtype", "float32") == "float32" else 2e-3)
     if settings.get("sync_batch_norm"):
-        assert set(one[3]) == {"1._mean", "1._variance"}
-        for name, statistic in one[3].items():
+        assert set(truth[3]) == {"1._mean", "1._variance"}
+        for name, statistic in truth[3].items():
             np.testing.assert_allclose(many[2][3][name], statistic, atol=1e-5, err_msg=name)
 
 
-def test_batch_norm_of_one_rank_only_differs():
+def test_batch_norm_of_one_rank_only_differs(one):
     """The comparison can fail: without sync_batch_norm the ranks normalize by their own samples."""
-    settings = {"norm": True}
-    one, many = run_ranks(call, 1, settings)[0], run_ranks(call, 2, settings)
-    assert abs(many[0][0][3] - one[0][3]) > 1e-4
+    many = run_ranks(learn, 2, **NORM)
+    assert abs(many[0][0][3] - one[ALL.index(NORM)][0][3]) > 1e-4
