@@ -49,31 +49,30 @@ def test_a_raise_ends_ranks_that_sleep(start):
     assert status == 1 and CULPRIT in complained and not job.left()
 
 
-CAUSES = {  # the fault of rank 1: the job's exit status, and what the screen says
-    "kill": (137, "rank 1 of 2 on .* failed first: was ended by SIGKILL"),
-    "segv": (139, "string_at(.|\n)*failed first: was ended by SIGSEGV"),
-    "exit 3": (3, r"SystemExit: 3\nrank 1 of 2"),
-    "leave early": (
-        1,
-        r"rank 1 of 2 .* left with (exit status 0|an exit .* nobody saw) while the job was at work",
-    ),
-    "data error": (1, r"\Aphoto.jpg cannot be read\nrank 1 of 2"),
-}
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ("kill", 137, "rank 1 of 2 on .* failed first: was ended by SIGKILL"),
+        ("segv", 139, "string_at(.|\n)*failed first: was ended by SIGSEGV"),
+        ("exit 3", 3, r"SystemExit: 3\nrank 1 of 2"),
+        (
+            "leave early",
+            1,
+            r"rank 1 of 2 .* left with (exit status 0|an exit .* nobody saw) while the job was at work",
+        ),
+        ("data error", 1, r"\Aphoto.jpg cannot be read\nrank 1 of 2"),
+    ],
+)
+def test_the_cause_is_told_and_its_status_returned(start, fault, status, words):
+    found, _, complained = start("spoil", extra={"fault": fault}).finish()
+    assert found == status
+    assert re.search(words, complained), complained
 
 
-def test_the_cause_is_told_and_its_status_returned(start):
-    """All jobs at once: most of a job's seconds are waiting."""
-    jobs = {fault: start("spoil", extra={"fault": fault}) for fault in CAUSES}
-    for fault, (status, words) in CAUSES.items():
-        found, _, complained = jobs[fault].finish()
-        assert found == status, fault
-        assert re.search(words, complained), f"{fault}: {complained}"
-
-
-def test_what_can_be_mended_by_typing_is_the_message_alone(start):
-    for job in [start("refuse", ranks=ranks) for ranks in (1, 2)]:
-        status, _, complained = job.finish()
-        assert (status, complained) == (2, "this recipe needs 4 ranks. Start it with --ranks 4.\n")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_can_be_mended_by_typing_is_the_message_alone(start, ranks):
+    status, _, complained = start("refuse", ranks=ranks).finish()
+    assert (status, complained) == (2, "this recipe needs 4 ranks. Start it with --ranks 4.\n")
 
 
 def test_one_rank_fails_in_its_own_words(start):
