@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import time
 
-import pytest
-
 from paddle_dp.launch.processes import alive
 
 
@@ -18,17 +16,16 @@ def test_ranks_die_with_a_supervisor_that_is_killed(start):
     assert job.gone_within(2.0)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start, number, status):
-    job = start("put_work_away")
-    job.rank_pids(2)
-    job.process.send_signal(number)
-    found, _, complained = job.finish(timeout=10)
-    assert found == status and not job.left()
-    assert {path.name for path in job.pids.glob("*.away")} == {"0.away", "1.away"}
-    assert complained == f"ended by {number.name}: no process is left.\n"
+def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start):
+    told = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    jobs = [start("put_work_away") for _ in told]
+    for job, number in zip(jobs, told, strict=True):
+        job.rank_pids(2)
+        job.process.send_signal(number)
+        found, _, complained = job.finish(timeout=10)
+        assert found == 128 + number and not job.left()
+        assert {path.name for path in job.pids.glob("*.away")} == {"0.away", "1.away"}
+        assert complained == f"ended by {number.name}: no process is left.\n"
 
 
 def test_ranks_that_will_not_listen_are_ended_all_the_same(start):

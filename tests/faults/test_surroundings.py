@@ -9,6 +9,7 @@ import pty
 import stat
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,8 @@ def test_leftovers_in_the_environment_are_ignored(start):
         "PADDLE_TRAINER_ENDPOINTS": "10.1.2.3:1,10.1.2.4:2", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "1",
         "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_OPTIONS": '{"resume": "other"}',
     }  # fmt: skip
-    for ranks in (1, 2):
-        status, said, complained = start("say", ranks=ranks, env=leftovers).finish()
+    for ranks, job in [(ranks, start("say", ranks=ranks, env=leftovers)) for ranks in (1, 2)]:
+        status, said, complained = job.finish()
         assert status == 0, complained
         assert f"rank 0 of {ranks} says" in said
 
@@ -69,22 +70,21 @@ def test_a_folder_that_cannot_be_written_is_one_message_before_anything_starts(s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "job0"]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ({"ranks": 0}, "--ranks 0"),
-        ({"ranks": None, "devices": [0, 1]}, "--devices 0,1"),
-        ({"nodes": 2, "node_rank": 0}, "--master HOST:PORT"),
-        ({"recipe": "tests/faults/none.yaml"}, "none.yaml"),
-        ({"overrides": ["optimizer.lrr=0.1"]}, "lrr"),
-        ({"resume": "runs/none/checkpoints/step-00000001"}, "there is no such checkpoint"),
-    ],
-)
-def test_a_mistake_is_one_message_and_no_run_folder(start, words, sentence):
-    job = start("say", **words)
-    status, said, complained = job.finish()
-    assert (status, said) == (2, "") and sentence in complained and "Traceback" not in complained
-    assert not job.out.exists()
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"ranks": 0}, "--ranks 0"),
+    ({"ranks": None, "devices": [0, 1]}, "--devices 0,1"),
+    ({"nodes": 2, "node_rank": 0}, "--master HOST:PORT"),
+    ({"recipe": "tests/faults/none.yaml"}, "none.yaml"),
+    ({"overrides": ["optimizer.lrr=0.1"]}, "lrr"),
+    ({"resume": "runs/none/checkpoints/step-00000001"}, "there is no such checkpoint"),
+]
+
+
+def test_a_mistake_is_one_message_and_no_run_folder(start):
+    for job, sentence in [(start("say", **words), sentence) for words, sentence in MISTAKES]:
+        status, said, complained = job.finish()
+        assert (status, said) == (2, "") and sentence in complained and "Traceback" not in complained
+        assert not job.out.exists()
 
 
 def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
