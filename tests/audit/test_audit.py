@@ -165,6 +165,7 @@ def test_a_fleet_script(tmp_path):
     np.testing.assert_array_equal(*masks)
 
 
+@pytest.mark.long  # what is told of it is held to arithmetic in test_judges.py
 def test_nothing_synchronised(tmp_path):
     status, report = audit(SCRIPTS / "not_synchronised.py", folder=tmp_path)
     rows = found(report)
@@ -186,6 +187,7 @@ def own_gradients():
     )
 
 
+@pytest.mark.long  # what is told of it is held to arithmetic in test_judges.py
 def test_unequal_shares(tmp_path):
     status, report = audit(SCRIPTS / "unequal_shares.py", folder=tmp_path)
     (row,) = found(report).values()

@@ -60,6 +60,7 @@ def test_larger_layouts_do_as_well(name: str) -> None:
     check(run_ranks(layout, ranks_of(options), options, timeout=250))
 
 
+@pytest.mark.long  # paddle_dp shards by itself (parallel/sharding): this is for scripts of fleet's own
 @pytest.mark.parametrize(("level", "ranks"), [("os_g", 2), ("p_g_os", 2)])
 def test_group_sharding_learns_what_one_process_learns(level: str, ranks: int) -> None:
     check(run_ranks(group_sharded, ranks, level, timeout=150))
