@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import paddle
@@ -13,17 +13,15 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
-from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, statistics
-from paddle_dp.parallel.blocks import elements_of
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local
 from paddle_dp.parallel.buffers import Buffers
-from paddle_dp.parallel.consistency import Copy, Digest, check_gradients, check_sound, digests
+from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, Loss, number
-from paddle_dp.parallel.placement import Placement, Placements
+from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
 
 Dropout = Literal["exact", "own"]
-Placed = tuple[str, paddle.Tensor, Placement]
-"""A tensor's whole-model name, what lies here of it, and where that is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,7 @@ class Score:
 
 
 @dataclass(kw_only=True)
-class Learner:
+class Learner(PlacedModel):
     """Learns from one global batch at a time, of which this process holds its share: a placed model and its optimizer.
 
     The gradient of an update is the one-process gradient. With any number of micro-batches and ranks, each backward
@@ -58,40 +54,35 @@ class Learner:
     made from it, and `empty` is true until the next one.
 
     `parallel_model` is `model` as this rank computes it: itself, or wrapped (paddle.DataParallel, a pipeline's engine).
-    The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `placements` says of each
-    tensor which part of the whole lies here, and which rank counts for it. `dropout`: `exact` draws the masks that one
-    process draws. `noticed` are sentences, from before, on what is not as on one process. `faulty_gradients`, of the
-    last update with metrics, are those of this rank that are not finite: name, and what it holds.
+    The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact` draws the
+    masks that one process draws. `noticed` are sentences, from before, on what is not as on one process.
+    `faulty_gradients`, of the last update with metrics, are those of this rank that are not finite: name, and what it
+    holds.
     """
 
-    model: nn.Layer
     parallel_model: nn.Layer
     loss: Loss
     optimizer: paddle.optimizer.Optimizer
     schedule: paddle.optimizer.lr.LRScheduler | None
     mixed: MixedPrecision
-    mesh: Mesh
     dp_world_size: int = 1
     find_unused_parameters: bool = False
     dropout: Dropout = "exact"
-    placements: Placements = field(default_factory=Placements)
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # of when each stage of a pipeline computed
     empty: bool = field(default=False, init=False)
     noticed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
-        self._statistics = statistics(self.model)
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
         self._gradients_checked = self.mesh.ranks == 1
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
-        self._excused = self._never_finite()
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
         self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
-        self._made_with = self._not_saved()
         self._samplewise = Samplewise(self.loss, self.model)
 
     def train_batch(self, batch: Batch, collect_metrics: bool = False) -> dict[str, float] | None:
@@ -190,14 +181,6 @@ class Learner:
         """
         return self._draws.differences()
 
-    def elements(self) -> list[tuple[int, nn.Layer]]:
-        """The layers of the model's ordered blocks that lie here, each with the number of its block."""
-        return elements_of(self.model)
-
-    def named_layers(self) -> list[tuple[str, nn.Layer]]:
-        """Every layer that lies here, under its whole-model name."""
-        return list(self.model.named_sublayers(include_self=True))
-
     def gradient_norm(self) -> paddle.Tensor:
         """The 2-norm over all gradients of the whole model, 0-d, once they are all-reduced."""
         return gradients.global_norm(self.trainable, "float64" if self.mixed.double else "float32")
@@ -258,109 +241,6 @@ class Learner:
     def predict_is_collective(self) -> bool:
         """Whether every `predict` must be called by all readers: weights come from other ranks to it."""
         return False
-
-    def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
-        """The model's parameters under their whole-model names, without running statistics."""
-        named = [(n, p) for n, p in self.model.named_parameters() if n not in self._statistics]
-        return [(n, p) for n, p in named if not (trainable and p.stop_gradient)]
-
-    def state(self) -> dict[str, paddle.Tensor]:
-        """The parameters, statistics and buffers that lie on this rank between updates, under whole-model names."""
-        return {name: tensor for name, tensor in self._state().items() if self.is_stored(tensor)}
-
-    def _state(self) -> dict[str, paddle.Tensor]:
-        return dict(self.model.state_dict())
-
-    def shards(self) -> Iterator[Placed]:
-        """What of the model's parameters, statistics and buffers this rank is the one to save. Running statistics are
-        each rank's own until `sync_buffers`."""
-        at = self.mesh.coords
-        for name, tensor in self.state().items():
-            # A tied weight has a name for each of its uses, so its copy on another stage is no replica.
-            placement = replace(self.placements.of(tensor), first_copy=True)
-            if placement.is_main_replica(at):
-                yield name, tensor, placement
-
-    def main_replicas(self, tensors: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]) -> Iterator[Placed]:
-        """Those of the gradients or optimizer states (name, tensor, its parameter) that this rank counts for."""
-        at = self.mesh.coords
-        for name, tensor, parameter in tensors:
-            placement = self.placements.of(tensor, parameter)
-            if placement.is_main_replica(at):
-                yield name, tensor, placement
-
-    def is_stored(self, tensor: paddle.Tensor) -> bool:
-        """Whether a parameter, statistic or buffer has its values on this rank between updates."""
-        return self.placements.of(tensor).is_stored_at(self.mesh.coords)
-
-    def is_updated(self, parameter: paddle.Tensor) -> bool:
-        """Whether this rank updates a parameter, and so keeps the optimizer's states of it."""
-        return self.placements.of(parameter).is_updated_at(self.mesh.coords)
-
-    def sync_buffers(self) -> None:
-        """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.
-
-        Averages of running averages do not depend on how often they are taken, and training does not read them: so
-        evaluation and checkpoints may ask for this at any time without changing what is learned. Every other buffer
-        is the same on all ranks anyway (`buffers`).
-        """
-        if self.mesh.ranks == 1:
-            return
-        with paddle.no_grad():
-            for statistic in self._own_statistics():
-                mean = self._sum_over_readers(statistic.astype("float64")) / self.mesh.dp_size
-                statistic.set_value(mean.astype(statistic.dtype))
-
-    def _own_statistics(self) -> list[paddle.Tensor]:
-        """Running means and variances that this rank keeps of its own samples."""
-        local = [layer for layer in self.model.sublayers(include_self=True) if is_local(layer)]
-        return [statistic for layer in local for statistic in (layer._mean, layer._variance)]
-
-    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """The sum of a tensor that each reader has one of, in place; ranks of one reader have the same."""
-        return self.mesh.sum_tensor(tensor) * (self.mesh.dp_size / self.mesh.ranks)
-
-    def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
-        """What the model remembers here besides parameters and BatchNorm's statistics, by whole-model name."""
-        return list(self.model.named_buffers())
-
-    def _not_saved(self) -> dict[str, Digest]:
-        """The buffers here that no checkpoint holds (persistable=False), and digests of them."""
-        saved = {id(tensor) for tensor in self.model.state_dict().values()}
-        buffers = [(name, tensor) for name, tensor in self.named_buffers() if id(tensor) not in saved]
-        return dict(zip([n for n, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
-
-    def lost(self) -> list[str]:
-        """The buffers that training has changed and no checkpoint holds, by whole-model name. Collective."""
-        now = self._not_saved()
-        mine = [name for name, made in self._made_with.items() if now.get(name, made) != made]
-        return list(dict.fromkeys(name for names in self.mesh.gather(mine) for name in names))
-
-    def _same_buffers(self) -> Sequence[Any]:
-        """Groups of the ranks that hold the same buffers, one for each axis; None stands for all ranks."""
-        return (None,)
-
-    def check(self, when: str, states: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]] = ()) -> None:
-        """Raises NotFiniteError unless every number of the model is finite, DivergenceError unless ranks that hold
-        the same parameter hold the same bits. Collective. `states` are tensors of the optimizer to look at as well:
-        name, tensor, parameter.
-        """
-        parameters = [(name, p, p) for name, p in self.named_parameters() if self.is_stored(p)]
-        copies = [
-            Copy(name, tensor, self.placements.of(tensor, parameter).part)
-            for name, tensor, parameter in (*parameters, *states)
-        ]
-        check_sound(copies, self._buffers(), self.mesh, when, self._excused)
-
-    def _buffers(self) -> list[tuple[str, paddle.Tensor]]:
-        """This rank's running statistics and buffers under their whole-model names."""
-        parameters = {id(p) for _, p in self.named_parameters()}
-        return [(name, tensor) for name, tensor in self.state().items() if id(tensor) not in parameters]
-
-    def _never_finite(self) -> set[str]:
-        """What nobody trains and is infinite, but never NaN, from the beginning: a mask of minus infinities."""
-        frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
-        return {name for name, held in not_finite(frozen + self._buffers()).items() if "NaN" not in held}
 
     def _forward(self, micro_batch: Micro) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
