@@ -22,11 +22,11 @@ class Block(nn.Layer):
 
     The outputs of `qkv` lie head by head, [q | k | v] of one head beside each other: any run of whole heads is a
     contiguous slice. How many heads there are is read from the tensor; `head` is how wide each is.
-    Only the methods in `attends` mix tokens.
+    Only the methods in `attention_methods` mix tokens.
     """
 
-    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rows", "up": "columns", "down": "rows"}
-    attends: ClassVar[tuple[str, ...]] = ("_attend",)
+    cuts: ClassVar[dict[str, str]] = {"qkv": "heads", "out": "rowwise", "up": "colwise", "down": "rowwise"}
+    attention_methods: ClassVar[tuple[str, ...]] = ("_attend",)
 
     def __init__(self, config: Any, last: float = STD):
         """`last`: the standard deviation of the weights whose outputs are added to what the block is given."""

@@ -19,7 +19,7 @@ from models._transformer import STD, linear
 class Embedding(nn.Layer):
     """Tokens int64 [n, t] → [n, t, width]: what each is, and where it stands. Texts have one segment."""
 
-    cuts: ClassVar[dict[str, str]] = {"token": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
     def __init__(self, config: Config):
         super().__init__()
@@ -44,7 +44,7 @@ class Block(_transformer.Block):
 class Head(nn.Layer):
     """[n, t, width] → scores [n, t, vocab] of what each token was."""
 
-    cuts: ClassVar[dict[str, str]] = {"out": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
     def __init__(self, config: Config):
         super().__init__()

@@ -20,7 +20,7 @@ from models._transformer import STD, added_up, linear
 class Embedding(nn.Layer):
     """Tokens int64 [n, t] → [n, t, width]: what each is, and where it stands."""
 
-    cuts: ClassVar[dict[str, str]] = {"token": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
     def __init__(self, config: Config):
         super().__init__()
@@ -67,7 +67,7 @@ class Tied(nn.Layer):
 class Head(nn.Layer):
     """[n, t, width] → scores [n, t, vocab]."""
 
-    cuts: ClassVar[dict[str, str]] = {"out": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
     def __init__(self, width: int, out: nn.Layer):
         super().__init__()

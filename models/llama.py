@@ -55,7 +55,7 @@ class RMSNorm(nn.Layer):
 class Embedding(nn.Layer):
     """Tokens int64 [n, t] → [n, t, width]: what each is; attention knows where it stands."""
 
-    cuts: ClassVar[dict[str, str]] = {"token": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
     def __init__(self, config: Config):
         super().__init__()
@@ -69,13 +69,14 @@ class Block(nn.Layer):
     """[n, t, width] → the same: causal self-attention, then a SwiGLU MLP.
 
     `shared` heads of q look through one head of k and v. How many heads there are is read from the tensors;
-    `head` is how wide each is. Only the methods in `attends` mix tokens.
+    `head` is how wide each is. Only the methods in `attention_methods` mix tokens.
     """
 
     cuts: ClassVar[dict[str, str]] = {
-        "q": "heads", "k": "heads", "v": "heads", "out": "rows", "gate": "columns", "up": "columns", "down": "rows",
+        "q": "heads", "k": "heads", "v": "heads", "out": "rowwise",
+        "gate": "colwise", "up": "colwise", "down": "rowwise",
     }  # fmt: skip
-    attends: ClassVar[tuple[str, ...]] = ("_attend",)
+    attention_methods: ClassVar[tuple[str, ...]] = ("_attend",)
 
     def __init__(self, config: Config):
         super().__init__()
@@ -114,7 +115,7 @@ class Block(nn.Layer):
 class Head(nn.Layer):
     """[n, t, width] → scores [n, t, vocab]."""
 
-    cuts: ClassVar[dict[str, str]] = {"out": "vocabulary"}
+    cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
     def __init__(self, config: Config):
         super().__init__()

@@ -104,7 +104,7 @@ def _drawn() -> list[Any]:
 
 def _refused(model: nn.Layer, setting: str, said: str) -> UsageError:
     return UsageError(
-        f"{setting}: cut as `cuts` and `attends` say, {type(model).__name__} is another model: {said}. `heads` wants "
-        "whole heads beside each other (q, k and v of one head together, or in layers of their own), `columns` go "
-        "into `rows`, and tokens meet in `attends` alone ({DOCS})."
+        f"{setting}: cut as `cuts` and `attention_methods` say, {type(model).__name__} is another model: {said}. "
+        "`heads` wants whole heads beside each other (q, k and v of one head together, or in layers of their own), "
+        "`colwise` goes into `rowwise`, and tokens meet in `attention_methods` alone ({DOCS})."
     )

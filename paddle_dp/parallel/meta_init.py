@@ -13,11 +13,11 @@ from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
 from paddle_dp.part import lazily
-from paddle_dp.part.annotation import attends_of, cuts_of
+from paddle_dp.part.annotation import attention_methods_of, cuts_of
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.rank_memory import Weight
 
-PARTLY: dict[str, tuple[str, ...]] = {"rows": ("weight",)}  # ways that leave some parameters whole
+PARTLY: dict[str, tuple[str, ...]] = {"rowwise": ("weight",)}  # ways that leave some parameters whole
 
 
 def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
@@ -42,7 +42,7 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
         outside=left[0] if left else "",
         cut=tuple(_sizes(parents)),
         cut_classes=any(_cuts_classes(parent) for _, parent in parents),
-        attends=any(attends_of(layer) for _, layer in parents),
+        attention_methods=any(attention_methods_of(layer) for _, layer in parents),
         tied=_tied(blocks),
     )
 
@@ -59,7 +59,7 @@ def size_of(build: Callable[[], nn.Layer]) -> int | None:
 def _cuts_classes(parent: nn.Layer) -> bool:
     """Whether a table of the layer cuts what gives the scores: all but an embedding's words."""
     return any(
-        way == "classes" or (way == "vocabulary" and not isinstance(getattr(parent, word), nn.Embedding))
+        way == "classes" or (way == "vocab" and not isinstance(getattr(parent, word), nn.Embedding))
         for word, way in cuts_of(parent).items()
     )
 
@@ -82,7 +82,7 @@ def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]
             if isinstance(what, int):
                 yield name, what
             elif weight is not None:
-                first = way == "rows" or (way == "vocabulary" and not isinstance(what, nn.Linear))
+                first = way == "rowwise" or (way == "vocab" and not isinstance(what, nn.Linear))
                 yield name, int(weight.shape[0 if first else -1])
 
 

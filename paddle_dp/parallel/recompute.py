@@ -21,7 +21,7 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.wrapping import Method, wrap
-from paddle_dp.part.annotation import attends_of
+from paddle_dp.part.annotation import attention_methods_of
 from paddle_dp.units import Recompute
 
 
@@ -66,12 +66,12 @@ class LearnerWithDelayedAllReduce(Learner):
 def _attention(model: nn.Layer) -> nn.Layer:
     found = False
     for layer in model.sublayers(include_self=True):
-        for name in attends_of(layer):
+        for name in attention_methods_of(layer):
             wrap(layer, name, "recompute", _again)
             found = True
     if not found:
         raise UsageError(
-            f"strategy.recompute: no layer of {type(model).__name__} names its attention in `attends` "
+            f"strategy.recompute: no layer of {type(model).__name__} names its attention in `attention_methods` "
             "(docs/add-a-part.md). Name it, or set strategy.recompute=full or none."
         )
     return model

@@ -1,8 +1,9 @@
 """What a recipe, or a script, says about the layers of a model that nobody prepared: how it can be split.
 
-A model's own tables (`cuts`, `attends`, `blocks`: docs/add-a-part.md) are attributes of its layers. An annotation names
-layers by pattern and gives them the same attributes, so that nothing behind this door can tell the two apart. No paddle
-is needed for it: a model is asked for `named_sublayers` and `named_parameters`, and for nothing else.
+A model's own tables (`cuts`, `attention_methods`, `blocks`: docs/add-a-part.md) are attributes of its layers. An
+annotation names layers by pattern and gives them the same attributes, so that nothing behind this door can tell the
+two apart. No paddle is needed for it: a model is asked for `named_sublayers` and `named_parameters`, and for nothing
+else.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ from paddle_dp.part.call import resolve
 from paddle_dp.part.words import Keys, show
 
 Model = TypeVar("Model")
-Way = Literal["columns", "heads", "rows", "vocabulary", "classes"]
+Way = Literal["colwise", "heads", "rowwise", "vocab", "classes"]
 # What can be cut this way, by the name of its class or of one above it; any layer with parameters where none stands.
 CUTTABLE: dict[str, tuple[str, ...]] = {
-    "columns": ("Linear", "Dropout", "Dropout2D", "Dropout3D", "AlphaDropout"),
+    "colwise": ("Linear", "Dropout", "Dropout2D", "Dropout3D", "AlphaDropout"),
     "heads": ("Linear",),
-    "rows": ("Linear",),
-    "vocabulary": (),
+    "rowwise": ("Linear",),
+    "vocab": (),
     "classes": (),
 }
-COUNTED = ("columns", "heads")  # what a whole number may say how many there are of
+COUNTED = ("colwise", "heads")  # what a whole number may say how many there are of
 LISTS = ("LayerList", "LayerDict", "ParameterList", "ParameterDict")  # they hold layers, and have no forward
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
     """`cuts`: pattern of a layer (or of a whole number that counts what is cut, as `…self_attn.num_heads`) → way.
-    `attends`: pattern of a layer → its method in which tokens meet.
+    `attention_methods`: pattern of a layer → its method in which tokens meet.
     `blocks`: the layers whose chain is the model's forward, in order: patterns, functions (`{use: paddle.flatten,
     start_axis: 1}`), and lists of them that stay together."""
 
     cuts: dict[str, Way] = field(default_factory=dict)
     """Pattern of layers, or of a number that counts what is cut (`….num_heads`), to the way to cut it."""
 
-    attends: dict[str, str] = field(default_factory=dict)
+    attention_methods: dict[str, str] = field(default_factory=dict)
     """Pattern of layers to their method in which tokens meet."""
 
     blocks: tuple[Any, ...] = ()
     """The layers whose chain is the forward: patterns, functions, and lists of them that stay together."""
 
 
-KEYS = ("cuts", "attends", "blocks")
+KEYS = ("cuts", "attention_methods", "blocks")
 
 
 def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Model:
@@ -59,7 +60,7 @@ def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Mod
     """
     layers = _Layers(model, prefix)
     layers.cut(annotation.cuts)
-    layers.attend(annotation.attends)
+    layers.attend(annotation.attention_methods)
     blocks = layers.chain(annotation.blocks)
     if layers.mistakes:
         raise RecipeError(layers.mistakes)
@@ -73,9 +74,9 @@ def cuts_of(layer: Any) -> dict[str, str]:
     return dict(getattr(layer, "cuts", {}))
 
 
-def attends_of(layer: Any) -> tuple[str, ...]:
+def attention_methods_of(layer: Any) -> tuple[str, ...]:
     """The methods of a layer in which tokens meet, by its own word or its recipe's."""
-    return tuple(getattr(layer, "attends", ()))
+    return tuple(getattr(layer, "attention_methods", ()))
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
@@ -107,7 +108,7 @@ class _Layers:
                 wrong = self._uncuttable(name, getattr(self.named[parent], word), way)
                 before = tables.setdefault(parent, {}).setdefault(word, way)
                 if before != way:
-                    wrong = f"cuts {name} by {way}, and another pattern by {before}"
+                    wrong = f"cuts {name} as {way}, and another pattern as {before}"
                 if wrong:
                     self._complain(("cuts", pattern), wrong)
                     break
@@ -115,20 +116,21 @@ class _Layers:
             layer = self.named[parent]
             layer.cuts = {**cuts_of(layer), **table}
 
-    def attend(self, attends: Mapping[str, str]) -> None:
-        """Gives layers their `attends`."""
-        for pattern, method in attends.items():
+    def attend(self, attention_methods: Mapping[str, str]) -> None:
+        """Gives layers their `attention_methods`."""
+        for pattern, method in attention_methods.items():
             found = self._layers(pattern)
             if not found:
-                self._complain(("attends", pattern), self._nothing(pattern))
+                self._complain(("attention_methods", pattern), self._nothing(pattern))
             for name in found:
                 layer = self.named[name]
                 if not callable(getattr(layer, method, None)):
                     self._complain(
-                        ("attends", pattern), f"{name} is a {_kind(layer)}, and has no method '{method}'"
+                        ("attention_methods", pattern),
+                        f"{name} is a {_kind(layer)}, and has no method '{method}'",
                     )
                     break
-                layer.attends = tuple(dict.fromkeys((*attends_of(layer), method)))
+                layer.attention_methods = tuple(dict.fromkeys((*attention_methods_of(layer), method)))
 
     def chain(self, blocks: Sequence[Any]) -> tuple[Any, ...]:
         """The blocks with patterns expanded: a layer's name, a function, or a tuple of these."""
@@ -210,10 +212,10 @@ class _Layers:
 
     def _uncuttable(self, name: str, what: Any, way: Way) -> str | None:
         if isinstance(what, int):
-            return None if way in COUNTED else f"{name} is a number, which {way} do not divide"
+            return None if way in COUNTED else f"{name} is a number, which {way} does not divide"
         kinds = CUTTABLE[way]
         if kinds and not set(kinds) & {kind.__name__ for kind in type(what).__mro__}:
-            return f"{name} is a {_kind(what)}, and {way} can be cut of {', '.join(kinds)}"
+            return f"{name} is a {_kind(what)}, and {way} is for {', '.join(kinds)}"
         return None
 
     def _nothing(self, pattern: str) -> str:

@@ -32,6 +32,7 @@ RENAMED = {
     "train.micros": "train.micro_batches",
     "train.last": "train.drop_last, true or false",
     "loader.workers": "loader.num_workers",
+    "model.attends": "model.attention_methods",
     "strategy.bucket": "strategy.comm_buffer_size",
     "strategy.last_bucket": "strategy.last_comm_buffer_size",
     "strategy.find_unused": "strategy.find_unused_parameters",
@@ -40,6 +41,9 @@ RENAMED = {
     "strategy.stages_each": "strategy.virtual_stages",
     "strategy.split": "strategy.partition",
 }
+
+# What a value was called.
+RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"}
 
 
 def elsewhere(name: str) -> str:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from paddle_dp.errors import near
+from paddle_dp.part.elsewhere import RENAMED_VALUES
 
 Keys = tuple[str | int, ...]
 
@@ -70,7 +71,10 @@ def keys_of(location: tuple[str | int, ...], values: Any, *, leaf: bool) -> Keys
 
 def _hint(kind: str, value: Any, context: dict[str, Any]) -> str:
     if kind == "literal_error":
-        guess = near(str(value), re.findall(r"'([^']*)'", context["expected"]))
+        options = re.findall(r"'([^']*)'", context["expected"])
+        if (new := RENAMED_VALUES.get(str(value))) in options:
+            return f". It is now '{new}'"
+        guess = near(str(value), options)
         return f". Did you mean '{guess}'?" if guess else ""
     if kind == "string_type" and not isinstance(value, list | dict):
         return f": write '{json.dumps(value)}', in quotes"

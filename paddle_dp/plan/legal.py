@@ -20,8 +20,8 @@ class Anatomy:
     `blocks`: how many ordered ones it has; `sizes`: how many numbers each of them holds; `learns`: how many parameters
     of each learn (of the whole model, as one, where blocks are none or not all of it); `outside`: a parameter that is
     in none of them, or "". `cut`: what its `cuts` tables name, with the size that the tensor axis must divide;
-    `cut_classes`: its scores among them. `attends`: whether it names its attention. `tied`: the numbers of blocks that
-    share a weight.
+    `cut_classes`: its scores among them. `attention_methods`: whether it names its attention. `tied`: the numbers of
+    blocks that share a weight.
     """
 
     blocks: int = 0
@@ -30,7 +30,7 @@ class Anatomy:
     outside: str = ""
     cut: tuple[tuple[str, int], ...] = ()
     cut_classes: bool = False
-    attends: bool = False
+    attention_methods: bool = False
     tied: tuple[tuple[int, ...], ...] = ()
 
 
@@ -110,8 +110,8 @@ def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) ->
         yield f"sharding {degrees.sharding} needs as many parameters, and the model has {sum(model.learns)} that learn"
     if degrees.tensor > 1:
         yield from _uncuttable(degrees.tensor, shape, model, told)
-    if degrees.sequence > 1 and not (model.attends and model.blocks):
-        yield f"sequence {degrees.sequence} needs a model with `blocks` that names its attention in `attends`"
+    if degrees.sequence > 1 and not (model.attention_methods and model.blocks):
+        yield f"sequence {degrees.sequence} needs a model with `blocks` that names its attention in `attention_methods`"
     elif degrees.sequence > 1 and not shape.loss_parts:
         yield f"sequence {degrees.sequence} needs a loss of each token, which this one is not"
 

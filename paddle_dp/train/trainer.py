@@ -67,7 +67,7 @@ class Trainer(TrainingLoop):
         accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         cuts: Mapping[str, str] | None = None,
-        attends: Mapping[str, str] | None = None,
+        attention_methods: Mapping[str, str] | None = None,
         blocks: Sequence[Any] = (),
     ) -> Self:
         """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
@@ -79,8 +79,9 @@ class Trainer(TrainingLoop):
         (True), from "best", or from a path; `accept` names what may be otherwise than in that checkpoint, such as
         ["loss"] (docs/checks.md). `dropout`: `exact` is the same on any number of ranks,
         `own` each rank's own. Parts may be words, as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}. `cuts`, `attends` and `blocks` say how a model that nobody prepared can be split:
-        patterns of layers, as in a recipe, and in `blocks` also layers and functions themselves (docs/add-a-part.md).
+        {"use": "adamw", "clip": 1.0}. `cuts`, `attention_methods` and `blocks` say how a model that nobody
+        prepared can be split: patterns of layers, as in a recipe, and in `blocks` also layers and functions themselves
+        (docs/add-a-part.md).
 
         Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
@@ -94,7 +95,9 @@ class Trainer(TrainingLoop):
         if test is None:  # there is nothing for it to do
             told = [c for c in told if not (isinstance(c, Part) and c.name == "evaluate")]
         given_loss = _loss(loss)
-        _annotate(model, cuts=dict(cuts or {}), attends=dict(attends or {}), blocks=blocks)
+        _annotate(
+            model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks
+        )
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             return Task(

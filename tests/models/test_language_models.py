@@ -52,10 +52,10 @@ def test_what_can_be_cut_is_there(model):
     cut = [
         (layer, name, how) for layer in model.sublayers() for name, how in getattr(layer, "cuts", {}).items()
     ]
-    assert {how for _, _, how in cut} == {"heads", "rows", "columns", "vocabulary"}
+    assert {how for _, _, how in cut} == {"heads", "rowwise", "colwise", "vocab"}
     for layer, name, how in cut:
         weight = getattr(layer, name).weight
-        assert weight.ndim == 2 and (how != "vocabulary" or 20 in weight.shape)
+        assert weight.ndim == 2 and (how != "vocab" or 20 in weight.shape)
     linear = [layer for layer in model.sublayers() if isinstance(layer, nn.Linear)]
     assert all(any(getattr(owner, name) is layer for owner, name, _ in cut) for layer in linear)
 
@@ -65,7 +65,7 @@ def test_half_of_the_heads_is_half_of_the_columns(model, tokens):
     whole = model(tokens(9))
     for block in model.blocks[1:-1]:
         block.out = SumOfHalves(block)
-        assert block.attends == ("_attend",)
+        assert block.attention_methods == ("_attend",)
         block._attend = block.out.attend
     assert float((model(tokens(9)) - whole).abs().max()) < 1e-5
 

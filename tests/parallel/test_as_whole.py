@@ -11,11 +11,11 @@ from tests.ranks import run_ranks
 class Fused(nn.Layer):
     """Attention whose fused projection lies as [3, heads, size], or with whole heads beside each other."""
 
-    attends = ("_attend",)
+    attention_methods = ("_attend",)
 
     def __init__(self, beside):
         super().__init__()
-        self.cuts = {"qkv": "heads", "out": "rows"}
+        self.cuts = {"qkv": "heads", "out": "rowwise"}
         self.beside, self.qkv, self.out = beside, nn.Linear(16, 48), nn.Linear(16, 16)
 
     def _attend(self, given):
@@ -49,12 +49,12 @@ class Middle(nn.Layer):
 MODELS = {
     "heads beside each other": lambda: Fused(True),
     "parts beside each other": lambda: Fused(False),
-    "right": lambda: Middle({"first": "columns", "second": "rows"}),
-    "no rows": lambda: Middle({"first": "columns"}),
-    "no columns": lambda: Middle({"second": "rows"}),
-    "norm": lambda: Middle({"first": "columns", "second": "rows"}, norm=True),
-    "view": lambda: Middle({"first": "columns", "second": "rows"}, view=True),
-    "head": lambda: Middle({"head": "columns"}),
+    "right": lambda: Middle({"first": "colwise", "second": "rowwise"}),
+    "no rows": lambda: Middle({"first": "colwise"}),
+    "no columns": lambda: Middle({"second": "rowwise"}),
+    "norm": lambda: Middle({"first": "colwise", "second": "rowwise"}, norm=True),
+    "view": lambda: Middle({"first": "colwise", "second": "rowwise"}, view=True),
+    "head": lambda: Middle({"head": "colwise"}),
 }
 
 
@@ -86,18 +86,21 @@ def test_parts_of_a_fused_projection_are_no_heads():
     """Such a run trained another model, and said that it was one process's."""
     for good, bad in run_ranks(place, 2, ["heads beside each other", "parts beside each other"]):
         assert good == ""
-        assert bad.startswith("strategy.tensor: cut as `cuts` and `attends` say, Fused is another model")
+        assert bad.startswith(
+            "strategy.tensor: cut as `cuts` and `attention_methods` say, Fused is another model"
+        )
 
 
-SLICES = "first is cut by columns, so each rank holds [2, 6, 16] of its outputs [2, 6, 32], and"
+SLICES = "first is cut as colwise, so each rank holds [2, 6, 16] of its outputs [2, 6, 32], and"
 SAID = {
     "right": "",
-    "no rows": f"{SLICES} second (Linear) got [2, 6, 16] where it wants [2, 6, 32]. Cut second by rows, which adds up",
-    "no columns": "second (Linear) is cut by rows, and got all of its inputs, [2, 6, 32]: rows take what columns give.",
+    "no rows": f"{SLICES} second (Linear) got [2, 6, 16] where it wants [2, 6, 32]. Cut second as rowwise, which",
+    "no columns": "second (Linear) is cut as rowwise, and got all of its inputs, [2, 6, 32]: rowwise takes what "
+    "colwise gives.",
     "norm": f"{SLICES} norm (LayerNorm) got [2, 6, 16] where it wants [2, 6, 32]. A LayerNorm needs all of them: leave",
-    "view": f"{SLICES} the forward of the model (Middle) cannot go on with them. Between columns and rows, a forward",
-    "head": "head is cut by columns, and what each rank holds, [2, 6, 5] of its outputs [2, 6, 10], is what the model "
-    "gives. If these are scores of classes, cut head by classes",
+    "view": f"{SLICES} the forward of the model (Middle) cannot go on with them. Between colwise and rowwise, a",
+    "head": "head is cut as colwise, and what each rank holds, [2, 6, 5] of its outputs [2, 6, 10], is what the model "
+    "gives. If these are scores of classes, cut head as classes",
 }
 
 

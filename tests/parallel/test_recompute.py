@@ -80,7 +80,7 @@ def test_nothing_is_computed_twice_without_a_backward():
     ("model", "how", "said"),
     [
         (lambda: nn.Linear(2, 2), "full", "no ordered `blocks`"),
-        (lambda: nn.Linear(2, 2), "selective", "`attends`"),
+        (lambda: nn.Linear(2, 2), "selective", "`attention_methods`"),
     ],
 )
 def test_what_cannot_be_recomputed_is_said(model, how, said):

@@ -61,14 +61,14 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             2,
             "Legal .*: sharding 2; pipeline 2; data 2.$|data 2; .*pipeline 2",
         ),
-        (f"{TEXTS}, cuts: {{head: columns}}", ["tensor=2"], 2, r"tensor 2 does not divide head \(5\)"),
+        (f"{TEXTS}, cuts: {{head: colwise}}", ["tensor=2"], 2, r"tensor 2 does not divide head \(5\)"),
         (
             f"{TEXTS}, {CHAIN}",
             ["pipeline=6"],
             6,
             "6 pipeline stages need as many blocks, and the model has 5",
         ),
-        (f"{TEXTS}, {CHAIN}", ["sequence=2"], 2, "names its attention in `attends`"),
+        (f"{TEXTS}, {CHAIN}", ["sequence=2"], 2, "names its attention in `attention_methods`"),
         ("own_models.chain", ["pipeline=4"], 4, "4 pipeline stages need as many blocks, and the model has 3"),
         (
             "own_models.Beside",
@@ -110,4 +110,4 @@ def test_a_pattern_that_means_nothing_has_its_line(recipe):
     with pytest.raises(
         RecipeError, match=r"recipe.yaml:2: model.cuts.encoder.layer.\*.linear1: .*Did you mean 'layers'"
     ):
-        recipe(f'{TEXTS}, cuts: {{"encoder.layer.*.linear1": columns}}')
+        recipe(f'{TEXTS}, cuts: {{"encoder.layer.*.linear1": colwise}}')

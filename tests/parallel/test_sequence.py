@@ -196,7 +196,7 @@ def test_uneven_shards_are_said():
 
 
 def test_what_cannot_be_cut_in_shards_is_said():
-    with pytest.raises(UsageError, match="`attends`"):
+    with pytest.raises(UsageError, match="`attention_methods`"):
         parallelize_sequence(nn.Linear(2, 2), as_loss(CrossEntropy().build()), PAIR)
     with pytest.raises(UsageError, match="MeanSquaredError cannot be computed from shards"):
         parallelize_sequence(gpt.Config(**SMALL).build(), as_loss(MeanSquaredError().build()), PAIR)

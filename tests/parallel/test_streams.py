@@ -29,8 +29,8 @@ def as_before():
 class Drops(nn.Layer):
     """Three places to drop at: on heads inside attention, on cut columns, and on what is whole."""
 
-    cuts = {"on_columns": "columns", "again": "heads"}  # noqa: RUF012
-    attends = ("_attend",)
+    cuts = {"on_columns": "colwise", "again": "heads"}  # noqa: RUF012
+    attention_methods = ("_attend",)
 
     def __init__(self):
         super().__init__()

@@ -18,10 +18,10 @@ RESNET = "paddle.vision.models.resnet18"
 TEXTS = {
     "encoder.layers.*.self_attn.num_heads": "heads",
     "encoder.layers.*.self_attn.[qkv]_proj": "heads",
-    "encoder.layers.*.self_attn.out_proj": "rows",
-    "encoder.layers.*.linear1": "columns",
-    "encoder.layers.*.dropout": "columns",
-    "encoder.layers.*.linear2": "rows",
+    "encoder.layers.*.self_attn.out_proj": "rowwise",
+    "encoder.layers.*.linear1": "colwise",
+    "encoder.layers.*.dropout": "colwise",
+    "encoder.layers.*.linear2": "rowwise",
 }
 
 
@@ -57,24 +57,26 @@ def test_a_star_is_one_word_between_dots(pattern, found):
 
 
 def test_layers_get_the_tables_that_a_prepared_model_has():
-    model = annotate(Texts(), Annotation(cuts=TEXTS, attends={"encoder.layers.*.self_attn": "forward"}))
+    model = annotate(
+        Texts(), Annotation(cuts=TEXTS, attention_methods={"encoder.layers.*.self_attn": "forward"})
+    )
     layer = model.encoder.layers[2]
-    assert layer.cuts == {"linear1": "columns", "dropout": "columns", "linear2": "rows"}
-    assert layer.self_attn.cuts["num_heads"] == "heads" and layer.self_attn.cuts["out_proj"] == "rows"
-    assert layer.self_attn.attends == ("forward",)
+    assert layer.cuts == {"linear1": "colwise", "dropout": "colwise", "linear2": "rowwise"}
+    assert layer.self_attn.cuts["num_heads"] == "heads" and layer.self_attn.cuts["out_proj"] == "rowwise"
+    assert layer.self_attn.attention_methods == ("forward",)
     assert set(model.state_dict()) == set(Texts().state_dict())
 
 
 @pytest.mark.parametrize(
     ("said", "mistake"),
     [
-        ({"cuts": {"encoder.layers.*.linear3": "rows"}}, "Did you mean 'linear2'\\? encoder.layers.0 holds"),
-        ({"cuts": {"encodr.layers.*.linear1": "rows"}}, "Did you mean 'encoder'\\? Texts holds"),
-        ({"cuts": {"encoder.layers.*.norm1": "columns"}}, "encoder.layers.0.norm1 is a LayerNorm, and columns"),
-        ({"cuts": {"head": "rows", "he*": "columns"}}, "cuts head by columns, and another pattern by rows"),
-        ({"cuts": {"encoder.layers.*.self_attn.num_heads": "rows"}}, "is a number"),
+        ({"cuts": {"encoder.layers.*.linear3": "rowwise"}}, "Did you mean 'linear2'\\? encoder.layers.0 holds"),
+        ({"cuts": {"encodr.layers.*.linear1": "rowwise"}}, "Did you mean 'encoder'\\? Texts holds"),
+        ({"cuts": {"encoder.layers.*.norm1": "colwise"}}, "encoder.layers.0.norm1 is a LayerNorm, and colwise"),
+        ({"cuts": {"head": "rowwise", "he*": "colwise"}}, "cuts head as colwise, and another pattern as rowwise"),
+        ({"cuts": {"encoder.layers.*.self_attn.num_heads": "rowwise"}}, "is a number"),
         ({"cuts": {"encoder.layers.*.self_attn.heads": "heads"}}, "no layer is called"),
-        ({"attends": {"encoder.layers.*": "_attend"}}, "TransformerEncoderLayer, and has no method '_attend'"),
+        ({"attention_methods": {"encoder.layers.*": "_attend"}}, "Layer, and has no method '_attend'"),
         ({"blocks": ["embed", "encoder.layers.*"]}, "'head.weight' \\(and 1 more\\) is in none of them"),
         ({"blocks": ["embed", "encoder.layers", "head"]}, "has no forward: write 'encoder.layers.\\*'"),
         ({"blocks": ["embed", {"use": "paddle.mean", "axes": 1}, "head"]}, "paddle.mean cannot be used"),
@@ -91,7 +93,7 @@ def test_each_mistake_names_its_pattern(said, mistake):
 
 
 def test_a_way_that_there_is_not_has_a_near_miss():
-    with pytest.raises(RecipeError, match=r"model.cuts.fc: 'colums' is not one of .* Did you mean 'columns'"):
+    with pytest.raises(RecipeError, match=r"model.cuts.fc: 'colums' is not one of .* Did you mean 'colwise'"):
         read_part("models", {"use": RESNET, "cuts": {"fc": "colums"}})
 
 
@@ -111,7 +113,7 @@ model:
   num_classes: 10
   blocks: [[conv1, bn1, relu, maxpool], "layer[1-4].*", [avgpool, {{use: paddle.flatten, start_axis: 1}}, fc]]
   cuts:
-    fc: columns
+    fc: colwise
 dataset: {{use: random_images, shape: [3, 32, 32], classes: 10}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: momentum}}
@@ -129,7 +131,7 @@ def test_a_recipe_with_an_annotation_is_written_down_again(tmp_path: Path):
 
 def test_a_pattern_that_means_nothing_is_told_with_its_line(tmp_path: Path):
     (tmp_path / "wrong.yaml").write_text(
-        RECIPE.replace("fc: columns", "fcc: columns").replace("relu", "rellu")
+        RECIPE.replace("fc: colwise", "fcc: colwise").replace("relu", "rellu")
     )
     with pytest.raises(RecipeError) as error:
         read_recipe(tmp_path / "wrong.yaml")

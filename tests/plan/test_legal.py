@@ -8,7 +8,7 @@ import pytest
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan import Anatomy, Shape, legal_layouts, problems, refusal
 
-SIX = Anatomy(blocks=6, cut=(("qkv", 384),), attends=True)
+SIX = Anatomy(blocks=6, cut=(("qkv", 384),), attention_methods=True)
 GPT = Shape(heads=4, hidden=512, vocab=256, length=128, anatomy=SIX, batch=32, micro_batches=2)
 
 
@@ -71,7 +71,7 @@ def test_the_tensor_axis_divides_what_the_tables_name():
 
 @pytest.mark.parametrize("degrees", [Degrees(tensor=2), Degrees(sequence=2)])
 def test_a_loss_that_has_no_parts_wants_whole_scores(degrees):
-    model = Anatomy(blocks=3, cut=(("head", 4),), cut_classes=True, attends=True)
+    model = Anatomy(blocks=3, cut=(("head", 4),), cut_classes=True, attention_methods=True)
     assert problems(degrees, Shape(length=4, anatomy=model, loss_parts=False), 2)
     assert not problems(degrees, Shape(length=4, anatomy=model), 2)
 

@@ -66,6 +66,6 @@ def test_what_cannot_be_is_said(monkeypatch):
         said("large_classifier", 3, None, "strategy.tensor=3")
     with pytest.raises(UsageError, match="8 ranks are numbered from 0 to 7"):
         said("gpt_tensor2_pipeline2_data2", 8, 8)
-    monkeypatch.setitem(meta_init.PARTLY, "rows", ())  # a plan that takes what is cut by rows for whole
+    monkeypatch.setitem(meta_init.PARTLY, "rowwise", ())  # a plan that takes what is cut by rows for whole
     with pytest.raises(PaddleDPError, match="the plan does not know what gpt's tables cut"):
         said("gpt_tensor2_pipeline2_data2", 8, 3)

@@ -38,7 +38,7 @@ class Points:
 
 
 class Block(nn.Layer):
-    cuts: ClassVar = {"up": "columns", "down": "rows"}
+    cuts: ClassVar = {"up": "colwise", "down": "rowwise"}
 
     def __init__(self, outputs: int):
         super().__init__()
@@ -78,7 +78,7 @@ def annotated() -> dict[str, Any]:
     return {
         "model": model,
         "optimizer": paddle.optimizer.AdamW(1e-2, parameters=model.parameters()),
-        "cuts": {"up*": "columns", "down*": "rows"},
+        "cuts": {"up*": "colwise", "down*": "rowwise"},
         "blocks": [["up0", gelu, model.down0], ["up1", {"use": "paddle.nn.functional.gelu"}, "down1"]],
     }
 
@@ -234,7 +234,7 @@ def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -
         ({"loader": {"worker": 1}}, RecipeError, "Did you mean 'num_workers'"),
         ({"epochs": 3}, TypeError, "epochs"),
         (
-            {"cuts": {"blocks.*.upp": "columns"}},
+            {"cuts": {"blocks.*.upp": "colwise"}},
             RecipeError,
             "Trainer.of.cuts.blocks.*.upp: .* Did you mean 'up'",
         ),

@@ -70,7 +70,7 @@ class Draws:
             yield (
                 f"{first} drops by one mask from what is not the same on the ranks of the {self._unsaid[first]} axis"
                 f"{also}: nothing says that they hold slices of it. A dropout between cut layers is `columns` in "
-                "`cuts`; the method in which attention's weights are dropped belongs into `attends`"
+                "`cuts`; the method in which attention's weights are dropped belongs into `attention_methods`"
             )
         if not self._doubted:
             return

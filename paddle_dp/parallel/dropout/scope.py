@@ -20,7 +20,7 @@ from paddle import nn
 from paddle_dp.parallel.dropout import masks
 from paddle_dp.parallel.dropout.masks import Keys, Ranges
 
-Kind = Literal["tokens", "columns", "heads"]
+Kind = Literal["tokens", "colwise", "heads"]
 Axis = Literal["tensor", "sequence"]
 
 
@@ -28,7 +28,7 @@ Axis = Literal["tensor", "sequence"]
 class Slice:
     """What a rank holds of an activation along one axis: number `rank` of `ranks` equal runs.
 
-    Of its `tokens` ([n, t / ranks, …]); of its `columns`, the last dim; or of the `heads` of an attention
+    Of its `tokens` ([n, t / ranks, …]); of its columns (`colwise`), the last dim; or of the `heads` of an attention
     ([n, heads / ranks, t, t], [n, t, heads / ranks, …], [n, t, heads / ranks · …] or [n · heads / ranks, t, t]), where
     `lengths` says how many tokens t may be.
     """
@@ -40,7 +40,7 @@ class Slice:
 
     def dim(self, shape: tuple[int, ...]) -> int:
         """Which dim is cut, of a sample's shape: rows of one sample first, then the dims behind."""
-        if self.kind == "columns":
+        if self.kind == "colwise":
             return len(shape) - 1
         rows = shape[0] > 1  # samples · something lie in one dim: flattened tokens, or heads
         if self.kind == "tokens":
@@ -57,7 +57,7 @@ class Slice:
 # traded over the sequence axis, and shards of tokens the other way round.
 _ORDER: Mapping[Kind, tuple[Axis, ...]] = {
     "tokens": ("sequence", "tensor"),
-    "columns": ("tensor", "sequence"),
+    "colwise": ("tensor", "sequence"),
     "heads": ("tensor", "sequence"),
 }
 

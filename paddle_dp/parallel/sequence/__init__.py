@@ -1,5 +1,5 @@
 """Two ways to split a sequence: `megatron_sp` between layers of the tensor axis, `ulysses` on an axis of its own.
 
-Neither cuts weights: that is `parallel.tensor`. Neither knows attention by name: a model's `attends` table says where
-tokens meet.
+Neither cuts weights: that is `parallel.tensor`. Neither knows attention by name: a model's `attention_methods` table
+says where tokens meet.
 """

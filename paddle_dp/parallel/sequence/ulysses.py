@@ -23,7 +23,7 @@ from paddle_dp.parallel.dropout import within_slice
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.wrapping import Method, wrap
-from paddle_dp.part.annotation import attends_of
+from paddle_dp.part.annotation import attention_methods_of
 
 
 def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.Layer, Loss]:
@@ -31,12 +31,13 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
 
     Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from shards.
     """
-    attending = [layer for layer in model.sublayers(include_self=True) if attends_of(layer)]
+    attending = [layer for layer in model.sublayers(include_self=True) if attention_methods_of(layer)]
     blocks = settle(model)
     if not blocks or not attending:
         raise UsageError(
             f"strategy.sequence: {type(model).__name__} has no ordered `blocks`, or none names its attention in "
-            "`attends` (docs/add-a-part.md), so sequences cannot be sharded. Name it, or set strategy.sequence=1."
+            "`attention_methods` (docs/add-a-part.md), so sequences cannot be sharded. Name it, or set "
+            "strategy.sequence=1."
         )
     if not loss.from_parts:
         raise UsageError(
@@ -44,7 +45,7 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
             "{use: cross_entropy}, or strategy.sequence=1."
         )
     for layer in attending:
-        for name in attends_of(layer):
+        for name in attention_methods_of(layer):
             wrap(layer, name, "sequence", lambda attend: _with_all_to_all(attend, group))
     wrap(blocks[0], "forward", "sequence", lambda forward: _scatter_output(forward, group))
     for block in blocks[1:]:

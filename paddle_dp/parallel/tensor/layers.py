@@ -22,7 +22,7 @@ from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
-from paddle_dp.part.annotation import attends_of, cuts_of
+from paddle_dp.part.annotation import attention_methods_of, cuts_of
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
@@ -91,7 +91,7 @@ class TensorParallelizer:
             self._divides(whole, "heads")
             return whole // self.group.nranks
         if isinstance(whole, DROPOUTS):
-            draw_slice(whole, "columns", self.group, "forward")
+            draw_slice(whole, "colwise", self.group, "forward")
             return whole
         self._divides(whole.weight.shape[1], "outputs")
         with default_dtype(whole.weight.dtype):
@@ -175,13 +175,13 @@ def layers_in(block: nn.Layer) -> frozenset[int]:
 
 def _attends(layer: nn.Layer) -> tuple[str, ...]:
     """The methods of a layer in which attention draws masks; all of Paddle's own attention is one."""
-    return attends_of(layer) or (("forward",) if isinstance(layer, nn.MultiHeadAttention) else ())
+    return attention_methods_of(layer) or (("forward",) if isinstance(layer, nn.MultiHeadAttention) else ())
 
 
 WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
-    "columns": TensorParallelizer.columns,
+    "colwise": TensorParallelizer.columns,
     "heads": TensorParallelizer.columns,  # whole heads lie beside each other: their columns are a slice
-    "rows": TensorParallelizer.rows,
+    "rowwise": TensorParallelizer.rows,
     "classes": TensorParallelizer.classes,
-    "vocabulary": TensorParallelizer.vocabulary,
+    "vocab": TensorParallelizer.vocabulary,
 }

@@ -17,10 +17,10 @@ from paddle import nn
 from paddle_dp.part.annotation import cuts_of
 
 SLICED = (
-    "columns",
+    "colwise",
     "heads",
     "classes",
-    "vocabulary",
+    "vocab",
 )  # ways after which a rank holds some of the outputs only
 
 
@@ -87,25 +87,25 @@ def stopped(model: nn.Layer, cut: Mapping[str, str], whole: Flow, part: Flow) ->
     layers = dict(model.named_sublayers(include_self=True))
     *outer, name = part.running or [""]
     got, wants = part.taken.get(name), whole.taken.get(name)
-    if cut.get(name) == "rows" and got is not None and got == wants:
+    if cut.get(name) == "rowwise" and got is not None and got == wants:
         return (
-            f"{_label(layers, name)} is cut by rows, and got all of its inputs, {got}: rows take what columns give. "
-            f"Cut the layer before it by columns, or leave {name} whole"
+            f"{_label(layers, name)} is cut as rowwise, and got all of its inputs, {got}: rowwise takes what "
+            f"colwise gives. Cut the layer before it as colwise, or leave {name} whole"
         )
     maker = _maker(cut, part, got)
     if maker is None:
         return None
-    slices = f"{maker} is cut by {cut[maker]}, so each rank holds {part.given[maker]} of its outputs "
+    slices = f"{maker} is cut as {cut[maker]}, so each rank holds {part.given[maker]} of its outputs "
     slices += f"{whole.given.get(maker)}"
     if got is None or got == wants or got[-1] != part.given[maker][-1]:
         where = name if got == wants or not outer else outer[-1]
         return (
-            f"{slices}, and the forward of {_label(layers, where)} cannot go on with them. Between columns and rows, a "
-            "forward reads shapes from its tensors, or from a whole number that is in `cuts`, too; else leave "
-            f"{maker} whole"
+            f"{slices}, and the forward of {_label(layers, where)} cannot go on with them. Between colwise and "
+            "rowwise, a forward reads shapes from its tensors, or from a whole number that is in `cuts`, too; else "
+            f"leave {maker} whole"
         )
     if isinstance(layers[name], nn.Linear):
-        then = f"Cut {name} by rows, which adds up what the ranks have of it, or leave {maker} whole"
+        then = f"Cut {name} as rowwise, which adds up what the ranks have of it, or leave {maker} whole"
     else:
         then = f"A {_kind(layers[name])} needs all of them: leave {maker} whole"
     return f"{slices}, and {_label(layers, name)} got {got} where it wants {wants}. {then}"
@@ -117,8 +117,8 @@ def ended(cut: Mapping[str, str], whole: Flow, part: Flow, outputs: list[int]) -
     if maker is None or part.given[maker] != outputs:
         return None
     return (
-        f"{maker} is cut by {cut[maker]}, and what each rank holds, {outputs} of its outputs {whole.given.get(maker)}, "
-        f"is what the model gives. If these are scores of classes, cut {maker} by classes, and the loss is computed "
+        f"{maker} is cut as {cut[maker]}, and what each rank holds, {outputs} of its outputs {whole.given.get(maker)}, "
+        f"is what the model gives. If these are scores of classes, cut {maker} as classes, and the loss is computed "
         f"over all of them; else leave {maker} whole"
     )
 

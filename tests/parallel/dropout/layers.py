@@ -16,7 +16,7 @@ CONFIG = gpt.Config(vocab=32, width=32, depth=4, heads=4, length=16, dropout=0.3
 class Block(_transformer.Block):
     """As gpt's, and its attention weights and hidden layer drop, too."""
 
-    cuts: ClassVar[dict[str, str]] = {**_transformer.Block.cuts, "inner": "columns"}
+    cuts: ClassVar[dict[str, str]] = {**_transformer.Block.cuts, "inner": "colwise"}
 
     def __init__(self, config):
         super().__init__(config)

@@ -7,8 +7,10 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.dropout import Scope, number_elements, within_slice
+from paddle_dp.parallel.dropout import Scope, install, number_elements, within_slice
 from paddle_dp.parallel.dropout.scope import Slice
+
+install()
 
 N, TOKENS, HEADS, WIDTH = 3, 8, 4, 24
 WHOLE = {
@@ -52,7 +54,7 @@ def test_two_axes_cut_heads_and_tokens_in_the_order_in_which_they_are_dealt():
             both = {"tensor": Slice("tokens", tensor, 2), "sequence": Slice("tokens", sequence, 2)}
             first = 2 * (2 * sequence + tensor)
             assert (positions((N, 2, WIDTH), both) == tokens[:, first : first + 2]).all()
-            mixed = {"tensor": Slice("columns", tensor, 2), "sequence": Slice("tokens", sequence, 2)}
+            mixed = {"tensor": Slice("colwise", tensor, 2), "sequence": Slice("tokens", sequence, 2)}
             block = tokens[:, 4 * sequence :][:, :4, 12 * tensor :][:, :, :12]
             assert (positions((N, 4, 12), mixed) == block).all()
 
@@ -60,7 +62,7 @@ def test_two_axes_cut_heads_and_tokens_in_the_order_in_which_they_are_dealt():
 def test_flattened_tokens_are_cut_by_rows():
     flat = whole_positions((N * TOKENS, WIDTH))
     assert (positions((N * 4, WIDTH), {"sequence": Slice("tokens", 1, 2)}) == flat[4:]).all()
-    assert (positions((N * TOKENS, 12), {"tensor": Slice("columns", 1, 2)}) == flat[:, 12:]).all()
+    assert (positions((N * TOKENS, 12), {"tensor": Slice("colwise", 1, 2)}) == flat[:, 12:]).all()
 
 
 def test_the_innermost_part_counts_and_goes_again():
