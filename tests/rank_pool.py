@@ -96,10 +96,15 @@ _pools: dict[int, RankPool] = {}
 def pool_of(ranks: int, environment: Mapping[str, str], root: Path) -> RankPool:
     """The pool of so many ranks, which lives as long as this process."""
     if not _pools:
-        atexit.register(lambda: [pool.close() for pool in _pools.values()])
+        atexit.register(_close_all)
     if ranks not in _pools or not _pools[ranks].waits:
         _pools[ranks] = RankPool(ranks, environment, root)
     return _pools[ranks]
+
+
+def _close_all() -> None:
+    for pool in _pools.values():
+        pool.close()
 
 
 def children() -> list[psutil.Process]:
