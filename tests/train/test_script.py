@@ -238,7 +238,7 @@ def test_an_editor_and_a_type_checker_know_the_public_words_and_the_keywords() -
             RecipeError,
             "Trainer.of.cuts.blocks.*.upp: .* Did you mean 'up'",
         ),
-        ({"cuts": {"blocks.*.up": "colums"}}, RecipeError, "Did you mean 'columns'"),
+        ({"cuts": {"blocks.*.up": "colwis"}}, RecipeError, "Did you mean 'colwise'"),
     ],
 )
 def test_a_wrong_word_is_met_at_the_door(
