@@ -49,7 +49,7 @@ class Supervision:
             written = follower.size
             while not (told.number or self._over()):
                 follower.copy(written)  # what was there before the look: never past a failure
-                time.sleep(LOOK)
+                self.watch.rest(LOOK)
                 written = follower.size
             if told.number:
                 patience = GRACE
@@ -76,7 +76,7 @@ class Supervision:
     def _outcome(self, told: Signals) -> Failure | int:
         end = time.monotonic() + ECHO
         while self.watch.living and not told.number and time.monotonic() < end:
-            time.sleep(LOOK)
+            self.watch.rest(LOOK)
             self.watch.look()
         cause = self._cause()
         if cause is not None:
@@ -132,10 +132,11 @@ class Supervision:
             send(self.watch.living, signal.SIGTERM)
         times, end = told.times, time.monotonic() + patience
         while self.watch.living and told.times == times and time.monotonic() < end:
-            time.sleep(LOOK)
+            self.watch.rest(LOOK)
             self.watch.look()
         kill_all(self._left)
         self.process.wait()
+        self.watch.close()
 
     def _left(self) -> list[int]:
         launcher = self.process.pid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +25,16 @@ class Watch:
     """Looks at the launcher's children; cheap enough to be asked ten times a second.
 
     The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays
-    visible as a zombie until the launcher looks, and the kernel shows its exit code meanwhile.
+    visible as a zombie until the launcher looks, and the kernel shows its exit code meanwhile: so who waits for the
+    next look is woken by a rank's end (`rest`), or one kill in twenty would be an end whose code nobody saw.
     """
 
     def __init__(self, launcher: int):
         self.launcher = launcher
         self.pids: dict[int, int] = {}
         self.departures: dict[int, Departure] = {}
+        self._ends = select.poll()  # readable when a rank has ended
+        self._handles: dict[int, int] = {}  # of each living rank: a descriptor of its process
 
     def look(self) -> None:
         """Takes note of ranks that have come and gone since the last look."""
@@ -37,11 +42,34 @@ class Watch:
         for pid in self._children():
             if pid not in known and (word := variable(pid, "PADDLE_TRAINER_ID")) is not None:
                 self.pids[int(word)] = pid
+                self._hold(int(word), pid)
         for rank, pid in self.pids.items():
             if rank not in self.departures:
                 gone, code = exit_of(pid)
                 if gone:
                     self.departures[rank] = Departure(rank=rank, pid=pid, time=time.time(), code=code)
+                    self._let_go(rank)
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps so long, or until a rank ends."""
+        self._ends.poll(1000 * seconds)
+
+    def close(self) -> None:
+        """Lets go of all processes."""
+        for rank in list(self._handles):
+            self._let_go(rank)
+
+    def _hold(self, rank: int, pid: int) -> None:
+        try:
+            self._handles[rank] = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # gone already, or a kernel before 5.3: then looks alone must do
+            return
+        self._ends.register(self._handles[rank], select.POLLIN)
+
+    def _let_go(self, rank: int) -> None:
+        if (handle := self._handles.pop(rank, None)) is not None:
+            self._ends.unregister(handle)
+            os.close(handle)
 
     def _children(self) -> list[int]:
         try:

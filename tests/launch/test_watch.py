@@ -65,3 +65,19 @@ def test_a_launcher_that_is_gone_has_no_ranks():
     watch = Watch(2**22 + 1)  # no such pid
     watch.look()
     assert watch.pids == {}
+
+
+def test_who_waits_for_the_next_look_is_woken_by_an_end(launch):
+    """The launcher looks every two seconds: an end that is seen after that has no code any more."""
+    watch = launch("import time; time.sleep(60)", "import time; time.sleep(60)")
+    look_until(watch, lambda: len(watch.pids) == 2)
+    begun = time.monotonic()
+    os.kill(watch.pids[1], 9)
+    while not watch.departures and time.monotonic() < begun + 30:
+        watch.rest(30.0)
+        watch.look()
+    assert watch.departures[1].code == -9 and time.monotonic() - begun < 10
+    begun = time.monotonic()
+    watch.rest(0.2)  # whose end is known wakes nobody
+    assert time.monotonic() - begun > 0.15
+    watch.close()
