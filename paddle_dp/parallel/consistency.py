@@ -18,6 +18,14 @@ _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _CYCLE = 8191
 _RUN = 128 * _CYCLE  # elements at once: the digest of a large tensor must not take a multiple of its memory
 _LANES = 1021  # a prime: rows of a matrix that change places change lanes, too
+_FREEZE = "reeze the parameter (stop_gradient), or use it on every rank"
+# What to do about a parameter without a gradient, by the strategy's find_unused_parameters.
+_WITHOUT_GRADIENT = {
+    False: f"Set strategy.find_unused_parameters=true, or f{_FREEZE}.",
+    True: f"F{_FREEZE}.",
+    None: f"F{_FREEZE}; or, where the whole model fits a rank, train with strategy.use=data_parallel and "
+    "strategy.find_unused_parameters=true.",
+}
 Named = Iterable[tuple[str, paddle.Tensor]]
 Digest = tuple[int, int]
 
@@ -163,13 +171,14 @@ def _more(count: int) -> str:
 def check_gradients(
     named: Named,
     mesh: Mesh,
-    find_unused_parameters: bool,
+    find_unused_parameters: bool | None,
     had: Callable[[paddle.Tensor], bool] = has_gradient,
 ) -> None:
     """Raises DivergenceError when a parameter's gradient would not be exchanged. Collective; call after a backward.
 
     paddle.DataParallel without find_unused_parameters says nothing when a parameter has no gradient: the bucket that
-    holds it is then never exchanged, and the ranks drift apart (seen with 3.3.1). `had`: whether a parameter got one.
+    holds it is then never exchanged, and the ranks drift apart (seen with 3.3.1). `find_unused_parameters` is the
+    strategy's setting, None where it has none. `had`: whether a parameter got one.
     """
     if mesh.ranks == 1:
         return
@@ -187,7 +196,6 @@ def check_gradients(
         name, ranks = min(lacking.items())
         who = "any rank" if len(ranks) == mesh.ranks else "rank " + ", ".join(map(str, ranks))
         raise DivergenceError(
-            f"parameter '{name}' got no gradient on {who}, so its bucket would not be exchanged and the ranks would "
-            "silently drift apart. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient), "
-            "or use it."
+            f"parameter '{name}' got no gradient on {who}, so it would not be exchanged and the ranks would silently "
+            f"drift apart. {_WITHOUT_GRADIENT[find_unused_parameters]}"
         )

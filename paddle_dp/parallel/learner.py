@@ -66,7 +66,7 @@ class Learner(PlacedModel):
     schedule: paddle.optimizer.lr.LRScheduler | None
     mixed: MixedPrecision
     dp_world_size: int = 1
-    find_unused_parameters: bool = False
+    find_unused_parameters: bool | None = None  # None: the strategy has no such setting
     dropout: Dropout = "exact"
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # of when each stage of a pipeline computed

@@ -76,10 +76,20 @@ class Steps:
 
     @property
     def moved(self) -> bool:
-        """Whether any weight of one process is another after the last step than before the first."""
+        """Whether any weight of one process is another after the last step than before the first.
+
+        One that is not finite by then counts only where updates went well before.
+        """
         last = [Key.read(number) for number in self.one.keys if number.startswith("weight|")]
         pairs = ((self.one.array(key("initial", 0, w.name)), self.one.array(key(*w))) for w in last)
-        return any(not np.array_equal(before, after, equal_nan=True) for before, after in pairs)
+        learned = self._finite_steps > 1  # before the numbers broke
+        return any(
+            bool(np.any((before != after) & (learned | np.isfinite(after)))) for before, after in pairs
+        )
+
+    @property
+    def _finite_steps(self) -> int:
+        return len(self.steps) if self.broken is None else self.broken.number - 1
 
     def _step(self, number: int, one: Mapping[str, Any], many: Mapping[str, Any]) -> Step:
         eps = EPS[self.dtype]

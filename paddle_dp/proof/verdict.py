@@ -52,13 +52,14 @@ class Verdict:
 
     @cached_property
     def proves(self) -> bool:
-        """Whether anything was learned on one process, in the recipe's precision: some gradient is not zero, and some
-        weight is not what it was."""
+        """Whether anything was learned on one process, in the recipe's precision: some gradient is finite and not zero,
+        and some weight is not what it was."""
         return self._learns("gradient") and (self._learns("update") or self.steps.moved)
 
     def _learns(self, kind: str) -> bool:
         run = self.own.one
-        return any(bool(np.any(run.array(number))) for number in run.keys if Key.read(number).kind == kind)
+        arrays = (run.array(number) for number in run.keys if Key.read(number).kind == kind)
+        return any(bool(np.any(np.isfinite(array) & (array != 0))) for array in arrays)
 
     @cached_property
     def _samples(self) -> Where | None:
@@ -100,12 +101,20 @@ class Verdict:
                 yield f"Where: {self.where.sentence}."
             yield f"DIFFERENT: {ranks} ranks do not learn what one process learns."
         elif not self.proves:
-            yield (
-                "PROVES NOTHING: one process learned nothing in these steps (no gradient, or no update that moves a "
-                "weight), so there is nothing to compare. Is everything frozen, or the learning rate 0?"
-            )
+            yield self._nothing()
         else:
             yield f"SAME: {ranks} ranks learn what one process learns, to rounding."
+
+    def _nothing(self) -> str:
+        broken = self.steps.broken
+        why, ask = (
+            "no gradient, or no update that moves a weight",
+            "Is everything frozen, or the learning rate 0?",
+        )
+        if broken is not None:
+            why = f"its numbers are not finite from step {broken.number}"
+            ask = "Look at the data, the loss and the learning rate."
+        return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
 
     def _limits(self, ranks: int) -> Iterator[str]:
         if self.wide is None:

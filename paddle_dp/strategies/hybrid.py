@@ -169,6 +169,7 @@ class Hybrid:
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.blocks import check_chain, check_table
         from paddle_dp.parallel.data_group import DataGroup
+        from paddle_dp.parallel.elementwise import check_elementwise
         from paddle_dp.parallel.hybrid import HybridLearner, take_clip
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.stages import build_stages
@@ -195,13 +196,14 @@ class Hybrid:
             )
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
+        noticed = check_elementwise(prepared.optimizer, axes.tensor)
         fields["clip"] = take_clip(prepared.optimizer)
         if axes.pipeline > 1:
             fields["parallel_model"] = self._engine(model)
         if axes.sharding > 1:
             fields["zero"] = self._zero(prepared, placements)
         learner = prepared.learner(
-            kind, hcg=self.hcg, dp_world_size=axes.data, placements=placements, **fields
+            kind, noticed=noticed, hcg=self.hcg, dp_world_size=axes.data, placements=placements, **fields
         )
         learner.check("after the weights were placed")
         return learner

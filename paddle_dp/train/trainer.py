@@ -13,13 +13,14 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
-from paddle_dp.recipe import LoaderSettings, Precision, Recipe, Train
+from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
+from paddle_dp.train.keywords import check_collections, read_place, read_train, todays_names
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.setup import Setup
@@ -44,6 +45,7 @@ class Trainer(TrainingLoop):
     """
 
     @classmethod
+    @todays_names
     def of(  # noqa: PLR0913 - a recipe's keys, as keywords
         cls,
         *,
@@ -85,9 +87,23 @@ class Trainer(TrainingLoop):
 
         Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
+        check_collections(
+            {"callbacks": callbacks, "blocks": blocks},
+            {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
+        )
+        place = read_place(folder=folder, resume=resume, accept=accept)
+        how = read_train(
+            read_precision(precision),
+            length=str(_SOME if length is None else length),
+            batch=batch,
+            micro_batches=micro_batches,
+            drop_last=drop_last,
+            seed=seed,
+            dropout=dropout,
+        )
+        until = None if length is None else how.length
         mesh = join()
-        home = one_folder(Path(folder), mesh)
-        computed_in, until = read_precision(precision), _length(length)
+        home = one_folder(Path(place.folder), mesh)
         told = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
         for made in told:
             if not isinstance(made, Part):
@@ -104,9 +120,9 @@ class Trainer(TrainingLoop):
                 model=model,
                 loss=given_loss,
                 optimizer=_optimizer(optimizer),
-                schedule=_schedule(schedule, steps, steps_per_epoch, batch),
-                precision=computed_in,
-                dropout=dropout,
+                schedule=_schedule(schedule, steps, steps_per_epoch, how.batch),
+                precision=how.precision,
+                dropout=how.dropout,
             )
 
         asked = Recipe.model_construct(
@@ -114,13 +130,7 @@ class Trainer(TrainingLoop):
             dataset=_made("datasets", train),
             loss=_made("losses", given_loss),
             strategy=_part("strategies", strategy),
-            train=_train(
-                length=until or _SOME,
-                batch=batch,
-                micro_batches=micro_batches,
-                precision=computed_in,
-                drop_last=drop_last,
-            ),
+            train=how,
             callbacks=tuple(c for c in told if isinstance(c, Part)),
         )
         setup = Setup(
@@ -130,10 +140,10 @@ class Trainer(TrainingLoop):
             asked=asked,
             dataset=lambda split: train if split == "train" else test,
             task=task,
-            batch=batch,
-            micro_batches=micro_batches,
-            drop_last=drop_last,
-            seed=seed,
+            batch=how.batch,
+            micro_batches=how.micro_batches,
+            drop_last=how.drop_last,
+            seed=how.seed,
             length=until,
             loader=_loader_settings(loader),
             words={
@@ -147,10 +157,9 @@ class Trainer(TrainingLoop):
             },
             callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in told],
         )
-        _open(home, mesh, bool(resume))
-        which = "newest" if resume is True else resume or None
-        accepted = [accept] if isinstance(accept, str) else accept
-        return Assembly(setup, mesh).trainer(cls, which, accepted)
+        _open(home, mesh, bool(place.resume))
+        which = "newest" if place.resume is True else place.resume or None
+        return Assembly(setup, mesh).trainer(cls, which, place.accepted)
 
 
 @dataclass(frozen=True)
@@ -181,17 +190,6 @@ class Made:
 
 def _made(shelf: str, thing: Any) -> Part:
     return Part(shelf, type(thing).__name__, Made(thing))
-
-
-def _train(**settings: Any) -> Train:
-    try:
-        return Train(**settings)
-    except ValueError as error:
-        raise UsageError(f"Trainer.of: {error}") from error
-
-
-def _length(given: Length | str | None) -> Length | None:
-    return Length.parse(given) if isinstance(given, str) else given
 
 
 def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:

@@ -71,7 +71,7 @@ def place(ranks_without, find_unused_parameters):
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
-    from paddle_dp.strategies.data_parallel import Config
+    from paddle_dp.strategies import data_parallel, hybrid
 
     mesh = join(seed=1)
     model = Branches()
@@ -81,7 +81,11 @@ def place(ranks_without, find_unused_parameters):
         loss=CrossEntropy().build(),
         optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
     )
-    return mesh, Config(find_unused_parameters=find_unused_parameters).build(mesh).place(task)
+    if isinstance(find_unused_parameters, dict):  # the degrees of a hybrid layout, which has no such setting
+        config = hybrid.Config(**find_unused_parameters)
+    else:
+        config = data_parallel.Config(find_unused_parameters=find_unused_parameters)
+    return mesh, config.build(mesh).place(task)
 
 
 def step(mesh, learner):
@@ -122,6 +126,22 @@ def test_a_parameter_without_gradient_anywhere_is_an_error_too():
     """Its whole bucket would not be exchanged."""
     for said in run_ranks(unused, 2, [0, 1], False):
         assert "got no gradient on any rank" in said
+
+
+@pytest.mark.parametrize(
+    ("degrees", "without", "who"),
+    [
+        ({"data": 2}, [1], "rank 1"),
+        ({"sharding": 2}, [1], "rank 1"),
+        ({"sharding": 2, "sharding_stage": 2}, [0, 1], "any rank"),
+    ],
+)
+def test_a_hybrid_layout_is_not_told_to_set_what_it_has_not(degrees, without, who):
+    for said in run_ranks(unused, 2, without, degrees):
+        assert f"parameter 'second.bias' got no gradient on {who}" in said
+        assert "Set strategy.find_unused_parameters" not in said
+        assert "Freeze the parameter (stop_gradient), or use it on every rank" in said
+        assert "strategy.use=data_parallel" in said
 
 
 @pytest.mark.parametrize("without", [[1], [0, 1]])

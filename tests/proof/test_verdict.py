@@ -14,21 +14,22 @@ DRAWS = (
 )
 
 
-def side(folder, gradient, differences=()):
-    """A side of one rank and one step, in the recipe's own precision only."""
+def side(folder, gradient, differences=(), losses=(1.0,), last=None):
+    """A side of one rank and one recorded step, in the recipe's own precision only. `last`: the weight at the end."""
     quantities = {
         ("initial", 0): 1.0,
         ("gradient", 1): gradient,
         ("update", 1): -gradient,
-        ("weight", 1): 1 - gradient,
+        ("weight", 1): 1 - gradient if last is None else last,
     }
     shards = {
         key(kind, step, "w"): TensorShard.whole("w", np.full(3, value))
         for (kind, step), value in quantities.items()
     }
-    row = {"loss": 1.0, "gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
+    row = {"gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
+    rows = [{**row, "loss": loss} for loss in losses]
     facts = {
-        "dtype": "float32", "rows": [row], "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
+        "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
         "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {}, "beyond": {},
     }  # fmt: skip
     write_sheet(folder, "own", 0, shards, facts)
@@ -37,8 +38,9 @@ def side(folder, gradient, differences=()):
     return Side(folder, 1)
 
 
-def compared(tmp_path, gradient):
-    one, many = side(tmp_path / "one", 0.5), side(tmp_path / "many", gradient, [DRAWS])
+def compared(tmp_path, gradient, first=0.5, **more):
+    one = side(tmp_path / "one", first, **more)
+    many = side(tmp_path / "many", gradient, [DRAWS], **more)
     one.beside = (many,)
     write_sheet(
         one.folder / "replay0",
@@ -68,3 +70,27 @@ def test_a_side_that_one_process_knows_nothing_of_is_not_compared(tmp_path):
     one, many = (side(tmp_path / name, 0.5) for name in ("one", "many"))
     with pytest.raises(ValueError, match="not among the sides"):
         compare_sides(one, many)
+
+
+NAN = float("nan")
+
+
+def test_where_nothing_was_a_number_nothing_is_proven(tmp_path):
+    """Of NaN data both sides hold NaN everywhere: equal, and no proof."""
+    found = compared(tmp_path, NAN, first=NAN, losses=(NAN, NAN))
+    assert found.status == 3 and not found.same
+    assert found.sentences[-1].startswith("PROVES NOTHING: nothing was learned on one process")
+    assert "not finite from step 1" in found.sentences[-1]
+    assert not any(sentence.startswith("SAME") for sentence in found.sentences)
+
+
+def test_what_was_learned_before_the_numbers_broke_is_proven(tmp_path):
+    found = compared(tmp_path, 0.5, losses=(1.0, 1.0, NAN), last=NAN)
+    assert found.status == 0
+    assert any(said.startswith("Not a number on both sides from step 3") for said in found.sentences)
+
+
+def test_an_update_that_only_breaks_the_weights_is_no_learning(tmp_path):
+    one, many = (side(tmp_path / name, 0.0, losses=(1.0, NAN), last=NAN) for name in ("one", "many"))
+    one.beside = (many,)
+    assert compare_sides(one, many).status == 3

@@ -266,3 +266,34 @@ def test_a_loss_that_would_learn_by_itself_is_refused(tmp_path: Path) -> None:
     loss.scale = loss.create_parameter([1])
     with pytest.raises(UsageError, match=r"loss: .* \[1\] is not one of the model's \(Two\)"):
         Trainer.of(**described(tmp_path / "run", loss=loss))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batch": 16.0}, "Trainer.of.batch: 16.0 is not a whole number: write 16"),
+        ({"batch": np.float32(16)}, "Trainer.of.batch: 16.0 is not a whole number"),
+        ({"micro_batches": "2"}, "Trainer.of.micro_batches: '2' is not a whole number: leave the quotes out"),
+        ({"seed": "0"}, "Trainer.of.seed: '0' is not a whole number"),
+        ({"drop_last": "keep"}, "Trainer.of.drop_last: 'keep' is not true or false"),
+        ({"dropout": "Exact"}, "Trainer.of.dropout: 'Exact' is not one of"),
+        ({"length": 3}, "Trainer.of.length: .*has no unit"),
+        ({"resume": 1}, "Trainer.of.resume: 1 is not"),
+        ({"folder": 5}, "Trainer.of.folder: 5 is not a text"),
+        ({"callbacks": "console"}, "Trainer.of.callbacks: 'console' is not a list"),
+        ({"cuts": 5}, "Trainer.of.cuts: 5 is not a mapping"),
+        ({"batch": 16.0, "seed": "0"}, "batch: 16.0 (.|\n)*seed: '0'"),
+        ({"micros": 2}, "Trainer.of: micros= is now micro_batches"),
+        ({"last": "drop", "out": "x"}, "last= is now drop_last(.|\n)*out= is now folder"),
+        ({"attends": {}}, "Trainer.of: attends= is now attention_methods"),
+    ],
+)
+def test_a_keyword_is_read_as_a_recipe_reads_it(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Trainer.of(**{**described(tmp_path / "run"), **wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    trainer = Trainer.of(**described(tmp_path / "run", batch=np.int64(20), seed=np.uint8(1)))
+    assert trainer.run.train_loader.batches == 5

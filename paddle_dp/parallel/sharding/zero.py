@@ -69,7 +69,7 @@ class Zero:
         """Raises DivergenceError unless all ranks have the same gradients to exchange. Collective."""
         met = {id(parameter) for parameter in self.met}
         had = has_gradient if self.stage == 1 else lambda parameter: id(parameter) in met
-        check_gradients(named, mesh, find_unused_parameters=False, had=had)
+        check_gradients(named, mesh, find_unused_parameters=None, had=had)
 
     def exchange(self) -> None:
         """Leaves each gradient summed over the axis with its owner, and nowhere else. Collective."""

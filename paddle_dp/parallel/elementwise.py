@@ -1,0 +1,41 @@
+"""Which optimizers may update a slice of a parameter as if it were the whole: those that compute element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle import optimizer as optimizers
+from paddle.incubate.optimizer import DistributedFusedLamb, LarsMomentumOptimizer
+
+from paddle_dp.errors import UsageError
+
+# By exact type: a subclass may override `step`.
+_ELEMENTWISE = {
+    optimizers.SGD, optimizers.Momentum, optimizers.Adam, optimizers.AdamW, optimizers.Adamax, optimizers.NAdam,
+    optimizers.RAdam, optimizers.Adagrad, optimizers.Adadelta, optimizers.RMSProp, optimizers.ASGD,
+    optimizers.Rprop,
+}  # fmt: skip
+# With their subclasses: a layer's rate is a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
+_WHOLE = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
+
+
+def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
+    """Sentences on what may differ from one process where `tensor` ranks each update slices of the cut parameters: one
+    for an optimizer of the user's own, none for Paddle's that compute element by element.
+
+    Raises UsageError for one that takes a norm over a parameter: over a slice it is another number.
+    """
+    name = type(optimizer).__name__
+    if tensor == 1 or type(optimizer) in _ELEMENTWISE:
+        return []
+    if isinstance(optimizer, _WHOLE):
+        raise UsageError(
+            f"strategy.tensor={tensor}: optimizer {name} takes norms over whole parameters, and each rank would take "
+            "them over its slices, so it would learn something else than one process. Choose an optimizer that "
+            "computes element by element (such as adamw), or set strategy.tensor=1: sharding, pipeline and data keep "
+            "parameters whole."
+        )
+    return [
+        f"optimizer {name}: whether it computes element by element is not known, and under strategy.tensor it sees "
+        "slices of parameters: `paddle-dp verify` tells"
+    ]
