@@ -13,7 +13,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part import Owner, read_settings
 from paddle_dp.recipe import Precision, Train
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 OWNER = Owner(subject="Trainer.of", prefix="Trainer.of")
 RENAMED = {
     "micros": "micro_batches",
