@@ -345,7 +345,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def with_resume_value(words: Sequence[str]) -> list[str]:
     """A bare `--resume` means the newest: an option, KEY=VALUE or a recipe behind it is not its value."""
-    following = [*words[1:], "-"]
+    following = [*words, "-"][1:]
     bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
     return [
         "--resume=newest" if word == "--resume" and bare.fullmatch(after) else word

@@ -145,7 +145,7 @@ class Learner(PlacedModel):
         return self.mesh.waiting("the exchange of gradients")
 
     def _all_reduce_gradients(self) -> None:
-        """Gradients were all-reduced in the last backward; the first time, makes sure that all of them were."""
+        """All-reduces what backward has not: here nothing. The first time, makes sure that no gradient was left out."""
         if not self._gradients_checked:
             check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused_parameters)
             self._gradients_checked = True

@@ -21,7 +21,8 @@ NAMES = {
     "strategy.data": ("dp", "dp_degree", "data_parallel_degree"),
     "strategy.tensor": ("tp", "mp", "mp_degree", "tensor_parallel_degree"),
     "strategy.pipeline": ("pp", "pp_degree", "pipeline_parallel_degree"),
-    "strategy.sharding": ("sharding_degree", "fsdp", "zero"),
+    "strategy.sharding": ("sharding_degree", "fsdp"),
+    "strategy.sharding_stage": ("zero", "zero_stage"),
     "output_dir": ("save_dir", "log_dir"),
 }
 PLACES = {name: place for place, names in NAMES.items() for name in names}

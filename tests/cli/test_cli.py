@@ -128,3 +128,9 @@ def test_parts_and_check_and_schema(tmp_path: Path) -> None:
     )
     schema = command("schema")
     assert schema.returncode == 0 and schema.stdout.startswith('{\n  "$schema"') and not schema.stderr
+
+
+def test_no_word_at_all_shows_the_help(leave: Leave, capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave() == 2
+    shown = capsys.readouterr()
+    assert "Usage: paddle-dp" in shown.out + shown.err and "Traceback" not in shown.err

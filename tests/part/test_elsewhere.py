@@ -23,6 +23,6 @@ def test_every_place_is_one_that_a_recipe_has(place):
         "schedule.learning_rate": "0.1", "schedule.warmup": "1 steps", "train.length": "1 epochs", "train.batch": "8",
         "train.micro_batches": "1", "train.precision": "float32", "train.seed": "1", "loader.num_workers": "0",
         "optimizer.clip": "1.0", "strategy.data": "1", "strategy.tensor": "1", "strategy.pipeline": "1",
-        "strategy.sharding": "1", "output_dir": "x",
+        "strategy.sharding": "1", "strategy.sharding_stage": "1", "output_dir": "x",
     }  # fmt: skip
     read_recipe("configs/gpt_tiny.yaml", [f"{place}={values[place]}"])
