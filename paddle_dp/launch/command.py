@@ -76,13 +76,17 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job that can be carried out on this machine: `ranks` processes on each of `nodes`, on `gpus` or on the CPU."""
+    """A job that can be carried out on this machine: `ranks` processes on each of `nodes`, on `gpus` or on the CPU.
+
+    `began`: when, in seconds by the clock of the disk that its run folder is on.
+    """
 
     job: Job
     machine: Machine
     ranks: int
     nodes: int = 1
     gpus: tuple[str, ...] = ()
+    began: float = 0.0
 
     @property
     def alone(self) -> bool:
@@ -103,10 +107,16 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     if meeting is not None:
         words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(job.node_rank)]
         words += ["--host", meeting.host]
-    words += [str(WORKER), "-c", str(job.recipe), "--task", job.task]
+    words += [str(WORKER), "-c", typed(job.recipe), "--task", job.task]
     for override in job.all_overrides:
         words += ["-o", override]
     return words
+
+
+def typed(path: Path | str) -> str:
+    """A path as a command line takes it for one: not for an option, nor for KEY=VALUE."""
+    word = str(path)
+    return f"./{word}" if word.startswith("-") or "=" in word.split("/")[0] else word
 
 
 def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -5,31 +5,34 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from paddle_dp.checkpoint import UnusableError, checkpoints, step_of
-from paddle_dp.checkpoint.manifest import read_manifest
+from paddle_dp.checkpoint import UnusableError, best, checkpoints, step_of
+from paddle_dp.checkpoint.manifest import MANIFEST, STEP, read_manifest
 from paddle_dp.errors import CheckpointError
-from paddle_dp.launch.command import Job
+from paddle_dp.launch.command import Job, typed
 
 
-def how_to_resume(job: Job, folder: Path) -> str | None:
+def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     """The last line on the screen of a job that failed or was ended; `folder` is the run's.
 
-    None where there is nothing to say: the job does not train, or this is not the node that keeps the checkpoints.
+    Where the job itself went on from a checkpoint that somebody chose, that one counts until the job has saved another:
+    what was saved before `began` (Plan.began) belongs to a training that was left. None where there is nothing to say: the job does not train, or this is not the node that keeps the checkpoints.
     """
     if job.task != "train" or job.node_rank:
         return None
     try:
-        newest = _newest(folder / "checkpoints")
-    except CheckpointError:  # the folder cannot be read, and this is not the moment for one more failure
+        saved = _usable(folder / "checkpoints")
+        checkpoint, resume = _chosen(job, saved, began) or (saved[-1] if saved else None, "newest")
+    except (CheckpointError, OSError):  # the folder cannot be read, and this is not the moment for one more failure
         return None
-    if newest is None:
+    if checkpoint is None:
         return f"nothing to go on from: there is no usable checkpoint in {folder / 'checkpoints'} yet"
     nodes = ", with its --node-rank on each node" if job.nodes and job.nodes > 1 else ""
-    return f"go on from step {step_of(newest)}{nodes}: {command(job)}"
+    where = f"step {step_of(checkpoint)}" if STEP.fullmatch(checkpoint.name) else f"{checkpoint}"
+    return f"go on from {where}{nodes}: {command(job, resume)}"
 
 
-def command(job: Job) -> str:
-    """What somebody types to go on with the job from its newest checkpoint, quoted for a shell."""
+def command(job: Job, resume: str = "newest") -> str:
+    """What somebody types to go on with the job from `resume` ("newest", "best" or a path), quoted for a shell."""
     given = {
         "--ranks": job.ranks,
         "--devices": None if job.devices is None else ",".join(map(str, job.devices)),
@@ -37,15 +40,34 @@ def command(job: Job) -> str:
         "--master": job.master,
         "--node-rank": job.node_rank,
         "--output-dir": job.output_dir,
+        "--accept": ",".join(job.extra.get("accept", ())) or None,
     }
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["paddle-dp", "train", str(job.recipe), *job.overrides, *options, "--resume"])
+    options += ["--resume"] if resume == "newest" else ["--resume", typed(resume)]
+    return shlex.join(["paddle-dp", "train", typed(job.recipe), *job.overrides, *options])
 
 
-def _newest(folder: Path) -> Path | None:
-    """The newest checkpoint that says of itself that it is good. Its bytes are not read: `--resume` does that, and
-    steps over one that is damaged."""
-    return next(filter(_is_usable, reversed(checkpoints(folder))), None)
+def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:
+    """The checkpoint that a job with `--resume best` or `--resume PATH` goes on from, and the word for `--resume`.
+
+    None where `--resume` alone finds it. Its own newest may not be the folder's: of a later step than that can be what
+    it did not go on from.
+    """
+    if job.resume in (None, "newest"):
+        return None
+    own = [path for path in saved if (path / MANIFEST).stat().st_mtime >= began]
+    if own:
+        return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
+    if job.resume == "best":
+        found = best(saved[0].parent) if saved else None
+        return found and (found, "best")
+    return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
+
+
+def _usable(folder: Path) -> list[Path]:
+    """The checkpoints that say of themselves that they are good, oldest first. Their bytes are not read: `--resume`
+    does that, and steps over one that is damaged."""
+    return list(filter(_is_usable, checkpoints(folder)))
 
 
 def _is_usable(checkpoint: Path) -> bool:

@@ -58,7 +58,8 @@ def _run(job: Job) -> int:
     _check_resume(job)
     folder, path = _claimed(job, recipe.folder)
     attempt = logs.fresh(folder)
-    plan = replace(plan, job=replace(job, recipe=path, extra={**job.extra, "claimed": True}))
+    job = replace(job, recipe=path, extra={**job.extra, "claimed": True})
+    plan = replace(plan, job=job, began=attempt.stat().st_mtime)
     return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
 
 
@@ -187,7 +188,7 @@ def _end(said: str, plan: Plan, attempt: Path) -> None:
     """Shows why the job ended, and how to go on."""
     from paddle_dp.launch.resume import how_to_resume  # NumPy comes with it, and few jobs fail
 
-    _say("\n".join(filter(None, [said, how_to_resume(plan.job, attempt.parent.parent)])))
+    _say("\n".join(filter(None, [said, how_to_resume(plan.job, attempt.parent.parent, plan.began)])))
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,21 +10,25 @@ from pathlib import Path
 import pytest
 
 from paddle_dp import cli
+from paddle_dp.checkpoint import set_best
 from paddle_dp.checkpoint.disk import Digest
 from paddle_dp.checkpoint.manifest import Checks, Manifest
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.resume import command, how_to_resume
 
 JOB = Job(recipe=Path("a.yaml"), overrides=("train.batch=64",), ranks=2)
+BEGAN = 1000.0  # when the job began; what was there already is older
 GOOD, NAN = (Checks(agreed=True, finite=finite, step=1) for finite in (True, False))
 
 
-def save(run: Path, step: int, checks: Checks | None) -> None:
+def save(run: Path, step: int, checks: Checks | None, time: float = BEGAN) -> Path:
     """A checkpoint as far as its manifest goes."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True)
     names = ("state.json", "rank-00000.safetensors", "rank-00000.json")
     Manifest(1, {name: Digest(1, 1) for name in names}, checks).write(folder)
+    os.utime(folder / "manifest.json", (time, time))
+    return folder
 
 
 @pytest.mark.parametrize("checks", [GOOD, None])
@@ -57,6 +62,50 @@ def test_only_a_training_goes_on_and_only_the_first_node_says_so(tmp_path: Path,
     assert how_to_resume(job, tmp_path) is None
 
 
+def chosen(tmp_path: Path) -> tuple[Path, Job]:
+    """A job that was told to go on from step 20 of a run that has step 60."""
+    at_20, _ = (save(tmp_path, step, GOOD, BEGAN - 1) for step in (20, 60))
+    return at_20, replace(JOB, resume=str(at_20))
+
+
+def test_until_it_has_saved_a_job_goes_on_from_the_checkpoint_that_was_chosen(tmp_path: Path) -> None:
+    at_20, job = chosen(tmp_path)
+    words = f"paddle-dp train a.yaml train.batch=64 --ranks 2 --resume {at_20}"
+    assert how_to_resume(job, tmp_path, BEGAN) == f"go on from step 20: {words}"
+    assert str(how_to_resume(replace(job, resume="newest"), tmp_path, BEGAN)).startswith("go on from step 60: ")
+
+
+def test_what_it_saved_itself_counts_though_a_later_step_lies_beside_it(tmp_path: Path) -> None:
+    _, job = chosen(tmp_path)
+    at_40 = save(tmp_path, 40, GOOD, BEGAN + 1)
+    said = str(how_to_resume(job, tmp_path, BEGAN))
+    assert said.startswith("go on from step 40: ") and said.endswith(f"--resume {at_40}")
+    save(tmp_path, 80, GOOD, BEGAN + 2)
+    said = str(how_to_resume(job, tmp_path, BEGAN))
+    assert said.startswith("go on from step 80: ") and said.endswith("--resume")
+
+
+def test_the_best_and_another_run_are_chosen_too(tmp_path: Path) -> None:
+    at_20, job = chosen(tmp_path)
+    set_best(at_20.parent, at_20, {"acc1": 0.5})
+    said = str(how_to_resume(replace(job, resume="best"), tmp_path, BEGAN))
+    assert said.startswith("go on from step 20: ") and said.endswith("--resume best")
+    fresh = str(how_to_resume(replace(job, resume=str(tmp_path)), tmp_path / "fresh", BEGAN))
+    assert fresh.startswith(f"go on from {tmp_path}: ") and fresh.endswith(f"--resume {tmp_path}")
+
+
+def test_what_was_accepted_is_accepted_again(tmp_path: Path) -> None:
+    save(tmp_path, 20, GOOD)
+    job = replace(JOB, resume="newest", extra={"accept": ["loss.label_smoothing"], "claimed": True})
+    assert str(how_to_resume(job, tmp_path)).endswith("--ranks 2 --accept loss.label_smoothing --resume")
+
+
+def test_a_path_is_never_read_as_an_option_or_a_setting() -> None:
+    job = Job(recipe=Path("./-odd.yaml"))
+    assert command(job) == "paddle-dp train ./-odd.yaml --resume"
+    assert command(job, "a=b/step-00000020").endswith("--resume ./a=b/step-00000020")
+
+
 def test_several_nodes_each_go_on(tmp_path: Path) -> None:
     save(tmp_path, 10, GOOD)
     job = replace(JOB, nodes=2, master="10.0.0.1:9701", node_rank=0)
@@ -72,6 +121,7 @@ def test_several_nodes_each_go_on(tmp_path: Path) -> None:
         Job(recipe=Path("my runs/a.yaml"), overrides=("callbacks=[{use: metrics}]", "x='$y'"), ranks=3),
         Job(recipe=Path("a.yaml"), devices=(0, 3), output_dir=Path("runs/b c"), resume="runs/x"),
         Job(recipe=Path("a.yaml"), nodes=2, master="host:9701", node_rank=0),
+        Job(recipe=Path("a.yaml"), resume="runs/x", extra={"accept": ["loss.label_smoothing", "optimizer.clip"]}),
     ],
 )
 def test_a_shell_and_the_command_line_read_the_command_as_the_same_job(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from paddle_dp import Callback
 from paddle_dp.callbacks.console import Console
 from paddle_dp.errors import UsageError
+from paddle_dp.part.shelf import load, names
 from paddle_dp.train import Moment, Trainer
 from paddle_dp.train.callback import Callback as Base
 from paddle_dp.train.overrides import MOMENTS, refuse_overrides
@@ -51,6 +53,25 @@ def test_the_moments_are_those_of_a_callback() -> None:
         ("evaluate", "evaluated"),
         ("save", "saved"),
         ("epochs", "epoch"),
+        ("before_save_checkpoint", "saved"),
+        ("before_validate", "evaluated"),
+        ("after_backward", "step"),
+        ("begin", "start"),
+        ("begun", "start"),
+        ("setup", "start"),
+        ("teardown", "end"),
+        ("finish", "end"),
+        ("finished", "end"),
+        ("done", "end"),
+        ("close", "end"),
+        ("stop", "end"),
+        ("update", "step"),
+        ("iteration", "step"),
+        ("every_step", "step"),
+        ("log", "step"),
+        ("saving", "saved"),
+        ("checkpointed", "saved"),
+        ("exception", "failed"),
     ],
 )
 def test_other_words_for_a_moment_are_refused(name: str, meant: str) -> None:
@@ -73,6 +94,14 @@ async def waits(self: Any, moment: Moment) -> None:
     pass
 
 
+async def waits_and_yields(self: Any, moment: Moment) -> AsyncIterator[None]:
+    yield
+
+
+class Waiting:
+    async def __call__(self, moment: Moment) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [
@@ -81,6 +110,9 @@ async def waits(self: Any, moment: Moment) -> None:
         (None, r"epoch = None cannot be called"),
         (generator, "epoch is a generator: called, it would do nothing"),
         (waits, "epoch is async"),
+        (waits_and_yields, "epoch is an async generator: called, it would do nothing"),
+        (Waiting(), "epoch is async"),
+        (functools.partial(waits, None), "epoch is async"),
     ],
 )
 def test_a_moment_that_cannot_be_called_is_refused(method: Any, words: str) -> None:
@@ -117,13 +149,81 @@ def test_an_interval_in_words_is_refused_with_the_way_to_write_it() -> None:
         refuse_overrides(mine)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("every", 10, r"every is 10: write Every\.parse\('50 steps'\)"),
+        ("reads", "false", r"reads is 'false': write True, .* or False"),
+        ("reads", None, r"reads is None: write True"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        refuse_overrides(type("Mine", (Callback,), {name: value})())
+
+
+def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
+    words = r"nobody calls its method note\. A moment is told to start, step, .*call it _note\."
+
+    class Named(Callback):
+        def note(self, moment): ...  # type: ignore[no-untyped-def]
+
+    class Annotated(Callback):
+        def note(self, now: Moment, more: Any) -> None: ...
+
+    class Repeats(Callback):
+        def note(self, moment: Moment) -> None:
+            self.note(moment)
+
+    for kind in (Named, Annotated, Repeats):
+        with pytest.raises(UsageError, match=words):
+            refuse_overrides(kind())
+    with pytest.raises(UsageError, match=r"nobody calls its method setup\. Did you mean start\(self, moment\)"):
+        refuse_overrides(with_method("setup", lambda self, trainer, module, stage: None))
+
+
+def test_what_another_method_names_is_let_be() -> None:
+    class Base(Callback):
+        def step(self, moment: Moment) -> None:
+            for write in (lambda: self.log(moment), self.note):
+                write()
+
+        def end(self, moment: Moment) -> None:
+            getattr(self, "finish")(moment)  # noqa: B009
+
+    class Mine(Base):
+        def log(self, moment: Any) -> None: ...
+
+        def note(self, moment: Any = None) -> None: ...
+
+        def finish(self, moment: Moment) -> None: ...
+
+        def save(self, path: str) -> None: ...
+
+        def saved(self, moment: Moment, path: Any) -> None:
+            self.save(path)
+
+        def after(self, moment: Moment) -> None: ...
+
+        epoch = after
+
+    refuse_overrides(Mine())
+
+
 def test_methods_of_ones_own_and_optional_arguments_are_let_be() -> None:
     class Mine(Callback):
         window_end = 3
 
-        def step(self, moment: Moment, *, factor: int = 1, **more: Any) -> None: ...
+        def step(self, moment: Moment, *, factor: int = 1, **more: Any) -> None:
+            self.note(moment)
 
         def note(self, moment: Moment) -> None: ...
+
+        def log(self, text: str) -> None: ...
+
+        def update(self, key: str, value: float) -> None: ...
+
+        def close(self, flush=True): ...  # type: ignore[no-untyped-def]
 
         def save(self, path: str, weights: Any) -> None: ...
 
@@ -131,6 +231,16 @@ def test_methods_of_ones_own_and_optional_arguments_are_let_be() -> None:
 
     refuse_overrides(Mine())
     refuse_overrides(object.__new__(type("Quiet", (Console,), {"every": None})))
+
+
+@pytest.mark.parametrize("name", names("callbacks"))
+def test_the_shelf_s_own_are_let_be(name: str) -> None:
+    module = load("callbacks", name)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Callback)]
+    mine = [kind for kind in kinds if kind.__module__.startswith(module.__name__)]
+    assert mine
+    for kind in mine:
+        refuse_overrides(object.__new__(kind))
 
 
 def test_a_function_that_is_given_to_the_object_is_called() -> None:
