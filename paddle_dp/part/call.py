@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
 
-# What build() is called with, which a class or function takes itself: by position, or by name for schedules.
+# What build() is called with, which a class or function takes itself: by position, or by name for schedules. Paddle's
+# own optimizers are called by name too (OptimizerCall).
 GIVEN: dict[str, tuple[str, ...]] = {
     "datasets": ("split",),
     "optimizers": ("learning_rate", "named_parameters"),
@@ -52,6 +53,15 @@ class LossCall(Call):
         return functools.update_wrapper(functools.partial(called, **settings), called) if settings else called
 
 
+class OptimizerCall(Call):
+    """The Config of a class such as paddle.optimizer.Adam, whose `parameters` are tensors without names."""
+
+    def build(self, *given: Any, **named: Any) -> Any:
+        learning_rate, named_parameters = given
+        tensors = [tensor for _, tensor in named_parameters]
+        return super().build(learning_rate=learning_rate, parameters=tensors, **named)
+
+
 def resolve(dotted: str) -> Any:
     """The module, or what stands in a module, under a dotted name. Raises ImportError when there is none.
 
@@ -81,6 +91,9 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     parameters = list(inspect.signature(called).parameters.values())
     if shelf == "losses" and (config := _loss_config(called, parameters)):
         return config
+    by_name = {"learning_rate", "parameters"}
+    if shelf == "optimizers" and isinstance(called, type) and by_name <= {p.name for p in parameters}:
+        return _config(called, parameters, tuple(by_name), OptimizerCall)
     return _config(called, parameters[len(GIVEN.get(shelf, ())) :], taken)
 
 

@@ -120,3 +120,34 @@ def test_the_working_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     assert isinstance(resolve("wave"), ModuleType) and resolve("my_own_thing.HERE") == 1
+
+
+class Rule:
+    """As Paddle's optimizers: `parameters` are tensors, and not the second argument."""
+
+    def __init__(self, learning_rate: float = 0.1, beta: float = 0.9, parameters: Any = None):
+        self.given = (learning_rate, beta, parameters)
+
+
+def rule(learning_rate: float, named_parameters: Any, beta: float = 0.9) -> tuple[float, Any, float]:
+    return learning_rate, named_parameters, beta
+
+
+def test_a_class_that_takes_parameters_is_given_them_without_names() -> None:
+    config = config_of(Rule, "optimizers")
+    assert [s.name for s in settings_of(config)] == ["beta"]
+    named = [("weight", 1), ("bias", 2)]
+    assert read_settings(config, {"beta": 0.5}, NET).build(0.3, named).given == (0.3, 0.5, [1, 2])
+    with pytest.raises(RecipeError, match=r"has no setting 'learning_rate'"):
+        read_settings(config, {"learning_rate": 1.0}, NET)
+    plain = read_settings(config_of(rule, "optimizers"), {"beta": 0.5}, NET)
+    assert plain.build(0.3, named) == (0.3, named, 0.5)
+
+
+def test_an_optimizer_of_paddle_is_named_by_its_class() -> None:
+    import paddle
+
+    weight = paddle.create_parameter([2], "float32")
+    config = config_of(paddle.optimizer.Lamb, "optimizers")
+    made = read_settings(config, {"lamb_weight_decay": 0.02}, NET).build(0.3, [("weight", weight)])
+    assert made.get_lr() == 0.3 and made._parameter_list == [weight]
