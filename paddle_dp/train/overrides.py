@@ -146,7 +146,7 @@ def _check_call(callback: Callback, name: str, where: str) -> None:
             f"Write def {_written(name)}{hint}."
         )
     function = _function(method)
-    for called in (function, getattr(type(function), "__call__", None)):  # an object may be called by a method
+    for called in (function, type(function).__call__):  # an object may be called by a method
         if what := next((what for is_such, what in _LAZY.items() if is_such(called)), None):
             raise UsageError(f"{where}: {name} is {what}: called, it would do nothing. Write a plain method.")
 
