@@ -36,11 +36,10 @@ _OTHERS = re.compile(
     rf"on_.+|((train|training)_)?({_UNIT})_(begin|start|end)|(before|after)_(train_|val_|test_)?({_UNIT})"
 )
 # The bare words for a moment in Lightning, TensorFlow's hooks, Accelerate's trackers, or plain English.
-_WORDS = frozenset(
-    "begin begun beginning started setup set_up teardown tear_down finish finished done close closed stop stopped "
-    "iteration iter iterate batch update updated every_step each_step every_epoch each_epoch log logged logging "
-    "saving checkpoint checkpointed loaded evaluating validate validated validation exception error failure crashed "
-    "interrupted".split()
+_WORDS = re.compile(
+    "begin|begun|beginning|started|set_?up|tear_?down|finish|finished|done|closed?|stop|stopped|"
+    "iteration|iter|iterate|batch|updated?|(every|each)_(step|epoch)|log|logged|logging|"
+    "saving|checkpoint|checkpointed|loaded|evaluating|validated?|validation|exception|error|failure|crashed|interrupted"
 )
 # The first whose pattern is found in a name says which moment is meant.
 _MEANT = (
@@ -105,7 +104,7 @@ def _check_name(callback: Callback, name: str, where: str) -> None:
     if _is_named(callback, name):
         return
     method = getattr(callback, name)
-    if name in _WORDS and _may_be_for_moment(method):
+    if _WORDS.fullmatch(name) and _may_be_for_moment(method):
         meant = _meant(name)
     else:
         meant = near(name, MOMENTS) if _takes_moment(method) else None
