@@ -15,14 +15,18 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     """The last line on the screen of a job that failed or was ended; `folder` is the run's.
 
     Where the job itself went on from a checkpoint that somebody chose, that one counts until the job has saved another:
-    what was saved before `began` (Plan.began) belongs to a training that was left. None where there is nothing to say: the job does not train, or this is not the node that keeps the checkpoints.
+    what was saved before `began` (Plan.began) belongs to a training that was left. None where there is nothing to say:
+    the job does not train, or this is not the node that keeps the checkpoints.
     """
     if job.task != "train" or job.node_rank:
         return None
     try:
         saved = _usable(folder / "checkpoints")
         checkpoint, resume = _chosen(job, saved, began) or (saved[-1] if saved else None, "newest")
-    except (CheckpointError, OSError):  # the folder cannot be read, and this is not the moment for one more failure
+    except (
+        CheckpointError,
+        OSError,
+    ):  # the folder cannot be read, and this is not the moment for one more failure
         return None
     if checkpoint is None:
         return f"nothing to go on from: there is no usable checkpoint in {folder / 'checkpoints'} yet"

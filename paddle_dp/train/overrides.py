@@ -175,7 +175,9 @@ def _is_for_moment(method: Any) -> bool:
     first = _first(method)
     if first is None:
         return False
-    said = first.annotation if isinstance(first.annotation, str) else getattr(first.annotation, "__name__", "")
+    said = (
+        first.annotation if isinstance(first.annotation, str) else getattr(first.annotation, "__name__", "")
+    )
     return first.name == "moment" or said.strip("'\"").rpartition(".")[2] == "Moment"
 
 
@@ -190,7 +192,9 @@ def _first(method: Any) -> inspect.Parameter | None:
 def _is_named(callback: Callback, name: str) -> bool:
     """Whether another method of the callback names this one, and so may call it; or it is a method under two names."""
     kinds = [kind for kind in type(callback).__mro__ if kind not in Callback.__mro__]
-    others = [(word, value) for place in (*kinds, callback) for word, value in vars(place).items() if word != name]
+    others = [
+        (word, value) for place in (*kinds, callback) for word, value in vars(place).items() if word != name
+    ]
     function = _function(getattr(callback, name))
     return any(
         found is function or name in _names(getattr(found, "__code__", None))

@@ -72,7 +72,9 @@ def test_until_it_has_saved_a_job_goes_on_from_the_checkpoint_that_was_chosen(tm
     at_20, job = chosen(tmp_path)
     words = f"paddle-dp train a.yaml train.batch=64 --ranks 2 --resume {at_20}"
     assert how_to_resume(job, tmp_path, BEGAN) == f"go on from step 20: {words}"
-    assert str(how_to_resume(replace(job, resume="newest"), tmp_path, BEGAN)).startswith("go on from step 60: ")
+    assert str(how_to_resume(replace(job, resume="newest"), tmp_path, BEGAN)).startswith(
+        "go on from step 60: "
+    )
 
 
 def test_what_it_saved_itself_counts_though_a_later_step_lies_beside_it(tmp_path: Path) -> None:
@@ -121,7 +123,11 @@ def test_several_nodes_each_go_on(tmp_path: Path) -> None:
         Job(recipe=Path("my runs/a.yaml"), overrides=("callbacks=[{use: metrics}]", "x='$y'"), ranks=3),
         Job(recipe=Path("a.yaml"), devices=(0, 3), output_dir=Path("runs/b c"), resume="runs/x"),
         Job(recipe=Path("a.yaml"), nodes=2, master="host:9701", node_rank=0),
-        Job(recipe=Path("a.yaml"), resume="runs/x", extra={"accept": ["loss.label_smoothing", "optimizer.clip"]}),
+        Job(
+            recipe=Path("a.yaml"),
+            resume="runs/x",
+            extra={"accept": ["loss.label_smoothing", "optimizer.clip"]},
+        ),
     ],
 )
 def test_a_shell_and_the_command_line_read_the_command_as_the_same_job(

@@ -178,7 +178,9 @@ def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
     for kind in (Named, Annotated, Repeats):
         with pytest.raises(UsageError, match=words):
             refuse_overrides(kind())
-    with pytest.raises(UsageError, match=r"nobody calls its method setup\. Did you mean start\(self, moment\)"):
+    with pytest.raises(
+        UsageError, match=r"nobody calls its method setup\. Did you mean start\(self, moment\)"
+    ):
         refuse_overrides(with_method("setup", lambda self, trainer, module, stage: None))
 
 
