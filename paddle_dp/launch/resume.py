@@ -64,7 +64,7 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
         return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
     if job.resume == "best":
         found = best(saved[0].parent) if saved else None
-        return found and (found, "best")
+        return (found, "best") if found else None
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
 
 

@@ -75,7 +75,8 @@ def refuse_overrides(callback: Any) -> None:
 
 def _check_settings(callback: Callback, where: str) -> None:
     """Refuses an `every` that is no interval, and a `reads` that is no truth value: "false" would be true."""
-    every, reads = callback.every, callback.reads
+    every: Any = callback.every
+    reads: Any = callback.reads
     if every is not None and not isinstance(every, Every):
         words = every if isinstance(every, str) else Every.example
         raise UsageError(f"{where}: every is {every!r}: write Every.parse({words!r}).")
@@ -104,13 +105,10 @@ def _check_name(callback: Callback, name: str, where: str) -> None:
     if _is_named(callback, name):
         return
     method = getattr(callback, name)
-    if _WORDS.fullmatch(name) and _may_be_for_moment(method):
-        meant = _meant(name)
-    else:
-        meant = near(name, MOMENTS) if _takes_moment(method) else None
-    if meant:
+    close = near(name, MOMENTS) if _takes_moment(method) else None
+    if likely := _meant(name) if _WORDS.fullmatch(name) and _may_be_for_moment(method) else close:
         raise UsageError(
-            f"{where}: nobody calls its method {name}. Did you mean {_written(meant)}? If it is a method of its "
+            f"{where}: nobody calls its method {name}. Did you mean {_written(likely)}? If it is a method of its "
             f"own, call it _{name}."
         )
     if _is_for_moment(method):
