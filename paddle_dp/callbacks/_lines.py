@@ -36,8 +36,10 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
 
 
 def ranks(mesh: Mesh) -> str:
-    """«1 process» or «4 ranks»."""
-    return "1 process" if mesh.ranks == 1 else f"{mesh.ranks} ranks"
+    """«1 process», «4 ranks», or «4 ranks (data 2 × tensor 2)» where they do not all read samples of their own."""
+    if mesh.ranks == 1:
+        return "1 process"
+    return f"{mesh.ranks} ranks" + (f" ({mesh.axes})" if mesh.axes.data < mesh.ranks else "")
 
 
 def numbers(found: Mapping[str, float]) -> list[str]:

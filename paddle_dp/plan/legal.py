@@ -141,7 +141,7 @@ def _uncuttable(tensor: int, shape: Shape, model: Anatomy, told: bool) -> Iterat
     if not model.cut:
         yield f"tensor {tensor} needs a model with `cuts` tables, and this one has none"
     elif model.cut_classes and not shape.loss_parts:
-        yield f"tensor {tensor} cuts the classes of the scores, which this loss needs whole"
+        yield f"tensor {tensor} cuts the classes of the scores, which this loss needs whole: it has no `parallel`"
     if uneven and not told:
         yield f"tensor {tensor} does not divide {uneven[0][0]} ({uneven[0][1]})"
     if shape.cut_lengths and model.blocks < 2:

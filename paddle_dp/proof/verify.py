@@ -37,7 +37,7 @@ def verify(
     """
     if ranks < 2 or steps < 1:
         raise UsageError(
-            f"verify compares one process with 2 ranks or more over 1 step or more: not {ranks}, {steps}."
+            f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
     with scratch_folder("paddle-dp-verify-") as scratch:

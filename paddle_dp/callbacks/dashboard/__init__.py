@@ -147,9 +147,7 @@ class Dashboard(Callback):
 
     def _show_mesh(self, step: int) -> None:
         mesh = self.run.mesh
-        drawn = mesh_picture.draw(
-            mesh.axes, f"{self.run.name}: {_lines.ranks(mesh)} on {mesh.device}, {mesh.axes}"
-        )
+        drawn = mesh_picture.draw(mesh.axes, f"{self.run.name}: {_lines.ranks(mesh)} on {mesh.device}")
         self.run.folder.mkdir(parents=True, exist_ok=True)
         (self.run.folder / "mesh.png").write_bytes(drawn)
         if self.log:
