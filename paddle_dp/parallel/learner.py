@@ -21,6 +21,7 @@ from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, Loss, number
+from paddle_dp.parallel.optimizer_memory import OptimizerMemory
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
@@ -84,6 +85,12 @@ class Learner(PlacedModel):
         self._draws = Draws(exact=self.dropout == "exact")
         self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
         self._samplewise = Samplewise(self.loss, self.model)
+        self._optimizer_memory = OptimizerMemory(self.optimizer)
+
+    def lost_of_optimizer(self) -> list[str]:
+        """The attributes of an own optimizer that training has changed and no checkpoint holds. Collective."""
+        told = self.mesh.gather(self._optimizer_memory.lost())
+        return list(dict.fromkeys(name for names in told for name in names))
 
     def train_batch(self, batch: Batch, collect_metrics: bool = False) -> dict[str, float] | None:
         """One update from one global batch. Collective.

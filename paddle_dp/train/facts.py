@@ -7,24 +7,28 @@ import inspect
 import json
 import os
 import platform
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paddle import nn
 from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.part import Part
 from paddle_dp.recipe import Recipe
+from paddle_dp.train.per_parameter import parameter_facts
+from paddle_dp.train.settings import described, kind_of, settings_of, tensors_of
 from paddle_dp.version import __version__
 
 Facts = Mapping[str, Any]
 MAY_DIFFER = ("output_dir", "name", "loader")
-_PLACES = ("rank", "device", "place", "host", "path", "folder", "dir", "file", "name", "training")
 _LARGEST = 2**28  # bytes of a file that is worth reading to compare it
 
 
@@ -88,7 +92,7 @@ def _path(text: str, content: bool) -> Any:
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """Kinds of model, loss, optimizer and schedule; plain settings of model, loss and optimizer."""
+    """Kinds and settings of model, loss, optimizer, schedule and every layer; what applies to some parameters only."""
     made = {
         "model": task.model,
         "loss": task.loss.given,
@@ -96,12 +100,35 @@ def task_facts(task: Task) -> dict[str, Any]:
         "schedule": task.schedule,
     }
     facts: dict[str, Any] = {name: None if thing is None else kind_of(thing) for name, thing in made.items()}
-    facts |= {f"loss.{name}": value for name, value in settings_of(task.loss.given).items()}
-    for name, layer in task.model.named_sublayers(include_self=True):
-        within = f"model.{name}" if name else "model"
-        facts |= {f"{within}.{word}": value for word, value in settings_of(layer).items()}
-    settings = _optimizer_settings(task.optimizer, task.schedule)
+    facts |= _layer_facts("model", task.model)
+    if isinstance(loss := task.loss.given, nn.Layer):
+        facts |= _layer_facts("loss", loss, without=task.model)
+    else:
+        facts |= {f"loss.{name}": value for name, value in settings_of(loss).items()}
+    if task.schedule is None and (own := schedule_of(task)) is not None:
+        facts |= {f"schedule of the {key}": value for key, value in described({"optimizer": own}).items()}
+    facts |= {f"schedule.{name}": value for name, value in settings_of(task.schedule).items()}
+    settings = {**_optimizer_settings(task.optimizer, task.schedule), **parameter_facts(task)}
     return facts | {f"optimizer.{name}": value for name, value in settings.items()}
+
+
+def schedule_of(task: Task) -> Any:
+    """The schedule, also where only a finished optimizer has it; None where the rate is a number."""
+    rate = getattr(task.optimizer, "_learning_rate", None)
+    return task.schedule or (rate if isinstance(rate, LRScheduler) else None)
+
+
+def _layer_facts(word: str, whole: nn.Layer, without: nn.Layer | None = None) -> dict[str, Any]:
+    """Kinds and settings of all layers by name. A loss's tensors are settings, too; a model's are what it learns."""
+    facts: dict[str, Any] = {}
+    others = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
+    for name, layer in whole.named_sublayers(include_self=True):
+        if id(layer) in others:
+            continue
+        within = f"{word}.{name}" if name else word
+        settings = settings_of(layer) if without is None else {**settings_of(layer), **tensors_of(layer)}
+        facts |= {within: kind_of(layer)} | {f"{within}.{key}": value for key, value in settings.items()}
+    return facts
 
 
 @cache
@@ -124,28 +151,15 @@ def code_of(part: Part) -> str | None:
         return None
 
 
+def script_facts() -> dict[str, Any]:
+    """The checksum of the script that runs, where a file holds it."""
+    return {"code of the script": file_crc(getattr(sys.modules.get("__main__"), "__file__", None))}
+
+
 def file_crc(file: str | None) -> str | None:
     if file is None or not os.path.isfile(file) or os.path.getsize(file) > _LARGEST:
         return None
     return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
-
-
-def kind_of(thing: Any) -> str:
-    """«paddle.nn.layer.common.Linear»; a function's own name."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def settings_of(thing: Any) -> dict[str, Any]:
-    """The plain numbers and words that an object was made with, a partial's and a closure's too. What names a place
-    (a rank, a device) may differ."""
-    if isinstance(thing, partial):
-        return {**settings_of(thing.func), **_plain(thing.keywords)}
-    if inspect.isfunction(thing):
-        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
-        closed = {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
-        return _plain({**closed, **(thing.__kwdefaults__ or {})})
-    return _plain(getattr(thing, "__dict__", {}))
 
 
 def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
@@ -153,21 +167,15 @@ def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
     if not isinstance(optimizer, Optimizer):
         return settings_of(optimizer)
     own = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
+    plain = {name: value for name, value in own.items() if isinstance(value, (bool, int, float, str, tuple))}
     found = {
-        name: value for name, value in _plain(own).items() if "fus" not in name and name != "learning_rate"
+        name: value
+        for name, value in described(plain).items()
+        if "fus" not in name and name != "learning_rate"
     }
     for name in ("grad_clip", "regularization"):
         if (part := own.get(name)) is not None:
             inner = {key.lstrip("_"): value for key, value in vars(part).items()}
-            found |= {name: kind_of(part)} | {f"{name}.{key}": value for key, value in _plain(inner).items()}
+            found |= {name: kind_of(part)}
+            found |= {f"{name}.{key}": value for key, value in described(inner).items()}
     return found if schedule is not None else {**found, "learning_rate": optimizer.get_lr()}
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, (bool, int, float, str))
-        and not name.startswith("_")
-        and not any(word in name.lower() for word in _PLACES)
-    }

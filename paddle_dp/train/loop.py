@@ -231,6 +231,15 @@ class TrainingLoop:
                 file=sys.stderr,
                 flush=True,
             )
+        if (names := self.learner.lost_of_optimizer()) and self.mesh.is_main:
+            print(
+                f"optimizer {type(self.learner.optimizer).__name__}: its attribute{'s' * (len(names) > 1)} "
+                f"{', '.join(names)} changed in training, and not in its state_dict, so a resumed run goes on with "
+                "what the optimizer was made with. Keep it in an accumulator, which is saved: "
+                "self._add_accumulator(name, parameter).",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _numbers(self, metrics: dict[str, float], rate: float, batch: Batch) -> dict[str, float]:
         """The update just done: its metrics, its rate and how fast it goes. Raises NotFiniteError when the loss or the

@@ -29,7 +29,8 @@ from paddle_dp.train.facts import (
     flat,
     packages,
     recipe_facts,
-    settings_of,
+    schedule_of,
+    script_facts,
     task_facts,
 )
 
@@ -81,7 +82,7 @@ def identity(
         if loader is not None
     }
     steps = setup.length.steps(loaders["train"].batches) if setup.length and loaders["train"] else 0
-    rates = _rates(task.schedule, sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
+    rates = _rates(schedule_of(task), sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
     return Identity(facts={**packages(mesh), **_described(setup, task)}, data=data, rates=rates)
 
 
@@ -97,7 +98,7 @@ def compare(
     saved, step = found.state, int(found.state["progress"]["step"])
     kept = saved.get("identity") or {}
     changes = [*_order(saved, now, setup), *_data(kept.get("data") or {}, now)]
-    changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, task.schedule))
+    changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
     refused = [
         c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
     ]
@@ -131,7 +132,7 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
     }  # fmt: skip
     words = {"strategy": setup.strategy.settings, "train": train, **setup.words}
     said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
-    return {**said, **_made(task)}
+    return {**script_facts(), **said, **_made(task)}
 
 
 def _made(task: Task) -> dict[str, Any]:
@@ -141,11 +142,10 @@ def _made(task: Task) -> dict[str, Any]:
     if len(layers) > _MOST:
         text = json.dumps(layers, sort_keys=True, default=str)
         digest = f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(layers)} settings"
-        made = {key: value for key, value in made.items() if key not in layers} | {"model.layers": digest}
+        made = {key: value for key, value in made.items() if key not in layers} | {"model.all_layers": digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
     some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
-    rest = {f"schedule.{name}": value for name, value in settings_of(task.schedule).items()}
-    return {**made, **rest, "frozen parameters": some}
+    return {**made, "frozen parameters": some}
 
 
 def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change]:
@@ -232,16 +232,33 @@ def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
 
 def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
     """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] of others."""
-    from paddle.optimizer.lr import LambdaDecay
-
-    if not isinstance(schedule, LambdaDecay):
+    if not _tells_beforehand(schedule):
         return []
-    ahead = copy.copy(schedule)
+    ahead = _another(schedule)
     found = []
     for step in steps:
         ahead.step(step)
         found.append([step, ahead()])
     return found
+
+
+def _another(schedule: Any) -> Any:
+    """A copy of a schedule that can be moved on, with copies of those within it; their functions are the same."""
+    found = copy.copy(schedule)
+    within = {key: _another(value) for key, value in vars(found).items() if hasattr(value, "last_epoch")}
+    vars(found).update(within, verbose=False)
+    return found
+
+
+def _tells_beforehand(schedule: Any) -> bool:
+    """Whether a schedule of Paddle's, and the one within it, gives the rate of any step without those before it."""
+    from paddle.optimizer import lr
+
+    if not isinstance(schedule, lr.LambdaDecay) and type(schedule).__module__ != lr.__name__:
+        return False
+    recursive = (lr.ReduceOnPlateau, lr.MultiplicativeDecay, lr.LinearLR)
+    within = [value for value in vars(schedule).values() if isinstance(value, lr.LRScheduler)]
+    return not isinstance(schedule, recursive) and all(map(_tells_beforehand, within))
 
 
 def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence[float] | None]:
@@ -253,8 +270,10 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     if (state := saved.get("schedule")) and state.get("last_epoch") == step:
         before.append([step, state["last_lr"]])
     after = _rates(schedule, [int(point[0]) for point in before])
+    most = max((abs(rate) for _, rate in before), default=0.0)
     for (at, was), (_, now) in zip(before, after, strict=False):
-        if abs(was - now) > 1e-9 * max(abs(was), abs(now)):
+        # A cosine that went on from rate to rate is off by the rounding of its largest one.
+        if abs(was - now) > max(1e-9 * max(abs(was), abs(now)), 1e-12 * most):
             return True, (at, was, now)
     return bool(after), None
 

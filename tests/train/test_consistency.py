@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,21 +97,6 @@ class Replaced(Points):
         return super().__getitem__(4 if i == 3 else i)
 
 
-def test_settings_are_those_that_a_loss_was_made_with() -> None:
-    smoothing, where = 0.3, "cpu"
-
-    def closure(outputs: Any, targets: Any, *, ignored: int = -1) -> Any:
-        return smoothing, where
-
-    assert facts.settings_of(closure) == {"smoothing": 0.3, "where": "cpu", "ignored": -1}
-    assert facts.settings_of(partial(closure, ignored=2))["ignored"] == 2
-    layer = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.2)
-    found = facts.settings_of(layer)
-    assert (found["label_smoothing"], found["reduction"]) == (0.2, "none")
-    layer.local_rank = 3
-    assert "local_rank" not in facts.settings_of(layer)
-
-
 def made(folder: str, **how: Any) -> Trainer:
     paddle.seed(3)
     words: dict[str, Any] = {
@@ -146,6 +130,16 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (
         lambda: {"loss": {"use": "cross_entropy", "label_smoothing": 0.3}},
         "loss.smoothing: 0.0 on rank 0",
+    ),
+    (
+        lambda: {
+            "loss": nn.CrossEntropyLoss(weight=paddle.to_tensor([1.0, 1.0, 1.0, 3.0]), reduction="none")
+        },
+        "loss: paddle_dp.",
+    ),
+    (
+        lambda: {"model": nn.Sequential(nn.Linear(6, 4), nn.Tanh())},
+        "model: paddle.nn.layer.common.Linear on rank 0",
     ),
     (lambda: {"callbacks": []}, 'callbacks: ["every 10 steps, reads"] on rank 0'),
     (lambda: {"precision": "bfloat16"}, "precision: Precision(dtype='float32'"),

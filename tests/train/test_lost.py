@@ -62,6 +62,41 @@ def test_a_buffer_that_training_changes_and_no_checkpoint_holds_is_told_once(
     assert said.count("buffer") == 2 * told  # register_buffer, and no other one
 
 
+class Remembers(paddle.optimizer.SGD):
+    """Counts its updates, and holds a momentum, in Python; its parameters and its list of factors are nothing new."""
+
+    def __init__(self, rate: float, parameters: Any):
+        super().__init__(rate, parameters=parameters)
+        self.parameters, self.factors, self.momentum = list(parameters), [0.5, 0.9], {}
+        self.updates = 0
+
+    def step(self) -> None:
+        self.updates += 1
+        self.momentum = {p.name: p.grad * self.factors[0] for p in self.parameters}
+        super().step()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_an_own_optimizer_remembers_in_python_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], own: bool
+) -> None:
+    model = nn.Linear(4, 3)
+    kind = Remembers if own else paddle.optimizer.AdamW
+    trainer = Trainer.of(
+        model=model,
+        loss="cross_entropy",
+        optimizer=kind(0.1, parameters=model.parameters()),
+        train=Points(),
+        batch=4,
+        folder=tmp_path / "run",
+        callbacks=SAVES,
+    )
+    trainer.fit("3 steps")
+    said = capsys.readouterr().err
+    assert said.count("optimizer Remembers: its attributes momentum, updates changed in training") == own
+    assert ("optimizer" in said) == own
+
+
 def running_mean(folder: str) -> Any:
     """What this rank's model holds after a training that was never saved and never evaluated."""
     paddle.seed(0)

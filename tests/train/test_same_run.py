@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,9 +176,25 @@ def frozen() -> nn.Layer:
     return model
 
 
+def slower() -> nn.Layer:
+    slow = paddle.ParamAttr(learning_rate=0.5)
+    return nn.Sequential(nn.Linear(6, 8, weight_attr=slow), nn.Dropout(0.1), nn.Linear(8, 4))
+
+
+def unclipped() -> nn.Layer:
+    free = paddle.ParamAttr(need_clip=False)
+    return nn.Sequential(nn.Linear(6, 8, weight_attr=free), nn.Dropout(0.1), nn.Linear(8, 4))
+
+
 CHANGES: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"loss": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)},
      "loss.label_smoothing was 0.0 and is 0.1"),
+    (lambda: {"loss": nn.CrossEntropyLoss(weight=paddle.ones([4]), reduction="none")},
+     "loss.weight was not there and is float32[4], CRC-32 "),
+    (lambda: {"model": nn.Sequential(nn.Linear(6, 8), nn.AlphaDropout(0.1), nn.Linear(8, 4))},
+     "model.1 was paddle.nn.layer.common.Dropout and is paddle.nn.layer.common.AlphaDropout"),
+    (lambda: {"model": slower()}, "optimizer.rate_factors was not there and is 1 (CRC-32 "),
+    (lambda: {"model": unclipped()}, "optimizer.not_clipped was not there and is 1 (CRC-32 "),
     (lambda: {"loss": "cross_entropy"}, "loss was paddle.nn.layer.loss.CrossEntropyLoss and is "),
     (lambda: {"model": nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 4))},
      "model.1.p was 0.1 and is 0.2"),
@@ -220,6 +237,61 @@ def test_the_settings_of_a_finished_optimizer_are_compared(tmp_path: Path) -> No
     ):
         with pytest.raises(UsageError, match=re.escape(said)):
             script(tmp_path, resume=True, **made(**how))
+
+
+def test_groups_and_the_function_that_chooses_what_decays_are_compared(tmp_path: Path) -> None:
+    def made(folder: Path, factor: float = 1.0, decay: float = 0.1, **how: Any) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+        first = {"params": model[0].parameters(), "learning_rate": factor, "weight_decay": decay}
+        optimizer = paddle.optimizer.AdamW(0.1, parameters=[first, {"params": model[1].parameters()}], **how)
+        return {
+            "folder": folder,
+            "model": model,
+            "schedule": None,
+            "optimizer": optimizer,
+            "callbacks": ["checkpoint"],
+        }
+
+    script(tmp_path, **made(tmp_path, apply_decay_param_fun=lambda name: True)).fit("2 steps")
+    again = {"apply_decay_param_fun": lambda name: "b" not in "x"}
+    assert script(tmp_path, resume=True, **made(tmp_path, **again)).run.changes == ()
+    for how, said in (
+        ({"factor": 0.5, **again}, "optimizer.groups.0.learning_rate was 1.0 and is 0.5"),
+        ({"decay": 0.2, **again}, "optimizer.groups.0.weight_decay was 0.1 and is 0.2"),
+        ({"apply_decay_param_fun": lambda name: ".b_" not in name}, "optimizer.decayed was 4 (CRC-32 "),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            script(tmp_path, resume=True, **made(tmp_path, **how))  # type: ignore[arg-type]
+
+
+def test_the_far_end_of_a_schedule_of_paddles_may_change_and_its_past_may_not(tmp_path: Path) -> None:
+    def made(boundaries: list[int], cosine: int = 9) -> dict[str, Any]:
+        within = paddle.optimizer.lr.CosineAnnealingDecay(0.1, cosine)
+        warm = paddle.optimizer.lr.LinearWarmup(within, 2, 0.0, 0.1)
+        model = nn.Linear(6, 4)
+        rates = [0.1, 0.05, 0.01]
+        schedule = paddle.optimizer.lr.PiecewiseDecay(boundaries, rates) if boundaries else warm
+        optimizer = paddle.optimizer.SGD(schedule, parameters=model.parameters())
+        return {"model": model, "schedule": None, "optimizer": optimizer}
+
+    script(tmp_path / "a", **made([2, 50])).fit("4 steps")
+    (said,) = script(tmp_path / "a", resume=True, **made([2, 90])).run.changes
+    assert said == "schedule of the optimizer.boundaries was [2, 50] and is [2, 90]"
+    with pytest.raises(UsageError, match=r"and is \[3, 50\] \(update 3: rate 0\.05, and now 0\.1\)"):
+        script(tmp_path / "a", resume=True, **made([3, 50]))
+    script(tmp_path / "b", **made([])).fit("4 steps")
+    with pytest.raises(UsageError, match=r"learning_rate\.T_max was 9 and is 90 \(update "):
+        script(tmp_path / "b", resume=True, **made([], cosine=90))
+
+
+def test_another_script_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, file = sys.modules["__main__"], tmp_path / "script.py"
+    monkeypatch.setattr(main, "__file__", str(file), raising=False)
+    file.write_text("1")
+    script(tmp_path).fit("2 steps")
+    file.write_text("2")
+    (said,) = script(tmp_path, resume=True).run.changes
+    assert said.startswith("code of the script was CRC-32 ")
 
 
 @pytest.mark.parametrize("replaced", [0, 17, 57, 99])

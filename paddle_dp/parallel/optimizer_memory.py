@@ -1,0 +1,66 @@
+"""What an optimizer of somebody's own remembers besides its state_dict: no checkpoint holds it."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import paddle
+
+
+class OptimizerMemory:
+    """Looks at an optimizer's attributes when it is made, and tells which of them training has changed since."""
+
+    def __init__(self, optimizer: Any):
+        self.optimizer = optimizer
+        self._made_with = self._attributes()
+
+    def lost(self) -> list[str]:
+        """The attributes that changed and stand neither in the optimizer's state_dict nor in the model."""
+        if type(self.optimizer).__module__.startswith("paddle."):
+            return []
+        saved = self.optimizer.state_dict()
+        return [
+            name
+            for name, value in self._attributes().items()
+            if value != self._made_with.get(name) and name not in saved and name.lstrip("_") not in saved
+        ]
+
+    def _attributes(self) -> dict[str, Any]:
+        kind = type(self.optimizer)
+        if kind.__module__.startswith("paddle."):
+            return {}
+        lists = (getattr(self.optimizer, "_parameter_list", None) or [], self.optimizer.state_dict().values())
+        known = {id(tensor) for some in lists for tensor in some}
+        own = {name: v for name, v in vars(self.optimizer).items() if name not in _names_of_paddle(kind)}
+        return {name: found for name, v in own.items() if (found := _digest(v, known)) is not None}
+
+
+@cache
+def _names_of_paddle(kind: type) -> frozenset[str]:
+    """The attributes that Paddle's own optimizers use."""
+    within = [base for base in kind.__mro__ if base.__module__.startswith("paddle.")]
+    functions = [f for base in within for f in vars(base).values() if isinstance(f, FunctionType)]
+    return frozenset(name for function in functions for name in function.__code__.co_names)
+
+
+def _digest(value: Any, known: set[int]) -> Any:
+    """Something that is equal for equal values; None for what is no memory, or what a checkpoint holds."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, paddle.Tensor):
+        if id(value) in known or not value._is_initialized():
+            return None
+        value = value.numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return zlib.crc32(np.ascontiguousarray(value).tobytes())
+    if isinstance(value, Mapping):
+        return [(repr(key), _digest(inner, known)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple, deque)):
+        return [_digest(inner, known) for inner in value]
+    return None

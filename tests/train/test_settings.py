@@ -1,0 +1,99 @@
+"""What tells two objects apart, and what does not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.train.settings import settings_of
+
+SCALE = 1.0
+CLASSES = np.array([1.0, 2.0])
+BY_CLASS = nn.CrossEntropyLoss(weight=paddle.to_tensor([1.0, 2.0]))
+calls = 0
+
+
+def half() -> float:
+    return SCALE
+
+
+def scaled(outputs: Any, targets: Any) -> Any:
+    return (lambda: outputs * half())()
+
+
+def by_class(outputs: Any, targets: Any) -> Any:
+    global calls
+    calls += 1
+    return BY_CLASS(outputs, targets) * CLASSES
+
+
+def test_a_functions_closure_defaults_and_arguments_are_settings() -> None:
+    smoothing, where = 0.3, "cpu"
+
+    def closure(outputs: Any, targets: Any, scale: float = 2.0, *, ignored: int = -1) -> Any:
+        return smoothing, where
+
+    assert settings_of(closure) == {"smoothing": 0.3, "where": "cpu", "scale": 2.0, "ignored": -1}
+    assert settings_of(partial(closure, ignored=2))["ignored"] == 2
+    assert settings_of(partial(closure, 3.0))["argument 0"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "other", "key"),
+    [
+        (scaled, "SCALE", 3.0, "half.SCALE"),
+        (by_class, "CLASSES", np.array([1.0, 3.0]), "CLASSES"),
+        (by_class, "BY_CLASS", nn.CrossEntropyLoss(weight=paddle.to_tensor([1.0, 3.0])), "BY_CLASS.weight"),
+    ],
+)
+def test_the_globals_that_a_function_reads_are_settings(
+    function: Any, name: str, other: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = settings_of(function)
+    monkeypatch.setitem(globals(), name, other)
+    after = settings_of(function)
+    assert {k for k in before if before[k] != after[k]} == {key} and before.keys() == after.keys()
+    assert "calls" not in before  # it sets it: a counter
+
+
+class Own:
+    d = 8
+
+    def __init__(self, **given: Any):
+        vars(self).update(given)
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return outputs
+
+
+def test_a_methods_object_has_the_settings() -> None:
+    assert settings_of(Own(scale=3.0).loss) == {"d": 8, "scale": 3.0}
+
+
+def test_a_classs_own_default_said_aloud_is_nothing_new() -> None:
+    assert settings_of(Own(d=8)) == settings_of(Own()) != settings_of(Own(d=16))
+
+
+def test_lists_and_arrays_are_settings() -> None:
+    found = settings_of(Own(scales=(1.0, [2]), by={"a": 1}, table=np.arange(3), mixed=[object()]))
+    assert found["scales"] == [1.0, [2]] and found["by"] == {"a": 1} and "mixed" not in found
+    assert found["table"].startswith("int64[3], CRC-32 ")
+    assert found["table"] != settings_of(Own(table=np.arange(3)[::-1]))["table"]
+    assert settings_of(Own(lowest=float("-inf")))["lowest"] == "-inf"  # JSON has none
+
+
+def test_what_only_sounds_like_a_place_is_a_setting() -> None:
+    same = {"rank_weight": 1.0, "direction": "up", "profile": 2, "place_cells": 3, "filename": "no path"}
+    assert {name: settings_of(Own(**same))[name] for name in same} == same
+    free = {"local_rank": 3, "data_path": "/a/b", "device": "gpu:1", "name": "linear_3.w_0", "training": True}
+    assert settings_of(Own(**free)) == {"d": 8}
+
+
+def test_a_layers_private_settings_count() -> None:
+    assert settings_of(nn.ELU(0.5)) == {"_alpha": 0.5}
+    assert settings_of(nn.CrossEntropyLoss(label_smoothing=0.2))["label_smoothing"] == 0.2
