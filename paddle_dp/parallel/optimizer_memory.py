@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Mapping
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -22,7 +21,7 @@ class OptimizerMemory:
 
     def lost(self) -> list[str]:
         """The attributes that changed and stand neither in the optimizer's state_dict nor in the model."""
-        if type(self.optimizer).__module__.startswith("paddle."):
+        if _is_known(type(self.optimizer)):
             return []
         saved = self.optimizer.state_dict()
         return [
@@ -33,15 +32,20 @@ class OptimizerMemory:
 
     def _attributes(self) -> dict[str, Any]:
         kind = type(self.optimizer)
-        if kind.__module__.startswith("paddle."):
+        if _is_known(kind):
             return {}
+        usual = _names_of_paddle(kind)
         lists = (getattr(self.optimizer, "_parameter_list", None) or [], self.optimizer.state_dict().values())
         known = {id(tensor) for some in lists for tensor in some}
-        own = {name: v for name, v in vars(self.optimizer).items() if name not in _names_of_paddle(kind)}
+        own = {name: v for name, v in vars(self.optimizer).items() if name not in usual}
         return {name: found for name, v in own.items() if (found := _digest(v, known)) is not None}
 
 
-@cache
+def _is_known(kind: type) -> bool:
+    """Whether it is an optimizer of Paddle's or of this package, whose states are known to be saved."""
+    return kind.__module__.partition(".")[0] in ("paddle", "paddle_dp")
+
+
 def _names_of_paddle(kind: type) -> frozenset[str]:
     """The attributes that Paddle's own optimizers use."""
     within = [base for base in kind.__mro__ if base.__module__.startswith("paddle.")]
