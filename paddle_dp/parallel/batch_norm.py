@@ -149,6 +149,11 @@ def is_local(layer: nn.Layer) -> bool:
     return isinstance(layer, _PADDLES) and layer.training and not layer._use_global_stats
 
 
+def is_batch_norm(layer: nn.Layer) -> bool:
+    """Whether a layer is one of Paddle's BatchNorms or ours: local or not, frozen or not."""
+    return isinstance(layer, (*_PADDLES, SyncBatchNorm))
+
+
 def _is_plain(layer: nn.Layer) -> bool:
     """A local BatchNorm that computes what Paddle's classes do, not something of its own derived from them."""
     return is_local(layer) and type(layer).forward in _FORWARDS
@@ -182,7 +187,7 @@ def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
     """
     found: dict[str, paddle.Tensor] = {}
     for name, layer in model.named_sublayers(include_self=True):
-        if isinstance(layer, (*_PADDLES, SyncBatchNorm)):
+        if is_batch_norm(layer):
             prefix = f"{name}." if name else ""
             found |= {f"{prefix}{word}": getattr(layer, word) for word in ("_mean", "_variance")}
     return found

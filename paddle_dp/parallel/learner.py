@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import paddle
@@ -85,6 +85,7 @@ class Learner(PlacedModel):
         self._draws = Draws(exact=self.dropout == "exact")
         self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
         self._samplewise = Samplewise(self.loss, self.model)
+        self._tried: Batch | None = None  # of which samples are kept, without any
         self._optimizer_memory = OptimizerMemory(self.optimizer)
 
     def lost_of_optimizer(self) -> list[str]:
@@ -139,6 +140,8 @@ class Learner(PlacedModel):
                 if not micro_batch.is_dummy:
                     with self.mixed.context():  # in the forward's types, or the same loss is another number
                         self._samplewise.look(outputs, micro_batch.targets, total)
+                    if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
+                        self._tried = replace(batch, micro_batches=())
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
                 with self.mixed.again(), self._waiting_for_exchange() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
@@ -178,7 +181,9 @@ class Learner(PlacedModel):
                 f"{who} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
                 "strategy.sync_batch_norm=true takes those of all ranks"
             ]
-        said += [*self.noticed, *self._samplewise.differences(self.mesh)]
+        said += self.noticed
+        if self.mesh.dp_size > 1:
+            said += self._samplewise.differences(self.mesh, self._forward_again, self._close())
         return [*said, *self._synced_buffers.differences(), *self.random_differences()]
 
     def random_differences(self) -> list[str]:
@@ -254,6 +259,21 @@ class Learner(PlacedModel):
             outputs = self.parallel_model(micro_batch.inputs)
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
+
+    @property
+    def _forward_again(self) -> Callable[[Micro], tuple[paddle.Tensor, Count]] | None:
+        """A forward and its loss for samples that were kept, with the masks of the first time; None where the model is
+        not one that a rank can run."""
+        return self._loss_again
+
+    def _loss_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+        assert self._tried is not None
+        with self._draws.scope(self._tried, micro_batch), self.mixed.context():
+            return self.loss(self.model(micro_batch.inputs), micro_batch.targets)
+
+    def _close(self) -> float:
+        """How far, relative, totals of the same numbers may be apart by rounding."""
+        return 1e-7 if self.mixed.double else 1e-2 if self.mixed.low else 2e-4
 
     def _factor(self, micro_batch: Micro, divisor: float) -> float:
         """What this micro-batch's total is multiplied with: nothing for a dummy, else its part in the global mean."""

@@ -2,24 +2,34 @@
 
 A loss that compares the samples of a batch (contrastive ones do), or a model that subtracts their mean, computes
 something else from a rank's share than from the whole batch, and nothing in the arithmetic of totals and counts shows
-it. So each is tried once, on samples of the first batch.
+it. So each is tried once: the loss on outputs of the first micro-batch, the model on two samples before it is placed,
+and both together, forward and loss, on samples of the first update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import paddle
 from paddle import nn
 
+from paddle_dp.batch import Micro
 from paddle_dp.errors import LossError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.loss import Loss, number
+from paddle_dp.parallel.batch_norm import is_batch_norm
+from paddle_dp.parallel.dropout import Scope, install
+from paddle_dp.parallel.dropout.unseen import Watch
+from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
+from paddle_dp.parallel.untouched import untouched
+
+Forward = Callable[[Micro], tuple[paddle.Tensor, Count]]
 
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample that looks at another far above
+SAMPLES = 8  # that forward and loss together are tried on
 _SAME = 1e-5  # the same function of the same numbers
 
 
@@ -32,7 +42,11 @@ class Samplewise:
     def __init__(self, loss: Loss, model: nn.Layer):
         self._loss = loss
         self._owner = getattr(loss.given, "__self__", loss.given)
-        self._wanted = not type(loss.given).__module__.startswith("paddle_dp.") and loss.given is not None
+        self._model = model
+        self._kept: Micro | None = None  # samples of the first update, at most SAMPLES
+        self._modes: list[tuple[nn.Layer, bool]] = []  # of the layers in that update
+        self._known = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
+        self._wanted = not self._known
         own = {id(buffer) for buffer in self._buffers()}
         self._kept_by_model = bool(own) and not own.isdisjoint(id(buffer) for buffer in model.buffers())
         self._mixes = ""
@@ -44,12 +58,14 @@ class Samplewise:
         Raises LossError for one whose counts do not add up, or that remembers what it was called with before.
         """
         samples = int(targets.shape[0])
-        if not self._wanted or samples < 2 or not isinstance(outputs, paddle.Tensor):
+        if not self._wanted or samples < 2:
             return
-        if not outputs.ndim or outputs.shape[0] != samples:
-            return
-        self._wanted, half, outputs = False, samples // 2, outputs.detach()
-        parts = [(outputs[:half], targets[:half]), (outputs[half:], targets[half:])]
+        leaves = paddle.utils.flatten(outputs)
+        if not all(isinstance(x, paddle.Tensor) and x.ndim and x.shape[0] == samples for x in leaves):
+            return  # what cannot be cut is tried with the model, in `differences`
+        self._wanted, half = False, samples // 2
+        outputs = paddle.utils.map_structure(paddle.Tensor.detach, outputs)
+        parts = [(_rows(outputs, cut), targets[cut]) for cut in (slice(half), slice(half, None))]
         try:
             again, *halves = [self._numbers(*part) for part in [(outputs, targets), *parts]]
         except Exception:  # noqa: BLE001 - it cannot be tried so; its own calls will tell what is wrong, if anything
@@ -71,26 +87,90 @@ class Samplewise:
                 "computes it over its own samples only"
             )
 
-    def differences(self, mesh: Mesh) -> list[str]:
-        """What was found on the first rank that found something. Collective."""
-        return [found for found in mesh.gather(self._mixes) if found][:1]
+    def keep(self, micro_batch: Micro) -> bool:
+        """Keeps the first samples that are learned from, two at least, for `differences`; true for the first ones."""
+        if micro_batch.is_dummy:
+            return False
+        if self._kept is None:
+            self._modes = [(layer, layer.training) for layer in self._model.sublayers(include_self=True)]
+            self._kept = _part(micro_batch, slice(SAMPLES))
+            return True
+        if self._kept.samples == 1:
+            try:
+                self._kept = _joined(self._kept, _part(micro_batch, slice(1)))
+            except Exception:  # noqa: BLE001 - of another shape: the next one may fit
+                return False
+        return False
 
-    def _numbers(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[float, float]:
-        with self._as_it_is():
+    def differences(self, mesh: Mesh, forward: Forward | None = None, close: float = CLOSE) -> list[str]:
+        """What was found on the first rank that found something. Collective.
+
+        Where `look` found nothing, `forward`, of some samples the total and the count of their loss, is called with the
+        samples that were kept, and with each half of them. `close`, relative, is as far as their totals may be apart.
+        """
+        found = [said for said in mesh.gather(self._mixes) if said][:1]
+        if found:
+            return found
+        if forward is None:
+            untried = not self._known and all(mesh.gather(self._wanted))
+            return (
+                [_UNTRIED.format(self._loss.name, "its outputs cannot be cut into samples")]
+                if untried
+                else []
+            )
+        if min(mesh.gather(self._kept.samples if self._kept is not None else 0)) < 2:
+            return (
+                []
+                if self._known
+                else [_UNTRIED.format(self._loss.name, "no rank had two samples to compare")]
+            )
+        return [said for said in mesh.gather(self._whole_and_halves(forward, close)) if said][:1]
+
+    def _whole_and_halves(self, forward: Forward, close: float) -> str:
+        """What is wrong with the sum of the losses of two halves, each with a forward of its own; else nothing."""
+        assert self._kept is not None
+        whole, half, watch = self._kept, self._kept.samples // 2, Watch()
+        try:
+            total, *halves = [
+                self._total(forward, part, watch)
+                for part in (whole, _part(whole, slice(half)), _part(whole, slice(half, None)))
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever it is: nothing is known then
+            return _UNTRIED.format(
+                self._loss.name, f"with fewer samples there is {type(error).__name__}: {error}"
+            )
+        added, size = sum(halves), sum(map(abs, halves))
+        if watch.found or watch.doubted or abs(total - added) <= close * max(size, abs(total)):
+            return ""  # random numbers, or masks of nobody's: the learner's draws are named
+        if total != total or added != added:
+            return _UNTRIED.format(self._loss.name, "it is not a number")
+        return (
+            f"the loss {self._loss.name} is {total:.6g} for {whole.samples} samples in one forward and {added:.6g} for "
+            f"{half} and {whole.samples - half} of them in their own, added up: the model, or what the loss "
+            "takes from its forward, mixes samples, and each rank has only its own"
+        )
+
+    def _total(self, forward: Forward, part: Micro, watch: Watch) -> float:
+        with untouched(self._model, self._owner):
+            for layer, training in self._modes:
+                layer.training = training and not is_batch_norm(layer)
+            with watch.on([]):
+                return number(forward(part)[0])
+
+    def _numbers(self, outputs: Any, targets: paddle.Tensor) -> tuple[float, float]:
+        with untouched(self._owner):
             before = _drawn()
             total, count = self._loss(outputs, targets)
             self._drew = self._drew or _drawn() != before
         return number(total), number(count)
 
-    def _refuse_counts(
-        self, outputs: paddle.Tensor, targets: paddle.Tensor, whole: float, parts: list[float]
-    ) -> None:
+    def _refuse_counts(self, outputs: Any, targets: paddle.Tensor, whole: float, parts: list[float]) -> None:
         if abs(whole - sum(parts)) <= CLOSE * max(abs(whole), 1.0):
             return
         samples = int(targets.shape[0])
         if whole == parts[0] == parts[1]:
             hint = "Return the sum over the samples and their number, not a mean and a constant."
-        elif outputs.ndim != targets.ndim:
+        elif isinstance(outputs, paddle.Tensor) and outputs.ndim != targets.ndim:
             hint = (
                 f"Outputs {list(outputs.shape)} and targets {list(targets.shape)} are probably broadcast, each "
                 "sample's output against every target: give them one shape, with squeeze(-1) or unsqueeze(-1)."
@@ -106,55 +186,81 @@ class Samplewise:
     def _buffers(self) -> list[paddle.Tensor]:
         return list(self._owner.buffers()) if isinstance(self._owner, nn.Layer) else []
 
-    @contextmanager
-    def _as_it_is(self) -> Iterator[None]:
-        """Around calls that must leave no trace: in the loss's buffers and attributes, and in Paddle's generator."""
-        held = vars(self._owner) if hasattr(self._owner, "__dict__") else {}
-        attributes = dict(held)
-        with paddle.no_grad():
-            buffers, drawn = _copies(self._buffers()), paddle.get_rng_state()
-            try:
-                yield
-            finally:
-                held.update(attributes)
-                for tensor, value in buffers:
-                    tensor.set_value(value)
-                paddle.set_rng_state(drawn)
 
-
-def mixing(model: nn.Layer, samples: Callable[[], Any] | None) -> list[str]:
+def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = True) -> list[str]:
     """A sentence for a model whose output for a sample depends on the other samples of its batch; else nothing.
 
-    Two samples are computed together and alone, in evaluation: BatchNorm, which mixes them in training, is looked at
-    elsewhere. What cannot be computed so is not judged. The model is left as it was.
+    Two samples are computed together and alone, in evaluation and in the model's own mode, in which BatchNorm, looked
+    at elsewhere, stays in evaluation. The model is left as it was. `exact`: dropout is every sample's own.
     """
     if samples is None or len(pair := cast(samples(), read_by(model))) != 2:
         return []
-    modes = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
-    with paddle.no_grad(), default_dtype(read_by(model)):
-        buffers, drawn = _copies(model.buffers()), paddle.get_rng_state()
-        try:
-            model.eval()
-            before = _drawn()
-            together, *alone = [_answers(model(part)) for part in (pair, pair[:1], pair[1:])]
-            drew = _drawn() != before
-        except Exception:  # noqa: BLE001 - the first update will tell
-            return []
-        finally:
-            for tensor, value in buffers:
-                tensor.set_value(value)
-            for layer, training in modes:
-                layer.training = training
-            paddle.set_rng_state(drawn)
-        if drew or not all(_close(both, alone) for both, alone in _matched(together, alone)):
-            return [] if drew else [_MIXES.format(type(model).__name__)]
+    if exact:
+        install()
+    for evaluation in (True, False):
+        watch, answers = Watch(), []
+        for place, part in ((0, pair), (0, pair[:1]), (1, pair[1:])):
+            try:
+                answers.append(
+                    _outputs(model, part, Scope(0, 0, 0, place, len(part)), exact, evaluation, watch)
+                )
+            except Exception as error:  # noqa: BLE001 - of two, the first update will tell
+                said = f"of one sample there is {type(error).__name__}: {error}"
+                return [_UNTRIED.format(type(model).__name__, said)] if answers else []
+        together, *alone = answers
+        if (
+            watch.found or watch.doubted
+        ):  # random numbers, or masks of nobody's: the learner's draws are named
+            continue
+        if not all(_close(both, each) for both, each in _matched(together, alone)):
+            return [_MIXES.format(type(model).__name__, _ALSO if evaluation else _TRAINING)]
     return []
 
 
+def _outputs(
+    model: nn.Layer, part: Any, scope: Scope, exact: bool, evaluation: bool, watch: Watch
+) -> list[paddle.Tensor]:
+    with untouched(model), default_dtype(read_by(model)), scope if exact else nullcontext(), watch.on([]):
+        for layer in model.sublayers(include_self=True):
+            layer.training = layer.training and not evaluation and not is_batch_norm(layer)
+        return _answers(model(part))
+
+
 _MIXES = (
-    "the outputs of {} for a sample depend on the other samples in its batch, also in evaluation: each rank computes "
-    "them from its own samples, and held-out numbers depend on how samples meet"
+    "the outputs of {} for a sample depend on the other samples in its batch, {}: each rank computes them from its "
+    "own samples"
 )
+_ALSO, _TRAINING = "also in evaluation", "in training"
+_UNTRIED = "whether {} is the same for a sample whoever shares its batch was not found out: {}"
+
+
+def _rows(data: Any, cut: slice) -> Any:
+    return paddle.utils.map_structure(lambda x: x[cut], data)
+
+
+def _part(whole: Micro, cut: slice) -> Micro:
+    """Some of a micro-batch's samples, each in its place in the global batch."""
+    places = tuple(range(whole.first, whole.first + whole.samples)) if whole.places is None else whole.places
+    mine = places[cut]
+    return replace(
+        whole,
+        inputs=_rows(whole.inputs, cut),
+        targets=_rows(whole.targets, cut),
+        samples=len(mine),
+        first=mine[0],
+        places=mine,
+    )
+
+
+def _joined(one: Micro, other: Micro) -> Micro:
+    """Two micro-batches as one."""
+    assert one.places is not None and other.places is not None
+    inputs, targets = (
+        paddle.utils.map_structure(lambda *x: paddle.concat(x), *both)
+        for both in ((one.inputs, other.inputs), (one.targets, other.targets))
+    )
+    places = one.places + other.places
+    return replace(one, inputs=inputs, targets=targets, samples=len(places), places=places)
 
 
 def _answers(outputs: Any) -> list[paddle.Tensor]:
@@ -175,11 +281,6 @@ def _matched(
 def _close(a: paddle.Tensor, b: paddle.Tensor) -> bool:
     apart, largest = float((a - b).abs().max().item()), float(b.abs().max().item())
     return not apart > CLOSE * largest  # NaN is another's to judge
-
-
-def _copies(tensors: Iterable[paddle.Tensor]) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-    """Each with its values of now; but `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU."""
-    return [(tensor, tensor.clone()) for tensor in tensors if tensor._is_initialized()]
 
 
 def _drawn() -> list[Any]:

@@ -64,7 +64,7 @@ class DataParallel:
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         prepared = prepare(task, self.mesh)
-        noticed = mixing(prepared.model, task.samples)
+        noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
         learner = prepared.learner(
             Learner if again == Recompute() else LearnerWithDelayedAllReduce,
             parallel_model=self._wrap(prepared.model),

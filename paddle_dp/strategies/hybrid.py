@@ -174,6 +174,7 @@ class Hybrid:
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
+        from paddle_dp.parallel.samplewise import mixing
 
         axes = self.mesh.axes
         if axes.pipeline > 1:
@@ -182,6 +183,7 @@ class Hybrid:
             check_table(task.model, task.samples, "strategy")
         if self.config.sync_batch_norm and axes.dp_size > 1:
             synchronize(task.model, DataGroup.of(self.hcg))
+        mixed = mixing(task.model, task.samples, task.dropout == "exact") if axes.dp_size > 1 else []
         placements = Placements()
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
@@ -196,7 +198,7 @@ class Hybrid:
             )
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
-        noticed = check_elementwise(prepared.optimizer, axes.tensor)
+        noticed = [*mixed, *check_elementwise(prepared.optimizer, axes.tensor)]
         fields["clip"] = take_clip(prepared.optimizer)
         if axes.pipeline > 1:
             fields["parallel_model"] = self._engine(model)

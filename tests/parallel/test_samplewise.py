@@ -16,8 +16,10 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Precision, Task, place_whole
 from paddle_dp.parallel.finished import check_ungrouped
-from paddle_dp.parallel.samplewise import mixing
+from paddle_dp.parallel.loss import as_loss
+from paddle_dp.parallel.samplewise import Samplewise, mixing
 from paddle_dp.strategies.data_parallel import Config as DataParallel
+from paddle_dp.strategies.hybrid import Config as Hybrid
 from tests.ranks import run_ranks
 
 CLASSES = 4
@@ -79,6 +81,56 @@ class Alike(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.linear(x - x.mean(0))
+
+
+class InTraining(Alike):
+    """The same, but not in evaluation."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x) if self.training else self.linear(x)
+
+
+class Towers(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.LayerList([nn.Linear(6, CLASSES) for _ in range(2)])
+
+    def forward(self, x: paddle.Tensor) -> dict[str, list[paddle.Tensor]]:
+        return {"both": [tower(x) for tower in self.towers]}
+
+
+class Balanced(nn.Layer):
+    """Experts, and a loss that takes their balance over the batch from the last forward (Switch Transformer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 3), nn.LayerList([nn.Linear(6, CLASSES) for _ in range(3)])
+        self.balance = [paddle.zeros([])]
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        p = F.softmax(self.gate(x) * 3)
+        self.balance[0] = (F.one_hot(p.argmax(-1), 3).mean(0) * p.mean(0)).sum()
+        return sum(p[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+    def loss(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none") + self.balance[0]
+
+
+class Honest(nn.Layer):
+    """What counts its calls, moves its vectors in each forward and drops elements, but compares no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.utils.spectral_norm(nn.Linear(6, 8)), nn.BatchNorm1D(8)
+        self.drop, self.last, self.calls = nn.Dropout(0.5), nn.Linear(8, CLASSES), 0
+
+    def forward(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        self.calls += 1
+        hidden = self.drop(paddle.tanh(self.norm(self.first(x))))
+        return self.last(hidden), hidden
+
+    def loss(self, outputs: tuple[paddle.Tensor, paddle.Tensor], targets: paddle.Tensor) -> paddle.Tensor:
+        return F.cross_entropy(outputs[0], targets, reduction="none") + outputs[1].square().sum(1)
 
 
 def learner(loss: Any, model: nn.Layer | None = None) -> Any:
@@ -178,6 +230,64 @@ def test_a_model_that_looks_at_other_samples_is_named() -> None:
     assert mixing(network(), None) == []
 
 
+def test_a_model_that_looks_at_other_samples_in_training_alone_is_named() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 6)), nn.Dropout(0.5), InTraining())
+    vector, pair = model[0].weight_u.numpy(), batch(2).micro_batches[0].inputs
+    paddle.seed(3)
+    (said,) = mixing(model, lambda: pair)
+    drawn = paddle.randn([2]).numpy()
+    assert said.startswith("the outputs of Sequential for a sample depend")
+    assert "in training" in said
+    np.testing.assert_array_equal(model[0].weight_u.numpy(), vector)
+    paddle.seed(3)
+    np.testing.assert_array_equal(paddle.randn([2]).numpy(), drawn)
+    assert model[2].training
+    assert mixing(model[:2], lambda: pair) == []
+
+
+def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
+    model = network()
+    model.register_forward_pre_hook(lambda _, inputs: 1 / (len(inputs[0]) - 1) and None)
+    (said,) = mixing(model, lambda: batch(2).micro_batches[0].inputs)
+    assert said.endswith("was not found out: of one sample there is ZeroDivisionError: division by zero")
+
+
+def test_outputs_of_several_tensors_are_tried() -> None:
+    def pairs(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
+        return contrastive(outputs["both"][0] + outputs["both"][1], targets)
+
+    one = learner(pairs, Towers())
+    one.train_batch(batch())
+    (said,) = one._samplewise.differences(Mesh.alone())
+    assert said.startswith("the loss pairs is ")
+
+    def apart(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
+        return sum(F.cross_entropy(each, targets, reduction="none") for each in outputs["both"])
+
+    one = learner(apart, Towers())
+    one.train_batch(batch())
+    assert one._samplewise.differences(Mesh.alone()) == []
+
+
+def test_a_sample_at_a_time_is_joined_with_the_next() -> None:
+    model, whole = Balanced(), batch(4).micro_batches[0]
+    tried = Samplewise(as_loss(model.loss), model)
+    singles = [Micro(whole.inputs[i : i + 1], whole.targets[i : i + 1], 1, i) for i in range(4)]
+
+    def forward(part: Micro) -> Any:
+        return tried._loss(model(part.inputs), part.targets)
+
+    assert tried.keep(singles[1])
+    (said,) = tried.differences(Mesh.alone(), forward)
+    assert said.endswith("no rank had two samples to compare")
+    assert not any(tried.keep(single) for single in singles[2:])
+    assert tried._kept is not None
+    assert tried._kept.places == (1, 2)
+    (said,) = tried.differences(Mesh.alone(), forward)
+    assert said.startswith("the loss loss is ")
+    assert "for 2 samples in one forward" in said
+
+
 def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     table = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, CLASSES))
     with pytest.raises(UsageError, match="layer 0 is an Embedding with sparse=True"):
@@ -209,6 +319,45 @@ def named_differences() -> list[Any]:
     one.train_batch(Batch((Micro(whole.inputs[mine], whole.targets[mine], half),), 8, 0, 0))
     one.model.eval()
     return [one.differences(), bool(paddle.isfinite(one.predict(whole.inputs)).all())]
+
+
+def differences_of(model: nn.Layer, loss: Any, strategy: Any) -> list[str]:
+    """In each rank: what is said after an update, and that asking leaves no trace."""
+    mesh = join(seed=0)
+    whole = batch().micro_batches[0]
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    task = Task(model=model, loss=loss, optimizer=optimizer, samples=lambda: whole.inputs[:2])
+    one = strategy.build(mesh).place(task)
+    half = slice(mesh.rank * 4, mesh.rank * 4 + 4)
+    one.train_batch(Batch((Micro(whole.inputs[half], whole.targets[half], 4, half.start),), 8, 0, 0))
+    before = {name: tensor.numpy() for name, tensor in one.state().items()}
+    calls, drawn = getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()
+    said = one.differences()
+    assert all((tensor.numpy() == before[name]).all() for name, tensor in one.state().items())
+    assert (getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()) == (calls, drawn)
+    return said
+
+
+def found_on_two_ranks() -> list[list[str]]:
+    cross_entropy, data = nn.CrossEntropyLoss(reduction="none"), DataParallel(sync_batch_norm=True)
+    stage3 = Hybrid(sharding=2, sharding_stage=3, sync_batch_norm=True)
+    balanced, honest, sharded, mixed = Balanced(), Honest(), Honest(), Alike()
+    return [
+        differences_of(balanced, balanced.loss, data),
+        differences_of(honest, honest.loss, data),
+        differences_of(sharded, sharded.loss, stage3),
+        differences_of(mixed, cross_entropy, Hybrid(data=2)),
+    ]
+
+
+def test_forward_and_loss_are_tried_together_on_two_ranks() -> None:
+    (balanced, honest, sharded, mixed), again = run_ranks(found_on_two_ranks, 2)
+    assert again == [balanced, honest, sharded, mixed]
+    (said,) = balanced
+    assert said.startswith("the loss loss is ")
+    assert "for 4 samples in one forward" in said
+    assert honest == sharded == []
+    assert mixed[0].startswith("the outputs of Alike for a sample depend")
 
 
 def test_two_ranks_are_told_and_one_needs_no_kernel() -> None:

@@ -38,7 +38,7 @@ class Draws:
         """Around the forward of one micro-batch; `layers`: those of the model that lie here, with their names."""
         if not self.exact and self._watch is None:
             return nullcontext()
-        scope = self._scope(batch, micro_batch)
+        scope = self.scope(batch, micro_batch)
         if self._watch is None:
             return scope
         both = ExitStack()
@@ -97,7 +97,8 @@ class Draws:
             f"{who} {whose} random numbers, others on another number of ranks: only dropout's are the same"
         ]
 
-    def _scope(self, batch: Batch, micro_batch: Micro) -> AbstractContextManager[Any]:
+    def scope(self, batch: Batch, micro_batch: Micro) -> AbstractContextManager[Any]:
+        """Around a forward of these samples of a batch, again: it drops what the first one dropped."""
         if not self.exact:
             return nullcontext()
         samples = max(micro_batch.samples, 1)

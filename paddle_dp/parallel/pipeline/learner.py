@@ -89,6 +89,10 @@ class PipelineLearner(HybridLearner):
             self.micro_batch_loss.first = None
         return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
+    @property
+    def _forward_again(self) -> None:
+        """No rank has the whole model; whole, it was tried before it was placed, and its loss on its outputs."""
+
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:
         """Around each forward and backward: its time, its random numbers, no trace of a dummy in running statistics."""
