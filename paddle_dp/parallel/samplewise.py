@@ -3,7 +3,7 @@
 A loss that compares the samples of a batch (contrastive ones do), or a model that subtracts their mean, computes
 something else from a rank's share than from the whole batch, and nothing in the arithmetic of totals and counts shows
 it. So each is tried once: the loss on outputs of the first micro-batch, the model on two samples before it is placed,
-and both together, forward and loss, on samples of the first update.
+and both together, forward and loss, on the first samples.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Samplewise:
         self._loss = loss
         self._owner = getattr(loss.given, "__self__", loss.given)
         self._model = model
-        self._kept: Micro | None = None  # samples of the first update, at most SAMPLES
+        self._kept: Micro | None = None  # the first samples, at most SAMPLES
+        self._full = False
         self._modes: list[tuple[nn.Layer, bool]] = []  # of the layers in that update
         self._known = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
         self._wanted = not self._known
@@ -88,19 +89,20 @@ class Samplewise:
             )
 
     def keep(self, micro_batch: Micro) -> bool:
-        """Keeps the first samples that are learned from, two at least, for `differences`; true for the first ones."""
-        if micro_batch.is_dummy:
+        """Keeps the first SAMPLES samples that are learned from, for `differences`; true for the very first."""
+        if micro_batch.is_dummy or self._full:
             return False
+        began = self._kept is None
         if self._kept is None:
             self._modes = [(layer, layer.training) for layer in self._model.sublayers(include_self=True)]
             self._kept = _part(micro_batch, slice(SAMPLES))
-            return True
-        if self._kept.samples == 1:
+        else:
             try:
-                self._kept = _joined(self._kept, _part(micro_batch, slice(1)))
-            except Exception:  # noqa: BLE001 - of another shape: the next one may fit
-                return False
-        return False
+                self._kept = _joined(self._kept, _part(micro_batch, slice(SAMPLES - self._kept.samples)))
+            except Exception:  # noqa: BLE001 - of another shape: one sample waits for one that fits
+                self._full = self._kept.samples > 1
+        self._full = self._full or self._kept.samples == SAMPLES
+        return began
 
     def differences(self, mesh: Mesh, forward: Forward | None = None, close: float = CLOSE) -> list[str]:
         """What was found on the first rank that found something. Collective.
