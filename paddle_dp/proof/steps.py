@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from paddle_dp.proof.compare import EPS, K, ratio, undetermined
+from paddle_dp.proof.compare import EPS, NO_GRADIENT, K, ratio, undetermined
 from paddle_dp.proof.sheets import Key, Run, key
 
 
@@ -41,10 +41,12 @@ class Step:
     shares: tuple[int, ...]
     loss: Pair
     gradient_norm: Pair
+    strays: float = 0.0  # how far one process is off itself, as a part of the number: the larger of the two
+    judged: bool = True  # not once one process has lost itself, in this step or before
 
     @property
     def r(self) -> float:
-        return max(self.loss.r, self.gradient_norm.r)
+        return max(self.loss.r, self.gradient_norm.r) if self.judged else 0.0
 
     @property
     def finite(self) -> bool:
@@ -63,6 +65,9 @@ class Steps:
         self.dtype: str = self.one.facts["dtype"]
         pairs = zip(self.one.facts["rows"], self.many.facts["rows"], strict=True)
         self.steps = [self._step(number, a, b) for number, (a, b) in enumerate(pairs, start=1)]
+        if self.lost is not None:
+            first = self.lost.number
+            self.steps = [replace(step, judged=step.number < first) for step in self.steps]
         self.weights = self._weights()
 
     @property
@@ -73,6 +78,14 @@ class Steps:
     def broken(self) -> Step | None:
         """The first step whose numbers are not finite on one process."""
         return next((step for step in self.steps if not step.finite), None)
+
+    @property
+    def lost(self) -> Step | None:
+        """The first step in which one process is off itself by so much that there is no true number to be off from.
+
+        As with elements of a gradient that are noise. Chaos has no scale: what is beyond K of it proves nothing.
+        """
+        return next((s for s in self.steps if s.finite and NO_GRADIENT <= s.strays < float("inf")), None)
 
     @property
     def moved(self) -> bool:
@@ -98,6 +111,10 @@ class Steps:
             shares=tuple(many["shares"]),
             loss=self._pair("loss", number, one, many, min(eps, EPS["float32"])),
             gradient_norm=self._pair("gradient_norm", number, one, many, eps),
+            strays=max(
+                ratio(self._strays(what, eps)[number - 1], abs(one[what]))
+                for what in ("loss", "gradient_norm")
+            ),
         )
 
     def _pair(
@@ -133,6 +150,8 @@ class Steps:
             size += float(np.square(one[chosen]).sum())
         floor = max(noise**0.5, min(EPS[self.dtype], EPS["float32"]) * size**0.5)
         ahead = self.turned * growth(self._strays("loss", min(EPS[self.dtype], EPS["float32"])))
+        if self.lost is not None:
+            ahead = float("inf")
         return Pair(one=0.0, many=apart**0.5, drift=ahead * floor)
 
     def _undetermined(self, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -94,6 +94,7 @@ class Verdict:
         yield from self._beyond()
         yield from self._limits(ranks)
         yield from self._left_out()
+        yield from self._lost()
         yield from self._not_finite()
         if not self._alike:
             yield from filter(None, (self.wide.amiss if self.wide else None, self.own.amiss))
@@ -166,6 +167,15 @@ class Verdict:
             yield (
                 f"In {self.own.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise apart, "
                 "and those of other batches are not, as a fault's would be: rounding turned a ReLU or a pooling over."
+            )
+
+    def _lost(self) -> Iterator[str]:
+        step = self.steps.lost
+        if step is not None:
+            yield (
+                f"From step {step.number} on one process is off itself by {100 * step.strays:.0f} % when its weights "
+                "move by one unit in the last place: from there on losses, gradient norms and weights are shown, not "
+                "judged. A smaller learning rate, or a warm-up, makes these steps comparable."
             )
 
     def _not_finite(self) -> Iterator[str]:

@@ -59,6 +59,16 @@ def test_a_difference_of_more_than_k_is_one(steps):
     assert found.steps[0].r > K
 
 
+def test_a_process_that_has_lost_itself_judges_nobody(steps):
+    one, noisy = [2.0, 2.0, 20.0, 14.0], [2.0 + 1e-6, 2.0 + 1e-3, 28.0, 14.5]
+    found = steps(one, [2.0, 2.0, 300.0, 1.0], [noisy])
+    assert found.lost.number == 3 and found.lost.strays == pytest.approx(0.4) and found.same
+    assert [step.judged for step in found.steps] == [True, True, False, False]
+    assert not steps(one, [2.5, 2.0, 20.0, 14.0], [noisy]).same  # what was off before is off
+    calm = steps(one, [2.0, 2.0, 300.0, 14.0], [[2.0 + 1e-6, 2.0 + 1e-3, 20.5, 14.5]])
+    assert calm.lost is None and not calm.same
+
+
 def test_shares_in_a_word():
     assert shares([16, 17, 17]) == "16+17+17=50"
     assert shares([6, 6, 7, 6, 7]) == "5×(6 to 7)=32"
