@@ -38,9 +38,9 @@ def not_in_the_bucket() -> AbstractContextManager[None]:
     """paddle.DataParallel leaves parameters out that carry this mark."""
 
     def make(wrap: Callable[..., Any]) -> Callable[..., Any]:
-        def leaving_out(self: Any, learner: Any) -> Any:
-            learner.model.head.bias.no_sync = True
-            return wrap(self, learner)
+        def leaving_out(self: Any, model: Any) -> Any:
+            model.head.bias.no_sync = True
+            return wrap(self, model)
 
         return leaving_out
 

@@ -101,9 +101,9 @@ def shifted_on_one_rank() -> AbstractContextManager[None]:
     """A buffer that forward reads is another one on the last rank: it was not sent with the weights."""
 
     def make(wrap: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(self: Any, learner: Any) -> Any:
-            found = wrap(self, learner)
-            for buffer in learner.model.buffers():
+        def wrapped(self: Any, model: Any) -> Any:
+            found = wrap(self, model)
+            for buffer in model.buffers():
                 if last() and buffer.is_floating_point():
                     buffer.set_value(buffer + 0.1)
             return found
