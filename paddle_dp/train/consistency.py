@@ -25,7 +25,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.recipe import LoaderSettings
-from paddle_dp.train.facts import Facts, code_of, file_crc, flat, packages, recipe_facts, task_facts
+from paddle_dp.train.facts import Facts, file_crc, flat, packages, recipe_code, recipe_facts, task_facts
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -63,16 +63,7 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
         return
     recipe = setup.recipe
     if recipe is not None:
-        parts = (
-            recipe.model,
-            recipe.dataset,
-            recipe.loss,
-            recipe.optimizer,
-            recipe.schedule,
-            recipe.strategy,
-        )
-        files = {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
-        compare({**packages(mesh), **files, **recipe_facts(recipe)}, mesh, SAME_START)
+        compare({**packages(mesh), **recipe_code(recipe), **recipe_facts(recipe)}, mesh, SAME_START)
         return
     script = {"script": file_crc(getattr(sys.modules.get("__main__"), "__file__", None))}
     said = {

@@ -66,6 +66,12 @@ def packages(mesh: Mesh) -> dict[str, Any]:
     }
 
 
+def recipe_code(recipe: Recipe) -> dict[str, str]:
+    """The checksum of each part's file, where a part has one."""
+    parts = (recipe.model, recipe.dataset, recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy)
+    return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
+
+
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:
     """The resolved recipe by dotted key, without what may differ."""
     content = recipe.model_dump(mode="json")

@@ -25,9 +25,9 @@ from paddle_dp.train.facts import (
     MAY_DIFFER,
     Facts,
     Identity,
-    code_of,
     flat,
     packages,
+    recipe_code,
     recipe_facts,
     schedule_of,
     script_facts,
@@ -115,16 +115,7 @@ def compare(
 def _described(setup: Setup, task: Task) -> dict[str, Any]:
     """The recipe by dotted key; of a training in Python, what it said and what its objects say, under such keys."""
     if (recipe := setup.recipe) is not None:
-        parts = (
-            recipe.model,
-            recipe.dataset,
-            recipe.loss,
-            recipe.optimizer,
-            recipe.schedule,
-            recipe.strategy,
-        )
-        code = {f"code of {p.shelf} {p.name}": crc for p in parts if p is not None and (crc := code_of(p))}
-        return {**code, **recipe_facts(recipe)}
+        return {**recipe_code(recipe), **recipe_facts(recipe)}
     train = {
         "length": None if setup.length is None else str(setup.length), "batch": setup.batch,
         "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
