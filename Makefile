@@ -13,8 +13,8 @@ install:         ## paddle_dp, Paddle for CPUs and all tools, into the environme
 fast:            ## the tests that start no process: what to run while typing
 	$(PYTHON) -m pytest -q -m "not long and not processes"
 
-test:            ## the tests, without those that take minutes: two files at a time, for a job of ranks mostly waits
-	$(PYTHON) -m pytest -n 2 --dist loadfile
+test:            ## the tests, without those that take minutes: a file for each processor at a time
+	$(PYTHON) -m pytest -n auto
 
 long:            ## all tests, also those that take minutes
 	$(PYTHON) -m pytest -m "long or not long"

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,13 @@ for leftover in [name for name in os.environ if name.startswith("PADDLE_")]:
 from tests.processes import Watch, starts_processes  # noqa: E402 - it reads the environment
 
 watch = Watch()
+GIB_A_WORKER = 4  # pytest itself, and the ranks that wait between its tests: one job each of 1, 2, 3 and 4
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`pytest -n auto`: a worker for each processor, as far as the memory holds them."""
+    processors = len(os.sched_getaffinity(0))
+    return max(1, min(processors, 8, psutil.virtual_memory().available // (GIB_A_WORKER << 30)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
