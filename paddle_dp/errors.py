@@ -89,11 +89,11 @@ class TargetError(LossError):
         super().__init__(message)
 
 
-class RunError(PaddleDPError):
+class JobError(PaddleDPError):
     """A job of several processes that failed; the message carries the first failing rank's own words."""
 
 
-class EndedError(RunError):
+class EndedError(JobError):
     """A job that somebody ended by a signal, so that what would come after it is not wanted either."""
 
     def __init__(self, number: int):

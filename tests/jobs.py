@@ -1,6 +1,6 @@
-"""A job's task in forks of the waiting ranks: what `launch.start.run` does, without the seconds that starts take.
+"""A job's entry point in forks of the waiting ranks: `launch.start.run` without the seconds that starts take.
 
-For tests of what a task computes. Those of starting, watching and ending a job start it for real.
+For tests of what an entry point computes. Those of starting, watching and ending a job start it for real.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from paddle_dp.proof import sides
 from tests.ranks import run_ranks
 
 
-def do(task: str, recipe: str, overrides: Sequence[str], options: dict[str, Any]) -> None:
-    work(task, Path(recipe), overrides, options)
+def do(entry_point: str, recipe: str, overrides: Sequence[str], options: dict[str, Any]) -> None:
+    work(entry_point, Path(recipe), overrides, options)
 
 
 def run_in_forks(job: Job) -> int:
     """0, or 1 with the first failing rank's traceback on standard error."""
     try:
-        run_ranks(do, job.ranks or 1, job.task, str(job.recipe), job.all_overrides, job.options, timeout=600)
+        run_ranks(
+            do, job.ranks or 1, job.entry_point, str(job.recipe), job.all_overrides, job.options, timeout=600
+        )
     except AssertionError as failure:
         print(failure, file=sys.stderr)
         return 1

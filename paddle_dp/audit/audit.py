@@ -16,7 +16,7 @@ from paddle_dp.audit.judges.norms import norms
 from paddle_dp.audit.judges.randomness import randomness
 from paddle_dp.audit.judges.samples import samples
 from paddle_dp.audit.judges.weights import weights
-from paddle_dp.audit.records import Run
+from paddle_dp.audit.records import Trace
 from paddle_dp.audit.report import Outcome
 from paddle_dp.audit.runs import Script
 from paddle_dp.errors import UsageError
@@ -64,58 +64,58 @@ def _say(text: str) -> None:
 def examined(script: Script, ranks: int, scratch: Path) -> Outcome:
     """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges what was seen."""
     ended = script.run(ranks, scratch / "many")
-    run = Run.read(scratch / "many", ranks)
-    failure = _failure(run, ended, ranks)
-    divided = [axis for rank in run.ranks for event in rank.of(Divided) for axis in event.degrees.items()]
+    trace = Trace.read(scratch / "many", ranks)
+    failure = _failure(trace, ended, ranks)
+    divided = [axis for rank in trace.ranks for event in rank.of(Divided) for axis in event.degrees.items()]
     if divided:
         axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(divided)))
         said = f"The script divides the model itself ({axes}); an audit is of ranks that all hold the whole model."
-        return Outcome(str(script.path), ranks, run.steps, (), said)
-    alone, why_not = None, again_or_why_not(run)
+        return Outcome(str(script.path), ranks, trace.steps, (), said)
+    alone, why_not = None, again_or_why_not(trace)
     if not isinstance(why_not, str):
         status = script.run(1, scratch / "one", why_not)
-        alone = Run.read(scratch / "one", 1)
+        alone = Trace.read(scratch / "one", 1)
         why_not = _why_it_failed(alone, status)
-    updates = list(recorded(run, alone if not why_not else None))
-    normed = norms(run, next((distance(update) for update in updates), None))
+    updates = list(recorded(trace, alone if not why_not else None))
+    normed = norms(trace, next((distance(update) for update in updates), None))
     sections: tuple[Section, ...] = (
-        samples(run), weights(run), gradients(updates, bool(normed.findings), why_not), normed, randomness(run, alone),
-        evaluation(run),
+        samples(trace), weights(trace), gradients(updates, bool(normed.findings), why_not), normed,
+        randomness(trace, alone), evaluation(trace),
     )  # fmt: skip
-    if not run.steps and not failure:
+    if not trace.steps and not failure:
         failure = "The script did no update with a paddle.optimizer: there was nothing to look at."
-    return Outcome(str(script.path), ranks, run.steps, sections, failure)
+    return Outcome(str(script.path), ranks, trace.steps, sections, failure)
 
 
-def again_or_why_not(run: Run) -> dict[str, Any] | str:
+def again_or_why_not(trace: Trace) -> dict[str, Any] | str:
     """What the one process is to be fed with; or, in words, why no update can be done again there."""
-    steps = [step for step in range(1, run.equal_until + 1) if all(u.arrays for u in run.together(step))]
+    steps = [step for step in range(1, trace.equal_until + 1) if all(u.arrays for u in trace.together(step))]
     if not steps:
         return "no update was recorded before which all ranks held equal weights"
-    if len(run.training) != 1:
+    if len(trace.training) != 1:
         return (
             "no DataLoader was seen"
-            if not run.training
+            if not trace.training
             else "batches of several DataLoaders go into an update"
         )
-    if any(update.optimizer for rank in run.ranks for update in rank.updates):
+    if any(update.optimizer for rank in trace.ranks for update in rank.updates):
         return "the script has several optimizers"
-    items = [item for step in steps if (item := _item(run, step))]
+    items = [item for step in steps if (item := _item(trace, step))]
     if not items:
         return "the ranks read different numbers of batches, or too large ones, for an update"
-    return {"source": str(run.folder), "loader": next(iter(run.training)), "items": items}
+    return {"source": str(trace.folder), "loader": next(iter(trace.training)), "items": items}
 
 
-def _item(run: Run, step: int) -> dict[str, Any] | None:
-    updates = run.together(step)
-    sizes = [rank.sizes(update) for rank, update in zip(run.ranks, updates, strict=True)]
-    kept = all((run.folder / f"{update.arrays}.batches.npz").exists() for update in updates)
+def _item(trace: Trace, step: int) -> dict[str, Any] | None:
+    updates = trace.together(step)
+    sizes = [rank.sizes(update) for rank, update in zip(trace.ranks, updates, strict=True)]
+    kept = all((trace.folder / f"{update.arrays}.batches.npz").exists() for update in updates)
     if not kept or len({len(each) for each in sizes}) > 1 or not sizes[0]:
         return None
     return {"step": step, "names": [update.arrays for update in updates], "sizes": sizes}
 
 
-def _why_it_failed(alone: Run, status: Failure | int) -> str:
+def _why_it_failed(alone: Trace, status: Failure | int) -> str:
     """Why the run on one process gave no gradients; "" when it gave them."""
     if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
         return ""
@@ -124,14 +124,18 @@ def _why_it_failed(alone: Run, status: Failure | int) -> str:
     return "on one process the script ended before its first update"
 
 
-def _failure(run: Run, ended: Failure | int, ranks: int) -> str:
+def _failure(trace: Trace, ended: Failure | int, ranks: int) -> str:
     """The script's own failure on N ranks, in words; "" when there was none."""
-    silent = [(rank.number, rank.ended) for rank in run.ranks if rank.ended and rank.ended.reason == "silent"]
+    silent = [
+        (rank.number, rank.ended) for rank in trace.ranks if rank.ended and rank.ended.reason == "silent"
+    ]
     if silent:
         stood = "; ".join(f"rank {n} in {end.where or 'a library'}" for n, end in silent if end)
         return f"The script stood still for {silent[0][1].message if silent[0][1] else ''}: {stood}."
-    lacking = [rank.number for rank in run.ranks if rank.ended is None]
-    through = [rank.number for rank in run.ranks if rank.ended is not None and rank.ended.reason != "failed"]
+    lacking = [rank.number for rank in trace.ranks if rank.ended is None]
+    through = [
+        rank.number for rank in trace.ranks if rank.ended is not None and rank.ended.reason != "failed"
+    ]
     if lacking and through:
         return (
             f"The script was through on rank {', '.join(map(str, through))}, and waited for ever on rank "

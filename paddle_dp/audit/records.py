@@ -1,4 +1,4 @@
-"""What was written down in a run, put in order: ranks, passes, updates. Read afterwards, without paddle."""
+"""What the hooks wrote down, put in order: ranks, passes, updates. Read afterwards, without paddle."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of the script, on one rank or several."""
+class Trace:
+    """What one execution of the script left, on one rank or several."""
 
     ranks: tuple[Rank, ...]
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path, ranks: int) -> Run:
+    def read(cls, folder: Path, ranks: int) -> Trace:
         return cls(
             tuple(Rank(n, tuple(read(folder / f"rank-{n}.jsonl")), folder) for n in range(ranks)), folder
         )
@@ -118,6 +118,6 @@ class Run:
         return self.steps
 
 
-def same_loader(run: Run, loader: int) -> LoaderMade | None:
+def same_loader(trace: Trace, loader: int) -> LoaderMade | None:
     """The first rank's word on a loader."""
-    return next((rank.loaders[loader] for rank in run.ranks if loader in rank.loaders), None)
+    return next((rank.loaders[loader] for rank in trace.ranks if loader in rank.loaders), None)

@@ -24,7 +24,7 @@ from paddle_dp.cli.options import (
     Overrides,
     Ranks,
     RecipeFile,
-    Run,
+    RunFolder,
     numbers,
     recipes_and_settings,
     require,
@@ -78,7 +78,7 @@ def train(
 
 
 def evaluate(
-    run: Run,
+    run: RunFolder,
     overrides: Overrides = None,
     ranks: Ranks = None,
     devices: Devices = None,
@@ -89,7 +89,7 @@ def evaluate(
 
     _run(
         Job(
-            task="evaluate",
+            entry_point="evaluate",
             recipe=resolved(run),
             overrides=tuple(overrides or ()),
             ranks=ranks,
@@ -189,7 +189,7 @@ def generate(
     alone = ("strategy.use=single",)
     _run(
         Job(
-            task="generate",
+            entry_point="generate",
             recipe=resolved(run),
             overrides=alone,
             ranks=1,
@@ -201,7 +201,7 @@ def generate(
 
 
 def export(
-    run: Run,
+    run: RunFolder,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to; by default RUN/export.")
     ] = None,
@@ -217,7 +217,7 @@ def export(
     options = {"to": None if out is None else str(out), "checkpoint": checkpoint, "onnx": onnx}
     _run(
         Job(
-            task="export",
+            entry_point="export",
             recipe=resolved(run),
             overrides=plain,
             ranks=1,

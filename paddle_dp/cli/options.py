@@ -30,7 +30,7 @@ OutputDir = Annotated[
     Path | None,
     typer.Option("--output-dir", "--out", metavar="DIR", help="The run's folder, in place of runs/<name>."),
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
 Checkpoint = Annotated[str, typer.Option(metavar="newest|best|PATH", help="Which of the run's checkpoints.")]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 from paddle.base import core
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 
 ATTEMPTS = 20
 
@@ -59,7 +59,7 @@ def catchable_bind() -> Iterator[None]:
 
 
 def open_store() -> tuple[Any, int]:
-    """A store of our own, listening on all interfaces, and its port. Raises RunError when none can be opened."""
+    """A store of our own, listening on all interfaces, and its port. Raises JobError when none can be opened."""
     said: Exception | None = None
     for _ in range(ATTEMPTS):
         with reserved_port() as port, catchable_bind():
@@ -70,7 +70,7 @@ def open_store() -> tuple[Any, int]:
                 continue
         answer_at_once(port)
         return store, port
-    raise RunError(
+    raise JobError(
         f"no store could be opened at {own_host()} in {ATTEMPTS} attempts; the last one said: {said}"
     )
 
@@ -112,14 +112,14 @@ def _ports(end: socket.socket) -> set[int]:
 def roll_call(store: Any, name: str, member: int, size: int, rank: int) -> None:
     """Returns when all `size` members have come to the meeting `name`; each calls it once, with its own number.
 
-    Raises RunError, naming the meeting, this rank and the members that did not come, when patience ends.
+    Raises JobError, naming the meeting, this rank and the members that did not come, when patience ends.
     """
     store.add(f"{name}/member/{member}", 1)
     come, pause, end = store.add(f"{name}/come", 1), 0.001, time.monotonic() + Patience.seconds
     while come < size:
         if time.monotonic() > end:
             absent = [other for other in range(size) if not store.add(f"{name}/member/{other}", 0)]
-            raise RunError(
+            raise JobError(
                 f"{name}: rank {rank} (member {member} of 0 to {size - 1}) waited {Patience.seconds:g} s for members "
                 f"{absent}. Did those ranks fail earlier, or take another way through the program? See their logs."
             )

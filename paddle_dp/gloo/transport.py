@@ -18,7 +18,7 @@ from typing import Any
 
 from paddle.base import core
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 from paddle_dp.gloo.rendezvous import Patience, own_host
 from paddle_dp.mesh.environment import Environment
 
@@ -53,14 +53,14 @@ class Endpoint:
         self._outgoing[rank].send(group, data)
 
     def take(self, group: int, rank: int) -> bytearray:
-        """The next message of a peer in a group. Raises RunError when it is gone or patience ends."""
+        """The next message of a peer in a group. Raises JobError when it is gone or patience ends."""
         inbox = self._inbox[group, rank]
         with self._arrived:
             self._arrived.wait_for(lambda: inbox or rank in self._gone, timeout=Patience.seconds)
             if inbox:
                 return inbox.popleft()
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"
-        raise RunError(
+        raise JobError(
             f"rank {self.rank} waits for rank {rank} in gloo group {group}, which {why}. See its log."
         )
 

@@ -25,15 +25,15 @@ LEFTOVERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What somebody asked for: a task, its recipe, and the processes to do it with.
+    """What somebody asked for: an entry point, the recipe that it is called with, and the processes that call it.
 
     `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `output_dir`
-    replaces the recipe's run folder. `resume` is None, "newest" or a checkpoint's path. `extra` reaches the task as
-    options. `quiet` shows nothing but failures.
+    replaces the recipe's run folder. `resume` is None, "newest" or a checkpoint's path. `extra` reaches the entry point
+    as options. `quiet` shows nothing but failures.
     """
 
     recipe: Path
-    task: str = "train"
+    entry_point: str = "train"
     overrides: tuple[str, ...] = ()
     ranks: int | None = None
     devices: tuple[int, ...] | None = None
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the task is called with beside its recipe; JSON."""
+        """What the entry point is called with beside its recipe; JSON."""
         return {
             "resume": self.resume,
             "output_dir": None if self.output_dir is None else str(self.output_dir),
@@ -107,7 +107,7 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     if meeting is not None:
         words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(job.node_rank)]
         words += ["--host", meeting.host]
-    words += [str(WORKER), "-c", typed(job.recipe), "--task", job.task]
+    words += [str(WORKER), "-c", typed(job.recipe), "--entry-point", job.entry_point]
     for override in job.all_overrides:
         words += ["-o", override]
     return words

@@ -18,7 +18,7 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     what was saved before `began` (Plan.began) belongs to a training that was left. None where there is nothing to say:
     the job does not train, or this is not the node that keeps the checkpoints.
     """
-    if job.task != "train" or job.node_rank:
+    if job.entry_point != "train" or job.node_rank:
         return None
     try:
         saved = _usable(folder / "checkpoints")

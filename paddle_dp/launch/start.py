@@ -72,7 +72,7 @@ def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
 
     if job.node_rank:
         return folder.with_name(f"{folder.name}.node-{job.node_rank}"), job.recipe
-    moved = claim(folder, bool(job.resume)) if job.task == "train" else None
+    moved = claim(folder, bool(job.resume)) if job.entry_point == "train" else None
     if moved is None:
         return folder, job.recipe
     if not job.quiet:
@@ -106,7 +106,7 @@ def _alone(plan: Plan, attempt: Path) -> int:
 
     job = plan.job
     _announce(plan, dict(os.environ), attempt)
-    failure = guarded(lambda: work(job.task, job.recipe, job.all_overrides, job.options), attempt)
+    failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)
     return _answer(failure, plan, attempt, None)
 
 

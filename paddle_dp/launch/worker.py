@@ -1,4 +1,4 @@
-"""One rank of a job: reads the recipe again and does the task; a failure is written down before anything else.
+"""One rank of a job: reads the recipe again and calls the entry point; a failure is written down before anything else.
 
 The launcher runs this file; `tools/train.py` and `tools/evaluate.py` are other doors to the same `main`.
 """
@@ -30,9 +30,9 @@ from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import alive, die_with_parent
 from paddle_dp.launch.silence import import_paddle
 
-TASKS = {
-    "train": "paddle_dp.train.tasks:train",
-    "evaluate": "paddle_dp.train.tasks:evaluate",
+ENTRY_POINTS = {
+    "train": "paddle_dp.train.entry_points:train",
+    "evaluate": "paddle_dp.train.entry_points:evaluate",
     "generate": "paddle_dp.train.generate:generate",
     "export": "paddle_dp.export.export:export",
     "trace": "paddle_dp.proof.trace:trace",
@@ -40,24 +40,24 @@ TASKS = {
 LAST_WORDS = 5  # seconds in which a failed rank may put its things away
 
 
-def work(task: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Does `task` with the recipe in this process.
+def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Calls `entry_point` with the recipe in this process.
 
-    A task is a word of TASKS, or "module:function" of any function(recipe, options). Raises what the task raises.
+    It is a word of ENTRY_POINTS, or "module:function" of any function(recipe, options). Raises what that raises.
     """
     from paddle_dp.recipe import read_recipe
 
     import_paddle()
     faulthandler.enable()  # after paddle, which installs handlers of its own
     recipe = read_recipe(recipe_path, overrides)
-    _find(task)(recipe, dict(options))
+    _find(entry_point)(recipe, dict(options))
 
 
-def _find(task: str) -> Callable[[Any, dict[str, Any]], None]:
-    place = TASKS.get(task, task)
+def _find(entry_point: str) -> Callable[[Any, dict[str, Any]], None]:
+    place = ENTRY_POINTS.get(entry_point, entry_point)
     module, _, function = place.partition(":")
     if not function:
-        raise UsageError(f"there is no task '{task}'.{did_you_mean(task, TASKS)}")
+        raise UsageError(f"there is no entry point '{entry_point}'.{did_you_mean(entry_point, ENTRY_POINTS)}")
     return getattr(import_module(module), function)
 
 
@@ -84,13 +84,13 @@ def _rank() -> int:
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
-def main(task: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
-    """A rank's whole life, under the launcher or started plainly; leaves the process with the task's exit status."""
-    job, supervised = _read(task, argv), "PADDLE_DP_JOB" in os.environ
+def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
+    """A rank's whole life, under the launcher or started plainly; leaves the process with the exit status."""
+    job, supervised = _read(entry_point, argv), "PADDLE_DP_JOB" in os.environ
     _settle_in(job, supervised)
     options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")) if supervised else job.options
     folder = os.environ.get("PADDLE_LOG_DIR", "")
-    call = partial(work, job.task, job.recipe, job.all_overrides, options)
+    call = partial(work, job.entry_point, job.recipe, job.all_overrides, options)
     failure = guarded(call, Path(folder) if os.path.isdir(folder) else None)
     if failure is None:
         sys.exit(0)
@@ -101,9 +101,9 @@ def main(task: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(failure.exit_status)
 
 
-def _read(task: str, argv: Sequence[str] | None) -> Job:
+def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
     parser = argparse.ArgumentParser(
-        description=f"One rank that does: {task}. See also paddle-dp {task} --help."
+        description=f"One rank that does: {entry_point}. See also paddle-dp {entry_point} --help."
     )
     parser.add_argument("-c", "--recipe", required=True, type=Path, metavar="RECIPE")
     parser.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
@@ -115,11 +115,11 @@ def _read(task: str, argv: Sequence[str] | None) -> Job:
     parser.add_argument(
         "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's own"
     )
-    parser.add_argument("--task", default=task, help=argparse.SUPPRESS)
+    parser.add_argument("--entry-point", default=entry_point, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     return Job(
-        recipe=given.recipe, task=given.task, overrides=tuple(given.override), output_dir=given.output_dir,
-        resume=given.resume, extra={
+        recipe=given.recipe, entry_point=given.entry_point, overrides=tuple(given.override),
+        output_dir=given.output_dir, resume=given.resume, extra={
             **({} if given.checkpoint is None else {"checkpoint": given.checkpoint}),
             **({"accept": given.accept.split(",")} if given.accept else {}),
         },

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paddle_dp.errors import RunError, UsageError
+from paddle_dp.errors import JobError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
     """Returns once something listens at `address` ("host:port").
 
     Paddle's store sleeps 3 s when rank 1 connects before rank 0 listens (FLAGS cannot change it); asking every 20 ms
-    saves most of that at every start. Raises RunError after `patience` seconds.
+    saves most of that at every start. Raises JobError after `patience` seconds.
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + patience
@@ -51,13 +51,13 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
             if probe.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.02)
-    raise RunError(
+    raise JobError(
         f"rank 0 did not open its store at {address} within {patience:g} s: did it start? See its log."
     )
 
 
 def check_port(address: str) -> None:
-    """Raises RunError when somebody else listens at the port of `address`, where this rank is about to open the store.
+    """Raises JobError when somebody else listens at the port of `address`, where this rank is about to open the store.
 
     Paddle's store would end the process there, in C++ (3.3.1: an assertion of libuv).
     """
@@ -69,7 +69,7 @@ def check_port(address: str) -> None:
         try:
             probe.bind(("", port))
         except OSError as error:
-            raise RunError(
+            raise JobError(
                 f"rank 0 cannot open its store at {address}: {error.strerror}. Another program took the port after the "
                 "launcher had chosen it: start once more. `paddle-dp train` takes ports that Linux gives to nobody."
             ) from error

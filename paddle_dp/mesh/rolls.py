@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 
 Counts = dict[str, int]
 # What a rank that waits leaves in its log; the launcher looks for it when the wait has ended the process in C++.
@@ -64,7 +64,7 @@ class Roll:
 
     @contextmanager
     def waiting(self, group: str, members: Sequence[int], what: str) -> Iterator[None]:
-        """Around an exchange among `members`. Raises RunError, naming who is late, where it ended by its time limit."""
+        """Around an exchange among `members`. Raises JobError, naming who is late, where it ended by its time limit."""
         self.counts[group] = self.counts.get(group, 0) + 1
         wait = Wait(group, members, what, time.monotonic())
         self._moved = wait.since
@@ -75,7 +75,7 @@ class Roll:
             waited = time.monotonic() - wait.since
             if not wait.late or waited < 0.9 * self.patience:
                 raise
-            raise RunError(
+            raise JobError(
                 f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {what}, and train.patience is "
                 f"over. What is {_ranks(wait.late)} doing? See its log."
             ) from error

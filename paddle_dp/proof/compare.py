@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paddle_dp.proof.sheets import REPLAYED, Key, Run, key
+from paddle_dp.proof.sheets import REPLAYED, Key, Trace, key
 
 K = 8.0
 NO_GRADIENT = (
@@ -69,16 +69,16 @@ class Row:
 
 @dataclass
 class Part:
-    """A run of one process, and the same on many ranks, in one precision.
+    """The trace of one process and that of many ranks, in one precision.
 
-    `truth` is one process's run in float64, if there is one: it knows which gradients are truly zero. `replayed` is
+    `truth` is one process's trace in float64, if there is one: it knows which gradients are truly zero. `replayed` is
     what one process makes of `many`'s gradients; without it, they are taken to be its own.
     """
 
-    one: Run
-    many: Run
-    truth: Run | None = None
-    replayed: Run | None = None
+    one: Trace
+    many: Trace
+    truth: Trace | None = None
+    replayed: Trace | None = None
     findings: list[Finding] = field(init=False)
     turned: dict[str, float] = field(
         init=False, default_factory=dict
@@ -129,8 +129,8 @@ class Part:
     def of_one(self, number: str) -> np.ndarray:
         """One process's value of a quantity, whole: of updates and states, what it makes of the ranks' gradients."""
         again = self.replayed is not None and Key.read(number).kind in REPLAYED
-        run = self.replayed if again and self.replayed is not None else self.one
-        return run.array(number)
+        trace = self.replayed if again and self.replayed is not None else self.one
+        return trace.array(number)
 
     def _findings(self) -> Iterator[Finding]:
         kinds = set(JUDGED)
@@ -201,12 +201,12 @@ class Part:
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
         """Which elements have no true gradient; nowhere where it is not a gradient's."""
-        run, step = (self.one, what.step) if self.truth is None else (self.truth, 1)
+        trace, step = (self.one, what.step) if self.truth is None else (self.truth, 1)
         number = key("probe" if what.kind == "probe" and self.truth is None else "gradient", step, what.name)
-        noise = run.noise(number) if what.kind in _MASKED else None
+        noise = trace.noise(number) if what.kind in _MASKED else None
         if noise is None:
             return np.zeros(shape, bool)
-        return undetermined(run.array(number), noise[0])
+        return undetermined(trace.array(number), noise[0])
 
     def _size(self, what: Key) -> float:
         """The 2-norm over everything of one kind and step: of an optimizer's states, those of one accumulator."""

@@ -67,7 +67,7 @@ class Watch(Callback):
 
 
 def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
-    """A task of every rank: rehearses this side and leaves rehearsal.json in options["trace"].
+    """The entry point of every rank: rehearses this side and leaves rehearsal.json in options["trace"].
 
     options["ranks"] is the larger side's number of ranks. One process is not interrupted, and does it again with
     weights that are one unit in the last place off: its own noise.

@@ -14,11 +14,11 @@ import paddle
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.parallel import Learner
 from paddle_dp.proof.record import Put, Recorder
-from paddle_dp.proof.sheets import REPLAYED, Key, Run, key
+from paddle_dp.proof.sheets import REPLAYED, Key, Trace, key
 
 
-def replay(learner: Learner, many: Run, put: Put) -> None:
-    """Hands to `put` what `learner`, one process at its beginning, makes of the gradients of the run `many`: its
+def replay(learner: Learner, many: Trace, put: Put) -> None:
+    """Hands to `put` what `learner`, one process at its beginning, makes of the gradients in the trace `many`: its
     updates, and the optimizer's states after the last of them, by key.
 
     Neither a forward nor a backward is computed. A step whose update the ranks left out, or nobody watched, moves the
@@ -42,7 +42,7 @@ def replay(learner: Learner, many: Run, put: Put) -> None:
         recorder.states(steps)
 
 
-def _give(learner: Learner, step: int, many: Run) -> None:
+def _give(learner: Learner, step: int, many: Trace) -> None:
     """Puts a step's gradients of the whole model into the parameters; what has none on the ranks keeps none."""
     for name, parameter in learner.named_parameters(trainable=True):
         number = key("gradient", step, name)

@@ -1,4 +1,4 @@
-"""The files of a side: for each of its runs and ranks one sheet, arrays by key (.bin) and what else there is to know
+"""The files of a side: for each of its traces and ranks one sheet, arrays by key (.bin) and what else there is to know
 (.json).
 
 A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Written inside the ranks, read outside without paddle.
@@ -40,14 +40,14 @@ def key(kind: str, step: int, name: str) -> str:
 
 
 class Writer:
-    """A rank's sheet of a run while it is written: what is put goes to the disk, and nothing is kept.
+    """A rank's sheet of a trace while it is written: what is put goes to the disk, and nothing is kept.
 
     Within `with`; a sheet that is not finished leaves nothing behind.
     """
 
-    def __init__(self, folder: Path, run: str, rank: int):
+    def __init__(self, folder: Path, trace: str, rank: int):
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{run}.{rank}.json"
+        self._path = folder / f"{trace}.{rank}.json"
         self._cut: dict[str, Any] = {}
         self.store = Store(self._path.with_suffix(".bin"))
         self.numbers = 0  # in all shards
@@ -79,14 +79,14 @@ class Writer:
 
 def write_sheet(
     folder: Path,
-    run: str,
+    trace: str,
     rank: int,
     shards: Mapping[str, TensorShard],
     facts: Mapping[str, Any],
     **more: Arrays,
 ) -> None:
     """A sheet of what is all at hand, with further groups of arrays by key."""
-    with Writer(folder, run, rank) as sheet:
+    with Writer(folder, trace, rank) as sheet:
         for number, shard in shards.items():
             sheet.put(number, shard)
         for name, arrays in more.items():
@@ -122,15 +122,15 @@ class Sheet:
 
 
 @dataclass
-class Run:
-    """A run of one side, from the sheets of all its ranks: every quantity whole."""
+class Trace:
+    """What one side recorded of its steps in one precision, from the sheets of all its ranks: every quantity whole."""
 
     sheets: list[Sheet]
 
     @classmethod
-    def read(cls, folder: Path, run: str, ranks: int) -> Run | None:
-        """None where the side had no such run."""
-        paths = [folder / f"{run}.{rank}.json" for rank in range(ranks)]
+    def read(cls, folder: Path, name: str, ranks: int) -> Trace | None:
+        """None where the side left no such trace."""
+        paths = [folder / f"{name}.{rank}.json" for rank in range(ranks)]
         return cls([Sheet(path) for path in paths]) if all(path.exists() for path in paths) else None
 
     @property

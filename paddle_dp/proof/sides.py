@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.errors import EndedError, RunError
+from paddle_dp.errors import EndedError, JobError
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -21,7 +21,7 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
-from paddle_dp.proof.sheets import Key, Run
+from paddle_dp.proof.sheets import Key, Trace
 
 NOT_RUN = 4  # a side that stopped before its end
 REFUSED = 2  # the exit status of a job that somebody can mend by typing something else
@@ -29,14 +29,14 @@ REFUSED = 2  # the exit status of a job that somebody can mend by typing somethi
 
 @dataclass(eq=False)
 class Side:
-    """What one layout left in its folder: runs by name ("wide" in float64, "own"), and what there is to know of it."""
+    """What one layout left in its folder: traces by name ("wide" in float64, "own"), and what else there is to know."""
 
     folder: Path
     ranks: int
 
     def __post_init__(self) -> None:
         self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
-        self.failed: str | None = self.facts["wide"]  # why there is no run in float64
+        self.failed: str | None = self.facts["wide"]  # why there is no trace in float64
         # What makes it differ from one process by nature: a sentence for each cause, with what removes it.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
@@ -51,23 +51,23 @@ class Side:
         found: list[dict[str, int]] = self.facts["held"]
         return found
 
-    def run(self, name: str) -> Run | None:
-        """None where the side has no such run."""
-        return Run.read(self.folder, name, self.ranks)
+    def trace(self, name: str) -> Trace | None:
+        """None where the side has no such trace."""
+        return Trace.read(self.folder, name, self.ranks)
 
-    def replayed(self, many: Side, name: str) -> Run | None:
-        """What this one process makes of the gradients of a run of `many`: updates, and the optimizer's states.
+    def replayed(self, many: Side, name: str) -> Trace | None:
+        """What this one process makes of the gradients in a trace of `many`: updates, and the optimizer's states.
 
-        None where `many` has no such run. Raises ValueError for a side that `Comparison.one` was not given.
+        None where `many` has no such trace. Raises ValueError for a side that `Comparison.one` was not given.
         """
         if many not in self.beside:
             raise ValueError(f"{many.folder} is not among the sides that Comparison.one was given")
-        return Run.read(self.folder / f"replay{self.beside.index(many)}", name, 1)
+        return Trace.read(self.folder / f"replay{self.beside.index(many)}", name, 1)
 
     @property
     def sizes(self) -> list[int]:
         """How many numbers each parameter of the whole model has."""
-        own = self.run("own")
+        own = self.trace("own")
         weights = [n for n in own.keys if Key.read(n).kind == "weight"] if own is not None else []
         return [own.array(n).size for n in weights] if own is not None else []
 
@@ -86,7 +86,7 @@ class Comparison:
     rehearse: bool = False  # the training itself, too: proof.rehearsal
 
     def one(self, beside: Sequence[Side]) -> Side:
-        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises RunError, EndedError.
+        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises JobError, EndedError.
 
         `beside` are the sides that it will be compared with: it does their updates again, from their gradients.
         """
@@ -101,7 +101,7 @@ class Comparison:
     def many(
         self, ranks: int, words: Sequence[str] = (), name: str = "many", patch: str | None = None
     ) -> Side:
-        """`ranks` ranks, with more overrides: a layout, say. Raises RunError, EndedError.
+        """`ranks` ranks, with more overrides: a layout, say. Raises JobError, EndedError.
 
         `patch` is "module:function" of a function without arguments that every rank calls before anything is built:
         so an examination puts a fault into a run. The module is found from the current folder.
@@ -122,7 +122,7 @@ class Comparison:
                     "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and what its "
                     "layers give (docs/proof.md)."
                 )
-            error = RunError("nothing was compared." if status == REFUSED else said)
+            error = JobError("nothing was compared." if status == REFUSED else said)
             error.exit_status = REFUSED if status == REFUSED else NOT_RUN
             raise error
         side = Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
@@ -133,7 +133,7 @@ class Comparison:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
         what |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse, **more}
         return Job(
-            task="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,
+            entry_point="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,
             quiet=True,
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class Comparison:
 def run_alone(job: Job) -> int:
     """Runs a job of one rank in a process of its own: this one has Paddle's threads and settings already fixed."""
     plan = plan_of(job, Machine.here())
-    command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--task", job.task]
+    command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--entry-point", job.entry_point]
     command += [word for override in job.all_overrides for word in ("-o", override)]
     variables = environment(plan, os.environ) | {MARK: f"{os.getpid()}-verify"}
     done = subprocess.run(

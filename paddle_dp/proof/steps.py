@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof.compare import EPS, NO_GRADIENT, K, ratio, undetermined
-from paddle_dp.proof.sheets import Key, Run, key
+from paddle_dp.proof.sheets import Key, Trace, key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class Step:
 class Steps:
     """Every step, and how far apart the weights are after the last one (`weights`, all of them together)."""
 
-    one: Run
-    many: Run
+    one: Trace
+    many: Trace
     turned: float = 1.0  # how much further apart than noise the first gradients are, without a fault
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """One side of a comparison, inside its ranks: the first steps of a recipe in this layout, written down.
 
-Two runs: `wide`, two steps in float64, and `own`, the recipe's first steps in its own precision. On one process each is
-followed by runs with noise (proof.noise), of which only the distance from the run without is kept.
+Two traces: `wide`, two steps in float64, and `own`, the recipe's first steps in its own precision. On one process each
+is followed by runs with noise (proof.noise), of which only the distance from the run without is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paddle_dp.proof.floors import Floors, Fold, NoRounding
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
-from paddle_dp.proof.sheets import Run, Writer
+from paddle_dp.proof.sheets import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
@@ -188,7 +188,7 @@ class Side:
     def replay(self, number: int, folder: Path, ranks: int) -> None:
         """Does the updates of a side of `ranks` ranks again, and leaves them in the folder replay<number>."""
         for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
-            many = Run.read(folder, name, ranks)
+            many = Trace.read(folder, name, ranks)
             if many is not None:
                 self.given = Given(precision)
                 gc.collect()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof.compare import K, Part
-from paddle_dp.proof.sheets import Key, Run
+from paddle_dp.proof.sheets import Key, Trace
 from paddle_dp.proof.sides import Side
 from paddle_dp.proof.steps import Steps
 from paddle_dp.proof.where import Search, Where
@@ -57,8 +57,8 @@ class Verdict:
         return self._learns("gradient") and (self._learns("update") or self.steps.moved)
 
     def _learns(self, kind: str) -> bool:
-        run = self.own.one
-        arrays = (run.array(number) for number in run.keys if Key.read(number).kind == kind)
+        trace = self.own.one
+        arrays = (trace.array(number) for number in trace.keys if Key.read(number).kind == kind)
         return any(bool(np.any(np.isfinite(array) & (array != 0))) for array in arrays)
 
     @cached_property
@@ -202,8 +202,8 @@ def compare_sides(one: Side, many: Side) -> Verdict:
     return Verdict(one, many)
 
 
-def _part(one: Side, many: Side, name: str, truth: Run | None = None) -> Part | None:
-    a, b = one.run(name), many.run(name)
+def _part(one: Side, many: Side, name: str, truth: Trace | None = None) -> Part | None:
+    a, b = one.trace(name), many.trace(name)
     return Part(a, b, truth, one.replayed(many, name)) if a is not None and b is not None else None
 
 

@@ -67,8 +67,8 @@ class Search:
                 yield from (self._other(step, here[what]) for what in here if what.kind == kind)
 
     def _rows(self, side: str) -> list[dict[str, Any]]:
-        run = self.part.one if side == "one" else self.part.many
-        rows: list[dict[str, Any]] = run.facts["rows"]
+        trace = self.part.one if side == "one" else self.part.many
+        rows: list[dict[str, Any]] = trace.facts["rows"]
         return rows
 
     @cached_property
@@ -194,14 +194,16 @@ class Search:
     def _say_gradient(self, finding: Finding) -> str:
         if finding.missing:
             return _missing(finding.missing)
-        number, run = key(*finding.key), self.part.many
-        one, copies = self.part.one.array(number), run.copies(number)
+        number, trace = key(*finding.key), self.part.many
+        one, copies = self.part.one.array(number), trace.copies(number)
         if copies and next(iter(copies.values())).shape == one.shape:
-            return diagnose.unmet(one, copies, [sheet.facts["coords"] for sheet in run.sheets], self.degrees)
+            return diagnose.unmet(
+                one, copies, [sheet.facts["coords"] for sheet in trace.sheets], self.degrees
+            )
         said = self._slices(number, one)
         if said:
             return said
-        return diagnose.scaled(*diagnose.factor(one, run.array(number)), self.degrees, run.cut(number))
+        return diagnose.scaled(*diagnose.factor(one, trace.array(number)), self.degrees, trace.cut(number))
 
     def _slices(self, number: str, one: np.ndarray) -> str:
         """Which of a parameter's slices are off and how, when some are not; "" when all are, or it is not cut."""

@@ -28,7 +28,7 @@ from paddle_dp.audit.judges.gradients import Update, judge
 from paddle_dp.audit.judges.randomness import randomness
 from paddle_dp.audit.judges.samples import samples, shares
 from paddle_dp.audit.judges.weights import weights
-from paddle_dp.audit.records import Run
+from paddle_dp.audit.records import Trace
 from paddle_dp.audit.report import Outcome
 
 STATES = {"paddle": "a", "numpy": "b", "random": "c"}
@@ -218,7 +218,7 @@ def record(tmp_path):
             journal = Journal(tmp_path, number)
             for event in (Began(rank=number, ranks=len(ranks)), *events):
                 journal.write(event)
-        return Run.read(tmp_path, len(ranks))
+        return Trace.read(tmp_path, len(ranks))
 
     return write
 
@@ -243,10 +243,10 @@ def stepped(step, digests, batches=((0, 1, 0),), drew=False, missing=()):
 
 
 def test_a_cut_off_line_is_left_out(record, tmp_path):
-    run = record([Seeded(generator="paddle", value="1")])
+    trace = record([Seeded(generator="paddle", value="1")])
     with (tmp_path / "rank-0.jsonl").open("a") as file:
         file.write('["Ended", {"where": "", "rea')
-    assert Run.read(tmp_path, 1).ranks[0].events == run.ranks[0].events
+    assert Trace.read(tmp_path, 1).ranks[0].events == trace.ranks[0].events
 
 
 def test_a_forked_process_writes_nothing(tmp_path):
@@ -257,13 +257,13 @@ def test_a_forked_process_writes_nothing(tmp_path):
         journal.write(Seeded(generator="numpy", value="2"))
         os._exit(0)
     os.waitpid(child, 0)
-    assert len(Run.read(tmp_path, 1).ranks[0].events) == 1
+    assert len(Trace.read(tmp_path, 1).ranks[0].events) == 1
 
 
 def test_diverging_weights_are_told_from_the_update_that_did_it(record):
     same, other = {"w": "1", "b": "2"}, {"w": "9", "b": "2"}
-    run = record([stepped(1, same), stepped(2, same)], [stepped(1, same), stepped(2, other)])
-    (finding,) = weights(run).findings
+    trace = record([stepped(1, same), stepped(2, same)], [stepped(1, same), stepped(2, other)])
+    (finding,) = weights(trace).findings
     assert finding.rule == "weights-diverge" and "from update 1 on: 1 of 2" in finding.what
     assert finding.evidence.endswith("w") and finding.where == "train.py:30"
     assert not weights(record([stepped(1, same)], [stepped(1, same)])).findings

@@ -15,7 +15,7 @@ import pytest
 import paddle_dp
 from paddle_dp import cli
 from paddle_dp.cli import commands
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 from paddle_dp.launch.command import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.Captu
 def test_an_error_on_purpose_is_its_message_alone(
     leave: Leave, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "_run", lambda job: (_ for _ in ()).throw(RunError("rank 1 is gone")))
+    monkeypatch.setattr(commands, "_run", lambda job: (_ for _ in ()).throw(JobError("rank 1 is gone")))
     assert leave("train", "a.yaml") == 1
     assert capsys.readouterr().err == "rank 1 is gone\n"
 

@@ -70,7 +70,7 @@ def test_evaluate_takes_the_recipe_of_the_run(leave: Leave, jobs: list[Job], tmp
     leave("evaluate", str(tmp_path), "--ranks", "3", "--checkpoint", "best")
     assert jobs == [
         Job(
-            task="evaluate",
+            entry_point="evaluate",
             recipe=tmp_path / "recipe.yaml",
             ranks=3,
             output_dir=tmp_path,
@@ -83,7 +83,7 @@ def test_generate_asks_for_one_process_of_any_layout(leave: Leave, jobs: list[Jo
     (tmp_path / "recipe.yaml").touch()
     leave("generate", str(tmp_path), "--prompt", "a", "--tokens", "3", "--top-k", "2")
     (job,) = jobs
-    assert (job.task, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
+    assert (job.entry_point, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
     wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
     assert job.extra == wanted and job.quiet and job.output_dir == tmp_path
 
@@ -92,7 +92,7 @@ def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[
     (tmp_path / "recipe.yaml").touch()
     leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
     (job,) = jobs
-    assert (job.task, job.ranks, job.output_dir) == ("export", 1, tmp_path)
+    assert (job.entry_point, job.ranks, job.output_dir) == ("export", 1, tmp_path)
     assert job.overrides == ("strategy.use=single", "train.precision=float32")
     assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
 

@@ -57,16 +57,20 @@ class Started:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.tasks:task."""
+    """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points."""
     jobs: list[Started] = []
 
-    def begin(task: str, ranks: int | None = 2, env: dict[str, str] | None = None, **job: Any) -> Started:
+    def begin(
+        entry_point: str, ranks: int | None = 2, env: dict[str, str] | None = None, **job: Any
+    ) -> Started:
         folder = tmp_path / f"job{len(jobs)}"
         (folder / "pids").mkdir(parents=True)
         extra = {"pids": str(folder / "pids"), **job.pop("extra", {})}
         named = {
             "recipe": "tests/faults/tiny.yaml",
-            "task": task if task == "train" else f"tests.faults.tasks:{task}",
+            "entry_point": entry_point
+            if entry_point == "train"
+            else f"tests.faults.entry_points:{entry_point}",
             "output_dir": str(folder / "run"),
         }
         words = {**named, "ranks": ranks, **job, "extra": extra}

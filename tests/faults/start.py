@@ -1,4 +1,4 @@
-"""A supervisor as a process of its own; its argument is a Job as JSON: '{"task": "…", "ranks": 2, …}'."""
+"""A supervisor as a process of its own; its argument is a Job as JSON: '{"entry_point": "…", "ranks": 2, …}'."""
 
 import json
 import os

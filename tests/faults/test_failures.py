@@ -111,7 +111,7 @@ def test_what_the_screen_ends_with_goes_on_where_a_killed_rank_had_saved(start, 
 
 def test_where_nothing_was_saved_the_screen_says_so(start, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.replace("cross_entropy", "tests.faults.tasks.broken_loss"))
+    recipe.write_text(RECIPE.replace("cross_entropy", "tests.faults.entry_points.broken_loss"))
     job = start("train", recipe=str(recipe), ranks=1)
     status, _, complained = job.finish()
     assert status == 1

@@ -89,7 +89,11 @@ def test_a_mistake_is_one_message_and_no_run_folder(start):
 
 def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
     """The supervisor shows nothing of the log, and passes the terminal's name on."""
-    job = {"task": "tests.faults.tasks:write_to_terminal", "ranks": 2, "recipe": "tests/faults/tiny.yaml"}
+    job = {
+        "entry_point": "tests.faults.entry_points:write_to_terminal",
+        "ranks": 2,
+        "recipe": "tests/faults/tiny.yaml",
+    }
     ours, theirs = pty.openpty()
     command = [
         sys.executable,

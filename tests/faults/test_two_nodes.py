@@ -46,10 +46,11 @@ def spaces():
 
 
 def begin(
-    space: str, node: int, out: Path, task: str, *overrides: str, **extra: str
+    space: str, node: int, out: Path, entry_point: str, *overrides: str, **extra: str
 ) -> subprocess.Popen[str]:
     job = {
-        "task": task if task == "train" else f"tests.faults.tasks:{task}", "overrides": overrides,
+        "entry_point": entry_point if entry_point == "train" else f"tests.faults.entry_points:{entry_point}",
+        "overrides": overrides,
         "recipe": "tests/faults/tiny.yaml", "output_dir": str(out), "extra": extra,
         "nodes": 2, "master": f"{NODES[0]}:{PORT}", "node_rank": node,
     }  # fmt: skip

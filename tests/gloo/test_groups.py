@@ -74,7 +74,7 @@ def test_a_group_waits_longer_than_gloo_does() -> None:
 def waits_for_nobody() -> str:
     import paddle.distributed as dist
 
-    from paddle_dp.errors import RunError
+    from paddle_dp.errors import JobError
     from paddle_dp.gloo import install
     from paddle_dp.mesh import join
 
@@ -84,7 +84,7 @@ def waits_for_nobody() -> str:
         return ""
     try:
         dist.new_group([0, 1])
-    except RunError as error:
+    except JobError as error:
         return str(error)
     return "it started alone"
 

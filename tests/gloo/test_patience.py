@@ -16,7 +16,7 @@ from tests.ranks import run_ranks
 
 def sum_with_one_late(patience: float, seconds: list[float], bridged: bool) -> list[Any]:
     """Sums of ones, to each of which the last rank comes so late; what came of it, and after how long."""
-    from paddle_dp.errors import RunError
+    from paddle_dp.errors import JobError
     from paddle_dp.gloo import install
     from paddle_dp.mesh import join, rolls
 
@@ -31,7 +31,7 @@ def sum_with_one_late(patience: float, seconds: list[float], bridged: bool) -> l
             time.sleep(late)
         try:
             said = mesh.sum([1.0])[0]
-        except RunError as error:
+        except JobError as error:
             said = str(error)
         except (RuntimeError, ValueError) as error:
             said = type(error).__name__

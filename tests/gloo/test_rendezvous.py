@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 from paddle_dp.gloo import rendezvous
 
 
@@ -60,7 +60,7 @@ def test_when_no_port_can_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(
             rendezvous, "reserved_port", lambda: contextlib.nullcontext(taken.getsockname()[1])
         )
-        with pytest.raises(RunError, match=r"no store could be opened at 127.0.0.1 in 20 attempts.*Bind"):
+        with pytest.raises(JobError, match=r"no store could be opened at 127.0.0.1 in 20 attempts.*Bind"):
             rendezvous.open_store()
 
 
@@ -95,6 +95,6 @@ def test_a_roll_call_ends_when_the_last_has_come() -> None:
 def test_a_roll_call_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous.Patience, "seconds", 0.1)
     with pytest.raises(
-        RunError, match=r"gloo group 7: rank 5 \(member 1 of 0 to 3\) waited 0.1 s for members \[0, 2, 3\]"
+        JobError, match=r"gloo group 7: rank 5 \(member 1 of 0 to 3\) waited 0.1 s for members \[0, 2, 3\]"
     ):
         rendezvous.roll_call(Counters(), "gloo group 7", 1, 4, 5)

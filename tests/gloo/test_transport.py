@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 from paddle_dp.gloo.rendezvous import Patience
 from paddle_dp.gloo.transport import HEADER, Endpoint
 
@@ -75,7 +75,7 @@ def test_a_peer_that_left_is_named(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     connection = zero._connect(1)
     connection.close()
-    with pytest.raises(RunError, match=r"rank 1 waits for rank 0 in gloo group 5, which has left"):
+    with pytest.raises(JobError, match=r"rank 1 waits for rank 0 in gloo group 5, which has left"):
         one.take(5, 0)
 
 
@@ -90,7 +90,7 @@ def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Endpoint, Endp
 def test_patience_ends_with_names(pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "seconds", 0.1)
     with pytest.raises(
-        RunError, match=r"rank 1 waits for rank 0 in gloo group 3, which sent nothing for 0.1 s"
+        JobError, match=r"rank 1 waits for rank 0 in gloo group 3, which sent nothing for 0.1 s"
     ):
         pair[1].take(3, 0)
 

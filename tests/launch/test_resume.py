@@ -56,7 +56,7 @@ def test_where_nothing_was_saved_it_says_so(tmp_path: Path) -> None:
     assert how_to_resume(JOB, tmp_path) == said
 
 
-@pytest.mark.parametrize("job", [replace(JOB, task="evaluate"), replace(JOB, nodes=2, node_rank=1)])
+@pytest.mark.parametrize("job", [replace(JOB, entry_point="evaluate"), replace(JOB, nodes=2, node_rank=1)])
 def test_only_a_training_goes_on_and_only_the_first_node_says_so(tmp_path: Path, job: Job) -> None:
     save(tmp_path, 10, GOOD)
     assert how_to_resume(job, tmp_path) is None

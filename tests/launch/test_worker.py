@@ -15,20 +15,20 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.processes import alive, descendants, kill_all
-from paddle_dp.launch.worker import TASKS, _find, _read, guarded
+from paddle_dp.launch.worker import ENTRY_POINTS, _find, _read, guarded
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = "tests/faults/tiny.yaml"
 
 
-def launch(tmp_path: Path, task: str, *words: str) -> subprocess.Popen[str]:
+def launch(tmp_path: Path, entry_point: str, *words: str) -> subprocess.Popen[str]:
     """`python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c …`, as the README says it."""
     script = [
         "tools/train.py",
         "-c",
         TINY,
-        "--task",
-        f"tests.faults.tasks:{task}",
+        "--entry-point",
+        f"tests.faults.entry_points:{entry_point}",
         "--out",
         str(tmp_path / "run"),
     ]
@@ -43,15 +43,20 @@ def launch(tmp_path: Path, task: str, *words: str) -> subprocess.Popen[str]:
 def test_overrides_can_stand_together_and_apart():
     job = _read("train", ["-c", "r.yaml", "-o", "a=1", "b=2", "-o", "c=3", "--resume", "--out", "runs/x"])
     assert job.overrides == ("a=1", "b=2", "c=3")
-    assert (job.resume, job.output_dir, job.task, job.recipe) == ("newest", "runs/x", "train", Path("r.yaml"))
+    assert (job.resume, job.output_dir, job.entry_point, job.recipe) == (
+        "newest",
+        "runs/x",
+        "train",
+        Path("r.yaml"),
+    )
     assert _read("train", ["-c", "r.yaml", "--resume", "a/b"]).resume == "a/b"
     assert _read("evaluate", ["-c", "r.yaml", "--checkpoint", "best"]).options["checkpoint"] == "best"
 
 
 def test_every_task_is_there_or_is_a_sentence():
-    assert {"train", "evaluate"} <= TASKS.keys()
+    assert {"train", "evaluate"} <= ENTRY_POINTS.keys()
     assert callable(_find("train")) and callable(_find("evaluate"))
-    with pytest.raises(UsageError, match=r"no task 'trian'\. Did you mean 'train'"):
+    with pytest.raises(UsageError, match=r"no entry point 'trian'\. Did you mean 'train'"):
         _find("trian")
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from paddle_dp.errors import RunError, UsageError
+from paddle_dp.errors import JobError, UsageError
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.seed import own_seed
 from tests.ranks import run_ranks
@@ -46,7 +46,7 @@ def test_a_port_that_never_opens_is_named():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(RunError, match=address):
+        with pytest.raises(JobError, match=address):
             wait_for_port(address, patience=0.1)
 
 
@@ -62,7 +62,7 @@ def test_a_port_that_somebody_else_took_is_named():
         other.bind(("", 0))
         address = f"127.0.0.1:{other.getsockname()[1]}"
         other.listen()
-        with pytest.raises(RunError, match=f"cannot open its store at {address}: Address already in use"):
+        with pytest.raises(JobError, match=f"cannot open its store at {address}: Address already in use"):
             check_port(address)
     check_port(address)
 
@@ -80,5 +80,5 @@ def test_a_job_whose_port_was_taken_says_so():
         other.bind(("", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        with pytest.raises(AssertionError, match=rf"RunError: rank 0 cannot open its store at \S+:{port}"):
+        with pytest.raises(AssertionError, match=rf"JobError: rank 0 cannot open its store at \S+:{port}"):
             run_ranks(stolen, 2, env={"PORT_RANGE": f"{port}:{port}"})

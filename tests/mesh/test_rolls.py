@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from paddle_dp.errors import RunError
+from paddle_dp.errors import JobError
 from paddle_dp.mesh.rolls import Roll
 
 
@@ -47,7 +47,7 @@ def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
             time.sleep(0.4)
             raise RuntimeError("gloo: TIMEOUT")
 
-    with pytest.raises(RunError, match="rank 0 has waited 0 s for rank 2 in a sum"):
+    with pytest.raises(JobError, match="rank 0 has waited 0 s for rank 2 in a sum"):
         exchange()
     mine._stop.set()
     assert "rank 0 has waited 0 s in a sum for rank 2" in capfd.readouterr().err

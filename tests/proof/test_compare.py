@@ -7,7 +7,7 @@ from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import K, Part, undetermined
 from paddle_dp.proof.noise import FLOAT32
 from paddle_dp.proof.shares import short
-from paddle_dp.proof.sheets import Run, key, write_sheet
+from paddle_dp.proof.sheets import Trace, key, write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
 
@@ -27,7 +27,7 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, **v
         "noise": {number: float(np.linalg.norm(array)) for number, array in most.items()},
     }  # fmt: skip
     write_sheet(folder, name, rank, shards, facts, noise=most)
-    return Run.read(folder, name, rank + 1)
+    return Trace.read(folder, name, rank + 1)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof import store
 from paddle_dp.proof.floors import Floors, Fold, NoRounding
-from paddle_dp.proof.sheets import Run, Writer, key
+from paddle_dp.proof.sheets import Trace, Writer, key
 from paddle_dp.proof.store import Store
 
 GRADIENT = key("gradient", 1, "w")
@@ -47,7 +47,7 @@ def floors_of(folder, base, noisy, **judged):
             fold.put(key("state", 1, "unknown"), TensorShard.whole("x", array))
             fold.judge(2.0 + 1e-13)
         sheet.finish({"noise": floors.norms})
-    return Run.read(folder, "wide", 1)
+    return Trace.read(folder, "wide", 1)
 
 
 @pytest.mark.parametrize("judged", [True, False])
@@ -75,4 +75,4 @@ def test_a_run_that_is_no_rounding_leaves_nothing(tmp_path):
 def test_a_sheet_that_is_not_finished_is_none(tmp_path):
     with pytest.raises(RuntimeError), Writer(tmp_path, "wide", 0):
         raise RuntimeError
-    assert Run.read(tmp_path, "wide", 1) is None and not list(tmp_path.iterdir())
+    assert Trace.read(tmp_path, "wide", 1) is None and not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from paddle_dp.parallel import Task, place_whole
 from paddle_dp.proof.compare import K, Part
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.sheets import Run, Writer, write_sheet
+from paddle_dp.proof.sheets import Trace, Writer, write_sheet
 
 CLIP = nn.ClipGradByGlobalNorm(0.5)
 OPTIMIZERS = {
@@ -62,7 +62,7 @@ def written(folder, shards, rows=()):
     recorded = list(range(1, len(rows) + 1))
     facts = {"dtype": "float32", "rows": list(rows), "recorded": recorded, "order": [], "amiss": None}
     write_sheet(folder, "own", 0, shards, facts)
-    return Run.read(folder, "own", 1)
+    return Trace.read(folder, "own", 1)
 
 
 def compared(tmp_path, optimizer, many, replayed=True):
@@ -76,7 +76,7 @@ def replayed_in(folder, ours, many):
     with Writer(folder, "own", 0) as sheet:
         replay(ours, many, sheet.put)
         sheet.finish({})
-    return Run.read(folder, "own", 1)
+    return Trace.read(folder, "own", 1)
 
 
 def turned(gradient):
@@ -132,7 +132,7 @@ def test_an_update_that_is_left_out_moves_the_schedule_only(tmp_path):
     ours.train_batch(batch(2))
     facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [2], "order": [], "amiss": None}
     write_sheet(tmp_path / "many", "own", 0, shards, facts)
-    many = Run.read(tmp_path / "many", "own", 1)
+    many = Trace.read(tmp_path / "many", "own", 1)
     again = replayed_in(tmp_path / "replay", learner("sgd"), many)
     assert again.keys == {number for number in many.keys if number.startswith("update|2|")}
     assert all(np.array_equal(again.array(number), many.array(number)) for number in again.keys)

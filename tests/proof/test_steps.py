@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.proof.compare import K
-from paddle_dp.proof.sheets import Run, write_sheet
+from paddle_dp.proof.sheets import Trace, write_sheet
 from paddle_dp.proof.steps import Steps, growth, shares
 
 
@@ -20,7 +20,7 @@ def run(folder, losses, noisy=()):
         "recorded": [1],
     }
     write_sheet(folder, "own", 0, {}, facts)
-    return Run.read(folder, "own", 1)
+    return Trace.read(folder, "own", 1)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.errors import EndedError, RunError, UsageError
+from paddle_dp.errors import EndedError, JobError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.verify import verify as verify_here
@@ -149,12 +149,12 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("status", "error", "says"),
-    [(143, EndedError, 143), (130, EndedError, 130), (1, RunError, 4), (137, RunError, 4), (2, RunError, 2)],
+    [(143, EndedError, 143), (130, EndedError, 130), (1, JobError, 4), (137, JobError, 4), (2, JobError, 2)],
 )
 def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status, error, says):
     """137 is a rank that somebody killed, or the machine for want of memory: the next layout may well run."""
     comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(JobError) as caught:
         comparison._side(status, Job(recipe=tmp_path, ranks=2))
     assert type(caught.value) is error
     assert caught.value.exit_status == says
@@ -165,5 +165,5 @@ def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status
 )
 def test_a_side_that_was_killed_says_what_kills(tmp_path, status, said):
     comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(JobError, match=said):
         comparison._side(status, Job(recipe=tmp_path, ranks=1))

@@ -253,7 +253,7 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
     from paddle_dp.export import program
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train import tasks
+    from paddle_dp.train import entry_points
     from paddle_dp.train.build import build
 
     (tmp_path / "recipe.yaml").write_text(
@@ -267,7 +267,7 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
     name = "model/head.bias"
     spoiled(saved, None, name)
     with pytest.raises(NotFiniteError, match=f"the evaluation of {saved} gives loss nan"):
-        tasks.evaluate(recipe, {"checkpoint": str(saved)})
+        entry_points.evaluate(recipe, {"checkpoint": str(saved)})
     with pytest.raises(ExportError, match=f"'{name.removeprefix('model/')}' is not finite: 1 NaN of"):
         exporting.export(recipe, {"to": str(tmp_path / "out"), "checkpoint": str(saved)})
     assert not (tmp_path / "out").exists()

@@ -7,27 +7,27 @@ from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, Ended, Event, Exchanged, LoaderMade, PassBegan, Stepped
 from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Rank, Run, same_loader
+from paddle_dp.audit.records import Rank, Trace, same_loader
 
 GATHERS = ("all_gather", "all_gather_object", "gather")
 
 
-def evaluation(run: Run) -> Section:
+def evaluation(trace: Trace) -> Section:
     looked, found = [], []
-    for loader in sorted({place[0] for rank in run.ranks for place in rank.passes} - run.training):
-        made, orders = same_loader(run, loader), run.orders(loader, 1)
+    for loader in sorted({place[0] for rank in trace.ranks for place in rank.passes} - trace.training):
+        made, orders = same_loader(trace, loader), trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
         if made is None or not known:
             continue
-        managed = run.ranks[0].passes[loader, 1].managed if (loader, 1) in run.ranks[0].passes else False
+        managed = trace.ranks[0].passes[loader, 1].managed if (loader, 1) in trace.ranks[0].passes else False
         looked.append(f"{made.samples} samples ({made.dataset}) on {plural(len(known), 'rank')}")
-        if len(known) == len(run.ranks) > 1:
-            found += [*_reads(run, made, known, managed), *_numbers(run, made, known, managed)]
+        if len(known) == len(trace.ranks) > 1:
+            found += [*_reads(trace, made, known, managed), *_numbers(trace, made, known, managed)]
     said = "; ".join(looked) or "no loader was read without training"
     return Section("evaluation", said, tuple(found))
 
 
-def _reads(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
+def _reads(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
     """Held-out samples that are read twice, or by nobody; every rank reading all of them is no mistake."""
     reads = [[index for batch in order for index in batch] for order in orders]
     if all(len(set(each)) == made.samples == len(each) for each in reads):
@@ -35,9 +35,9 @@ def _reads(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> 
     counts = Counter(index for each in reads for index in each)
     twice = sorted(index for index, count in counts.items() if count > 1)
     never = sorted(set(range(made.samples or 0)) - counts.keys())
-    begun = run.ranks[0].passes[made.loader, 1]
+    begun = trace.ranks[0].passes[made.loader, 1]
     if twice and not managed:
-        gathered = any(event.collective in GATHERS for event in window(run.ranks[0], made.loader)[0])
+        gathered = any(event.collective in GATHERS for event in window(trace.ranks[0], made.loader)[0])
         extra = sum(counts.values()) - len(counts)
         yield Finding(
             rule="evaluation-repeats", severity="note" if gathered else "fault", where=begun.where,
@@ -55,13 +55,13 @@ def _reads(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> 
         )  # fmt: skip
 
 
-def _numbers(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
+def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
     """Whether the ranks' numbers become one, and how."""
     shares = [sum(map(len, order)) for order in orders]
     if managed or all(share == made.samples for share in shares):
         return
-    seen = [window(rank, made.loader) for rank in run.ranks]
-    begun = run.ranks[0].passes[made.loader, 1]
+    seen = [window(rank, made.loader) for rank in trace.ranks]
+    begun = trace.ranks[0].passes[made.loader, 1]
     if not all(closed for _, closed in seen):
         return
     exchanged = [[event for event in events if event.collective != "barrier"] for events, _ in seen]
@@ -72,8 +72,8 @@ def _numbers(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -
             evidence=f"rank 0 reads {shares[0]} of {made.samples} samples, and no collective follows",
             remedy="all_reduce the total and the count of samples, and divide afterwards",
         )  # fmt: skip
-    elif len(set(shares)) > 1 and (values := _means(run, made, exchanged)):
-        read = [_given(rank, made.loader) for rank in run.ranks]
+    elif len(set(shares)) > 1 and (values := _means(trace, made, exchanged)):
+        read = [_given(rank, made.loader) for rank in trace.ranks]
         plain, right = (
             sum(values) / len(values),
             sum(v * n for v, n in zip(values, read, strict=True)) / sum(read),
@@ -87,14 +87,14 @@ def _numbers(run: Run, made: LoaderMade, orders: list[Batches], managed: bool) -
         )  # fmt: skip
 
 
-def _means(run: Run, made: LoaderMade, exchanged: list[list[Exchanged]]) -> list[float]:
+def _means(trace: Trace, made: LoaderMade, exchanged: list[list[Exchanged]]) -> list[float]:
     """The ranks' numbers that were reduced, when they are means and no count of samples goes with them."""
     reduced = [
         [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
     ]
     if not all(reduced):
         return []
-    read = [float(_given(rank, made.loader)) for rank in run.ranks]
+    read = [float(_given(rank, made.loader)) for rank in trace.ranks]
     values = [[value for event in events for value in event.values] for events in reduced]
     counted = all(n in given for n, given in zip(read, values, strict=True))
     first = [given[0] for given in values]

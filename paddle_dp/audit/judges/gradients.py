@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Arrays, Run
+from paddle_dp.audit.records import Arrays, Trace
 
 EXACT = 3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
 NEAR = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact
@@ -58,20 +58,20 @@ class Update:
         return np.tensordot(shares, [own[name].astype(np.float64) for own in self.own], axes=1)
 
 
-def recorded(run: Run, again: Run | None = None) -> Iterator[Update]:
+def recorded(trace: Trace, again: Trace | None = None) -> Iterator[Update]:
     """The updates whose gradients were kept on all ranks."""
-    for step in range(1, run.steps + 1):
-        updates = run.together(step)
+    for step in range(1, trace.steps + 1):
+        updates = trace.together(step)
         if not all(update.arrays for update in updates) or len({update.optimizer for update in updates}) > 1:
             continue
-        files = [rank.arrays(update.arrays) for rank, update in zip(run.ranks, updates, strict=True)]
+        files = [rank.arrays(update.arrays) for rank, update in zip(trace.ranks, updates, strict=True)]
         scale = updates[0].scale
         yield Update(
             step=step, where=updates[0].where,
             own=tuple({k[4:]: v / scale for k, v in file.items() if k.startswith("own/")} for file in files),
             final=tuple({k[6:]: v for k, v in file.items() if k.startswith("final/")} for file in files),
-            sizes=tuple(sum(rank.sizes(u)) for rank, u in zip(run.ranks, updates, strict=True)),
-            drew=any(update.drew for update in updates), equal=step <= run.equal_until,
+            sizes=tuple(sum(rank.sizes(u)) for rank, u in zip(trace.ranks, updates, strict=True)),
+            drew=any(update.drew for update in updates), equal=step <= trace.equal_until,
             one=again.ranks[0].arrays(f"replay.step-{step}") or None if again is not None else None,
         )  # fmt: skip
 

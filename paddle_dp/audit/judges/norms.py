@@ -6,33 +6,33 @@ import numpy as np
 
 from paddle_dp.audit.events import Buffered, Normed
 from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Run
+from paddle_dp.audit.records import Trace
 
 
-def norms(run: Run, apart: float | None) -> Section:
+def norms(trace: Trace, apart: float | None) -> Section:
     """`apart`: how far the first gradient is from one process's, if that is known."""
-    seen = next(iter(run.ranks[0].of(Normed)), None)
+    seen = next(iter(trace.ranks[0].of(Normed)), None)
     if seen is None:
         return Section("BatchNorm", "no update was done, so no layer was looked at", ())
     local = len(seen.layers)
     looked = f"{plural(local + seen.synchronised, 'layer')}, {seen.synchronised} of them synchronised"
-    if not local or len(run.ranks) < 2:
+    if not local or len(trace.ranks) < 2:
         return Section("BatchNorm", looked, ())
-    words = [f"{few(seen.layers, 2)}", _means(run)]
+    words = [f"{few(seen.layers, 2)}", _means(trace)]
     if apart is not None:
         words.append(f"the first gradient is {apart:.1%} away from one process's on the same samples")
     finding = Finding(
         rule="batchnorm-local", severity="difference",
         what=f"{plural(local, 'BatchNorm layer')} normalise{'s' * (local == 1)} over one rank's samples only",
-        evidence="; ".join(filter(None, words)), where=run.together(1)[0].where if run.steps else "",
+        evidence="; ".join(filter(None, words)), where=trace.together(1)[0].where if trace.steps else "",
         remedy="model = paddle.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DataParallel; on a GPU",
     )  # fmt: skip
     return Section("BatchNorm", looked, (finding,))
 
 
-def _means(run: Run) -> str:
+def _means(trace: Trace) -> str:
     """How different the running means are that the ranks would save."""
-    kept = [next(iter(rank.of(Buffered)), None) for rank in run.ranks]
+    kept = [next(iter(rank.of(Buffered)), None) for rank in trace.ranks]
     if any(each is None for each in kept):
         return ""
     means = [each.means for each in kept if each is not None]

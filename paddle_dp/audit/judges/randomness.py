@@ -6,37 +6,37 @@ from collections.abc import Iterator
 
 from paddle_dp.audit.events import OptimizerMade, Seeded, Wrapped
 from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Rank, Run, same_loader
+from paddle_dp.audit.records import Rank, Trace, same_loader
 
 CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "random": "random.seed(seed)"}
 
 
-def randomness(run: Run, alone: Run | None) -> Section:
+def randomness(trace: Trace, alone: Trace | None) -> Section:
     """`alone` is the run on one process: the script's second run, as far as its beginning goes."""
-    seeds = {(seed.generator, seed.where): seed.value for seed in run.ranks[0].of(Seeded)}
+    seeds = {(seed.generator, seed.where): seed.value for seed in trace.ranks[0].of(Seeded)}
     listed = [f"{generator} {value} ({where})" for (generator, where), value in seeds.items()]
     said = f"seeds set by the script: {few(listed) or 'none'}"
-    workers = max((made.workers for made in run.ranks[0].loaders.values()), default=0)
+    workers = max((made.workers for made in trace.ranks[0].loaders.values()), default=0)
     if workers:
         said += (
             f"; what {plural(workers, 'loader process', 'loader processes')} of each rank draw is not seen"
         )
-    found = (*_first_weights(run, alone), *_order(run), *_data(run), *_masks(run))
+    found = (*_first_weights(trace, alone), *_order(trace), *_data(trace), *_masks(trace))
     return Section("randomness", said, found)
 
 
-def _first_weights(run: Run, alone: Run | None) -> Iterator[Finding]:
-    mine = earliest(run.ranks[0])
+def _first_weights(trace: Trace, alone: Trace | None) -> Iterator[Finding]:
+    mine = earliest(trace.ranks[0])
     if alone is not None and (other := earliest(alone.ranks[0])):
         apart = sorted(name for name in mine.keys() & other.keys() if mine[name] != other[name])
         evidence = f"rank 0's and those of a second run on one process: {few(apart, 3)} differ"
     else:
-        ranks = [earliest(rank) for rank in run.ranks]
-        seeded = any(seed.generator == "paddle" for seed in run.ranks[0].of(Seeded))
+        ranks = [earliest(rank) for rank in trace.ranks]
+        seeded = any(seed.generator == "paddle" for seed in trace.ranks[0].of(Seeded))
         apart = [] if seeded else sorted(n for n in mine if any(each.get(n) != mine[n] for each in ranks))
         evidence = f"before they were made equal, the ranks' own initial weights differed: {few(apart, 3)}"
     if apart:
-        made = next(iter((*run.ranks[0].of(Wrapped), *run.ranks[0].of(OptimizerMade))), None)
+        made = next(iter((*trace.ranks[0].of(Wrapped), *trace.ranks[0].of(OptimizerMade))), None)
         yield Finding(
             rule="unseeded-weights", severity="difference", where=made.where if made else "",
             what="two runs of the script begin with different weights", evidence=evidence,
@@ -53,10 +53,10 @@ def earliest(rank: Rank) -> dict[str, str]:
     return first
 
 
-def _order(run: Run) -> Iterator[Finding]:
-    seeded = {seed.generator for seed in run.ranks[0].of(Seeded)}
-    for loader in sorted(run.training):
-        begun, made = run.ranks[0].passes.get((loader, 1)), same_loader(run, loader)
+def _order(trace: Trace) -> Iterator[Finding]:
+    seeded = {seed.generator for seed in trace.ranks[0].of(Seeded)}
+    for loader in sorted(trace.training):
+        begun, made = trace.ranks[0].passes.get((loader, 1)), same_loader(trace, loader)
         if (
             begun is None
             or made is None
@@ -71,12 +71,12 @@ def _order(run: Run) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _data(run: Run) -> Iterator[Finding]:
+def _data(trace: Trace) -> Iterator[Finding]:
     """Draws while data is read, in this process: augmentation, mostly."""
-    seeded = {seed.generator for seed in run.ranks[0].of(Seeded)}
-    for loader in sorted(run.training):
-        made = same_loader(run, loader)
-        batches = [[b for at, b in rank.fetched.items() if at[:2] == (loader, 1)] for rank in run.ranks]
+    seeded = {seed.generator for seed in trace.ranks[0].of(Seeded)}
+    for loader in sorted(trace.training):
+        made = same_loader(trace, loader)
+        batches = [[b for at, b in rank.fetched.items() if at[:2] == (loader, 1)] for rank in trace.ranks]
         drew = {name for each in batches[0] for name in each.drew}
         for name in sorted(drew & {"numpy", "random"}):
             if made is None:
@@ -90,7 +90,7 @@ def _data(run: Run) -> Iterator[Finding]:
                     evidence=f"the generator moved while {plural(len(batches[0]), 'batch', 'batches')} were read",
                     remedy=f"call {CALL[name]} at the start, with another seed on each rank",
                 )  # fmt: skip
-            elif len(run.ranks) > 1 and pairs and alike == len(pairs):
+            elif len(trace.ranks) > 1 and pairs and alike == len(pairs):
                 yield Finding(
                     rule="same-augmentation", severity="difference", where=made.where,
                     what=f"the random numbers from {name} in the training batches are the same on all ranks",
@@ -99,15 +99,15 @@ def _data(run: Run) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def _masks(run: Run) -> Iterator[Finding]:
+def _masks(trace: Trace) -> Iterator[Finding]:
     """Draws between a batch and its update: dropout, mostly."""
-    if not run.steps or len(run.ranks) < 2:
+    if not trace.steps or len(trace.ranks) < 2:
         return
-    update = run.together(1)
+    update = trace.together(1)
     if not all(each.drew and each.batches for each in update):
         return
     states = [
-        rank.fetched[each.batches[0]].states["paddle"] for rank, each in zip(run.ranks, update, strict=True)
+        rank.fetched[each.batches[0]].states["paddle"] for rank, each in zip(trace.ranks, update, strict=True)
     ]
     if len(set(states)) == 1:
         yield Finding(

@@ -7,29 +7,29 @@ from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, LoaderMade
 from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Run, same_loader
+from paddle_dp.audit.records import Trace, same_loader
 
 REMEDY = (
     "DataLoader(dataset, batch_sampler=paddle.io.DistributedBatchSampler(dataset, batch_size, shuffle=True))"
 )
 
 
-def samples(run: Run) -> Section:
+def samples(trace: Trace) -> Section:
     looked, found = [], []
-    for loader in sorted(run.training):
-        made = same_loader(run, loader)
-        orders = run.orders(loader, 1)
+    for loader in sorted(trace.training):
+        made = same_loader(trace, loader)
+        orders = trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
         if made is None:
             continue
         if len(known) < len(orders):
-            rows = [_rows(run, rank, loader) for rank in range(len(run.ranks))]
+            rows = [_rows(trace, rank, loader) for rank in range(len(trace.ranks))]
             looked.append(f"{sum(map(len, rows))} samples of {made.dataset}, by their content")
             found += [*streams(made, rows)]
             continue
         reads = sum(len(batch) for order in known for batch in order)
         looked.append(f"{plural(reads, 'read')} of one epoch over {made.samples} samples ({made.dataset})")
-        found += [*shares(made, known), *_again(run, made, known)]
+        found += [*shares(made, known), *_again(trace, made, known)]
     said = "; ".join(looked) or "no DataLoader was seen in training: which samples are read is not known"
     return Section("samples", said, tuple(found))
 
@@ -97,9 +97,9 @@ def _twice(made: LoaderMade, twice: list[int], counts: Counter[int]) -> Finding:
     )  # fmt: skip
 
 
-def _again(run: Run, made: LoaderMade, first: list[Batches]) -> Iterator[Finding]:
+def _again(trace: Trace, made: LoaderMade, first: list[Batches]) -> Iterator[Finding]:
     """Whether the second epoch has the shuffled order of the first again."""
-    second = run.orders(made.loader, 2)
+    second = trace.orders(made.loader, 2)
     reads = [index for batch in first[0] for index in batch]
     if second == first and reads != sorted(reads):
         yield Finding(
@@ -110,9 +110,9 @@ def _again(run: Run, made: LoaderMade, first: list[Batches]) -> Iterator[Finding
         )  # fmt: skip
 
 
-def _rows(run: Run, rank: int, loader: int) -> list[str]:
+def _rows(trace: Trace, rank: int, loader: int) -> list[str]:
     return [
-        row for at, batch in run.ranks[rank].fetched.items() if at[:2] == (loader, 1) for row in batch.rows
+        row for at, batch in trace.ranks[rank].fetched.items() if at[:2] == (loader, 1) for row in batch.rows
     ]
 
 

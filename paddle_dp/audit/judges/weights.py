@@ -8,34 +8,34 @@ import numpy as np
 
 from paddle_dp.audit.events import Left, OptimizerMade, Wrapped
 from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Run
+from paddle_dp.audit.records import Trace
 
 
-def weights(run: Run) -> Section:
-    if not run.steps:
+def weights(trace: Trace) -> Section:
+    if not trace.steps:
         return Section("weights", "no update was done, so nothing was compared", ())
-    names = list(run.together(1)[0].digests)
-    if len({tuple(update.digests) for update in run.together(1)}) > 1:
+    names = list(trace.together(1)[0].digests)
+    if len({tuple(update.digests) for update in trace.together(1)}) > 1:
         said = "the ranks hold different parameters: they share a model, and are not compared"
         return Section("weights", said, ())
     looked = (
-        f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(run.steps, 'update')}"
+        f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(trace.steps, 'update')}"
     )
-    return Section("weights", f"{looked} and after the last", (*_apart(run), *_missing(run)))
+    return Section("weights", f"{looked} and after the last", (*_apart(trace), *_missing(trace)))
 
 
-def _apart(run: Run) -> Iterator[Finding]:
-    step = run.equal_until + 1
-    left = [rank.of(Left) for rank in run.ranks]
+def _apart(trace: Trace) -> Iterator[Finding]:
+    step = trace.equal_until + 1
+    left = [rank.of(Left) for rank in trace.ranks]
     ends = [each[0].digests for each in left if each]
-    if step > run.steps and (len(ends) < len(run.ranks) or all(end == ends[0] for end in ends)):
+    if step > trace.steps and (len(ends) < len(trace.ranks) or all(end == ends[0] for end in ends)):
         return
-    seen = [update.digests for update in run.together(step)] if step <= run.steps else ends
+    seen = [update.digests for update in trace.together(step)] if step <= trace.steps else ends
     apart = [name for name in seen[0] if any(each[name] != seen[0][name] for each in seen)]
-    size = _distance(run, step)
+    size = _distance(trace, step)
     if step == 1:
-        made = next(iter(run.ranks[0].of(OptimizerMade)), None)
-        wrapped = any(rank.of(Wrapped) for rank in run.ranks)
+        made = next(iter(trace.ranks[0].of(OptimizerMade)), None)
+        wrapped = any(rank.of(Wrapped) for rank in trace.ranks)
         yield Finding(
             rule="weights-differ-at-start", severity="fault", where=made.where if made else "",
             what=f"the ranks begin with different weights: {len(apart)} of {plural(len(seen[0]), 'parameter')}",
@@ -44,7 +44,7 @@ def _apart(run: Run) -> Iterator[Finding]:
             else "put paddle.DataParallel around the model, or broadcast its parameters from rank 0",
         )  # fmt: skip
         return
-    before = run.together(step - 1)[0]
+    before = trace.together(step - 1)[0]
     many = f"{len(apart)} of {plural(len(seen[0]), 'parameter')}"
     yield Finding(
         rule="weights-diverge", severity="fault", where=before.where,
@@ -54,15 +54,15 @@ def _apart(run: Run) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _distance(run: Run, step: int) -> str:
+def _distance(trace: Trace, step: int) -> str:
     """How far apart the ranks are, in the numbers that were kept: those of this update, or those of the end."""
-    if step <= run.steps and (kept := [rank.updates[step - 1].arrays for rank in run.ranks])[0]:
-        files = [rank.arrays(name) for rank, name in zip(run.ranks, kept, strict=True)]
+    if step <= trace.steps and (kept := [rank.updates[step - 1].arrays for rank in trace.ranks])[0]:
+        files = [rank.arrays(name) for rank, name in zip(trace.ranks, kept, strict=True)]
         files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
         when = f"before update {step}"
     else:
-        ends = [next(iter(rank.of(Left)), None) for rank in run.ranks]
-        files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(run.ranks, ends, strict=True)]
+        ends = [next(iter(rank.of(Left)), None) for rank in trace.ranks]
+        files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(trace.ranks, ends, strict=True)]
         when = "at the end"
     common = [name for name in files[0] if all(name in file for file in files)]
     far = [
@@ -74,16 +74,16 @@ def _distance(run: Run, step: int) -> str:
     return f"; {when} up to {most:.2g} apart, in {name.removeprefix('weight/')}"
 
 
-def _missing(run: Run) -> Iterator[Finding]:
+def _missing(trace: Trace) -> Iterator[Finding]:
     """Parameters that get a gradient on some ranks only."""
-    for step in range(1, run.steps + 1):
-        each = [set(update.missing) for update in run.together(step)]
+    for step in range(1, trace.steps + 1):
+        each = [set(update.missing) for update in trace.together(step)]
         if some := sorted(
             {name for names in each for name in names if not all(name in other for other in each)}
         ):
             lacking = [rank for rank, names in enumerate(each) if some[0] in names]
             yield Finding(
-                rule="gradient-missing", severity="fault", where=run.together(step)[0].where,
+                rule="gradient-missing", severity="fault", where=trace.together(step)[0].where,
                 what=f"{plural(len(some), 'parameter')} got a gradient on some ranks only, in update {step}",
                 evidence=f"{few(some, 3)}: none on rank {few(lacking)}",
                 remedy="let every rank use every parameter, or DataParallel(model, find_unused_parameters=True)",

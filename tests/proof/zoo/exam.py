@@ -13,7 +13,7 @@ from tests.proof.zoo.patching import rank
 
 
 def sit(recipe: Any, options: dict[str, Any]) -> None:
-    """A task of every rank: examines options["cases"] and leaves each answer in options["folder"]/<case>."""
+    """The entry point of every rank: examines options["cases"] and leaves each answer in options["folder"]/<case>."""
     for name in options["cases"]:
         folder = Path(options["folder"]) / slug(name)
         folder.mkdir(parents=True, exist_ok=True)

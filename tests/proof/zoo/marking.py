@@ -65,7 +65,7 @@ def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
         for name in list(left):
             found = _read(folder / slug(name), ranks)
             if found is None and name == first:
-                found = {"raised": "RunError", "message": " ".join(said.split())[-300:] or "the job ended"}
+                found = {"raised": "JobError", "message": " ".join(said.split())[-300:] or "the job ended"}
             if found is None:
                 break
             answers[name] = found
@@ -76,8 +76,8 @@ def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
 def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     options = {"cases": list(names), "folder": str(folder), "ranks": ranks, "claimed": True}
     job = Job(
-        task="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks, output_dir=folder / f"job{number}",
-        extra=options, quiet=True,
+        entry_point="tests.proof.zoo.exam:sit", recipe=RECIPES / "mlp.yaml", ranks=ranks,
+        output_dir=folder / f"job{number}", extra=options, quiet=True,
     )  # fmt: skip
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
@@ -109,7 +109,7 @@ def _mark(case: Fault | Honest, answers: dict[int, dict[str, Any]], scratch: Pat
         if "got no gradient" in many["message"]:
             guard = "gradients"
         guard = "door" if kind == "DivergenceError" and "checkpoint of step" in many["message"] else guard
-        guard = "crash" if many.get("alone") or kind == "RunError" else guard
+        guard = "crash" if many.get("alone") or kind == "JobError" else guard
         return Mark(case=case, guard=guard, step=None, said=f"{kind}: {many['message']}", seconds=seconds)
     by, step, said = _compare(case, scratch)
     return Mark(case=case, guard=by, step=step, said=said, seconds=seconds)

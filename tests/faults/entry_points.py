@@ -1,4 +1,4 @@
-"""Tasks that go wrong on purpose; a rank runs one as `tests.faults.tasks:NAME`."""
+"""Entry points that go wrong on purpose; a rank runs one as `tests.faults.entry_points:NAME`."""
 
 from __future__ import annotations
 
