@@ -1,6 +1,6 @@
 """Distributed training for PaddlePaddle that is provably the single-device run, only faster.
 
-The public words are loaded when they are first used: importing paddle_dp does not import paddle.
+The public names are imported when they are first used: importing paddle_dp does not import paddle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.train import Progress as Progress
     from paddle_dp.train import Trainer as Trainer
 
-_WORDS: dict[str, str] = {
+_MODULES: dict[str, str] = {
     "join": "paddle_dp.mesh",
     "Mesh": "paddle_dp.mesh",
     "Batch": "paddle_dp.data",
@@ -39,13 +39,13 @@ _WORDS: dict[str, str] = {
     "read_recipe": "paddle_dp.recipe",
 }
 
-__all__ = [*_WORDS, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 
-def __getattr__(word: str) -> Any:
-    if word not in _WORDS:
-        raise AttributeError(f"module 'paddle_dp' has no attribute '{word}'")
-    return getattr(import_module(_WORDS[word]), word)
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'paddle_dp' has no attribute '{name}'")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

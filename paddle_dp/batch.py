@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 class Micro:
     """One forward and backward pass: inputs [n, ...], targets [n, ...], and how many of the n samples count.
 
-    `samples` is 0 for a *dummy*: the one sample that a reader without any gets, so that it can take its part
-    in the collectives of the pass. Whatever a dummy's loss is, it has to be multiplied by zero.
-    `first` is the place of the first sample in the global batch; the others follow it, unless `places` says where each
-    one is.
+    `samples` is 0 for a *dummy*: one sample that a data rank without any reads, so that it takes part in the
+    collectives of the pass. Multiply its loss by zero.
+    `first` is the position of the first sample in the global batch; the others follow it, unless `places` gives the
+    position of each.
     """
 
     inputs: Tensor
@@ -27,7 +27,7 @@ class Micro:
 
     @property
     def is_dummy(self) -> bool:
-        """Whether this micro-batch only keeps the ranks in step."""
+        """Whether this micro-batch is read for its collectives only."""
         return self.samples == 0
 
 
@@ -35,8 +35,8 @@ class Micro:
 class Batch:
     """This rank's slice of global batch `index` of `epoch`, in micro-batches.
 
-    `samples` counts the *global* batch, over all ranks; `waited` is how many seconds the rank stood still for
-    it. `seed` is what everything random in its update is drawn from, with (epoch, index) and places of samples.
+    `samples` counts the *global* batch, over all ranks; `waited`: seconds that this rank waited for the data. All
+    random numbers of the update are drawn from `seed`, (epoch, index) and the samples' positions.
     """
 
     micro_batches: tuple[Micro, ...]
@@ -48,5 +48,5 @@ class Batch:
 
     @property
     def mine(self) -> int:
-        """How many samples of the global batch are this rank's."""
+        """The number of samples of the global batch that this rank reads."""
         return sum(micro_batch.samples for micro_batch in self.micro_batches)

@@ -1,7 +1,7 @@
-"""Everything that can go wrong on purpose, as one tree, and the near-miss helper behind «did you mean».
+"""The exceptions that paddle_dp raises, as one tree, and the near-miss search behind «did you mean».
 
-A message says where, what, and what to do next. The command line prints it alone, without a traceback, and leaves
-with the error's `exit_status`: 2 when the person at the keyboard can mend it by typing something else, 1 otherwise.
+A message says where, what, and what to do next. The command line prints it without a traceback and exits with the
+error's `exit_status`: 2 when another command line or recipe would help, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class PaddleDPError(Exception):
-    """The root: catch this to catch whatever paddle_dp raises on purpose."""
+    """The base of every exception that paddle_dp raises."""
 
     exit_status = 1
 
@@ -29,7 +29,7 @@ class InstallError(UsageError):
 
     @classmethod
     def of_paddle(cls) -> InstallError:
-        """Paddle itself is missing: how to get it, for a machine without and with a GPU."""
+        """Paddle itself is missing; the message covers machines with and without a GPU."""
         return cls(
             "PaddlePaddle is not installed. On a CPU: pip install -e '.[cpu]'. On a GPU, from Paddle's own index "
             "(PyPI's stops at 2.6.2), with your CUDA version in the address: "
@@ -74,15 +74,15 @@ class DivergenceError(PaddleDPError):
 
 
 class LossError(PaddleDPError):
-    """A loss that does not say what it is over, or is no longer a finite number."""
+    """A loss without a usable count of what it sums over, or one that is not finite."""
 
 
 class NotFiniteError(LossError):
-    """A loss, a gradient, a weight, an optimizer's state or a held-out score that is NaN or infinite; it is named."""
+    """A loss, gradient, weight, optimizer state or held-out score is NaN or infinite; the message names it."""
 
 
 class TargetError(LossError):
-    """A target that is none of the classes; `row` is its sample's place in the micro-batch, `value` the target."""
+    """A target outside the classes; `row`: its sample's index in the micro-batch, `value`: the target."""
 
     def __init__(self, message: str, row: int, value: int):
         self.row, self.value = row, value
@@ -90,11 +90,11 @@ class TargetError(LossError):
 
 
 class JobError(PaddleDPError):
-    """A job of several processes that failed; the message carries the first failing rank's own words."""
+    """A job of several processes that failed; the message holds the error of the rank that failed first."""
 
 
 class EndedError(JobError):
-    """A job that somebody ended by a signal, so that what would come after it is not wanted either."""
+    """A job ended by a signal from outside; the steps that would follow it are skipped, too."""
 
     def __init__(self, number: int):
         super().__init__(f"ended by {signal.Signals(number).name}.")
@@ -107,7 +107,7 @@ def near(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str], listed_as: str = "It takes") -> str:
-    """To be put behind a sentence: " Did you mean 'width'? It takes depth, heads, width."."""
+    """A sentence to append to a message: " Did you mean 'width'? It takes depth, heads, width."."""
     known = sorted(known)
     guess = near(word, known)
     hint = f" Did you mean '{guess}'?" if guess else ""

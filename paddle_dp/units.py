@@ -40,13 +40,13 @@ def _shortest(number: float) -> str:
 
 
 class _Quantity:
-    """Lets pydantic read a quantity from its text and write it back as its text."""
+    """Base: pydantic reads the quantity from text and writes it back as text."""
 
     example: ClassVar[str]
 
     @classmethod
     def parse(cls, text: Any) -> Any:
-        raise TypeError(f"{cls.__name__} does not say how it is read")
+        raise NotImplementedError(f"{cls.__name__} has no parse()")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -102,11 +102,11 @@ class Every(Length):
         return cls(count, unit)
 
     def due_at_step(self, step: int) -> bool:
-        """Whether something that happens this often happens after step number `step` (counted from 1)."""
+        """Whether it is due after update `step` (counted from 1)."""
         return self.unit == "steps" and step % int(self.count) == 0
 
     def due_at_epoch(self, epochs_done: int) -> bool:
-        """Whether something that happens this often happens when `epochs_done` epochs are complete."""
+        """Whether it is due after `epochs_done` complete epochs."""
         return self.unit == "epochs" and epochs_done % int(self.count) == 0
 
 
@@ -153,10 +153,10 @@ class Duration(_Quantity):
 
 @dataclass(frozen=True)
 class Recompute(_Quantity):
-    """What backward computes again, so that forward need not keep it: `none`, `full` (every block), `selective` (what
-    attention does with its inputs), or `every 2 blocks` (every second)."""
+    """What backward recomputes instead of keeping it from forward: `none`, `full` (every block), `selective` (inside
+    attention only), or `every 2 blocks` (every second block)."""
 
-    blocks: int = 0  # every so many; 0 is none
+    blocks: int = 0  # every so many blocks; 0: none
     attention: bool = False
     example: ClassVar[str] = "every 2 blocks"
     _every: ClassVar[re.Pattern[str]] = re.compile(r"every\s+([1-9][0-9]*)\s+blocks?")

@@ -1,3 +1,3 @@
-"""The version of this package. Nothing is imported here, so anybody may ask."""
+"""The version of this package. It imports nothing, so that every module and the build can import it."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""What we read: which samples are whose (`sampler`, pure arithmetic), and how they reach the model (`loader`).
+"""Reads data: which rank reads which samples (`sampler`, pure arithmetic), and batches of tensors (`loader`).
 
-No data set lives here (see `datasets/`), and nothing here knows what a sample means or what a model does with
-it. For the arithmetic of layouts go to `mesh/`; for what a batch becomes, to `parallel/`.
+The data sets themselves are in `datasets/`, the coordinates of ranks in `mesh/`, and what a batch is used for in
+`parallel/`.
 """
 
 from paddle_dp.batch import Batch, Micro

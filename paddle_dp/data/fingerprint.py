@@ -1,8 +1,8 @@
-"""What a data set holds, in few words: to see whether two processes, or a run and its checkpoint, read the same data.
+"""Fingerprints of data sets, to see whether two processes, or a run and its checkpoint, read the same data.
 
-Reading everything would cost what an epoch of reading costs, so samples are read for a fraction of a second only, in an
-order that spreads any number of them evenly over the data set: small data sets whole, of others as many as there is
-time for. Of data sets of files, names and sizes are looked at in the same order: that is cheaper than decoding them.
+Reading everything would take as long as an epoch, so samples are read for a fraction of a second only, in an order that
+spreads any number of them evenly over the data set: small data sets whole, of others as many as there is time for. Of
+data sets of files, names and sizes are read in the same order, too: that is cheaper than decoding the files.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from paddle_dp.errors import DataError
 
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
-SECONDS = 0.2  # of reading samples; a quarter of it more for names and sizes of files
-_AT_ONCE = 2**22  # bytes that `take` is asked for in one call
+SECONDS = 0.2  # spent on samples; names and sizes of files get another quarter of it
+_TAKE_BYTES = 2**22  # of samples in one call of `take`
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,31 +34,31 @@ def fingerprint(
     dataset: Dataset, seed: int, apart: bool = False, timeout: float = 120.0, seconds: float = SECONDS
 ) -> dict[str, str]:
     """{"sample 0": "inputs float32[1, 64] 1f0c2a77, targets int64[1] 7b21e4d0", …, "samples 12, 9, 6, 3": "0e11c5aa"}:
-    what is read in epoch 0, of four samples with type, shape and CRC-32, then of groups of samples, each half as large
-    as all before it together, until all are read or `seconds` are over; of files, "files 0, 8, 4, …", too.
+    what epoch 0 reads. First four samples with dtype, shape and CRC-32, then groups of samples, each half as large as
+    all before it together, until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …".
 
-    The same data give the same text under each key that two fingerprints have in common; a slower process has fewer
-    keys. Where a sample cannot be read, its text says why. Samples are read twice (those of `take`, which knows no
-    randomness, once), and a group that is random in a way that nobody seeds is told to be so and is the last.
-    `apart` reads in a process of its own, for data sets that workers will read: a file that is opened at the first
-    sample must not be inherited by them.
+    Equal data give equal text under each key that two fingerprints have in common; a slower process has fewer keys. If
+    a sample cannot be read, its text says why. Every sample is read twice (with `take`, which is never random, once); a
+    group that differs, since it is random without a seed, has the text `RANDOM` and is the last.
+    `apart` reads in a forked process, for data sets that workers will read: they must not inherit a file that is
+    opened at the first sample.
     """
     return _apart(dataset, seed, timeout, seconds) if apart else _read(dataset, seed, seconds)
 
 
 def common(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The keys that can be compared: those of both, but for samples that one of them cannot read or that are random."""
-    untold = (UNREAD, RANDOM)
+    """The keys of both, without samples that one of them could not read or found random."""
+    unknown = (UNREAD, RANDOM)
     return [
         key
         for key in one
-        if key in other and not one[key].startswith(untold) and not other[key].startswith(untold)
+        if key in other and not one[key].startswith(unknown) and not other[key].startswith(unknown)
     ]
 
 
 def order(samples: int) -> Iterator[Indices]:
-    """Groups of indices that hold every sample in the end: four single ones, the first and the last among them, then
-    four or more at a time, each group spread over all by steps of the golden section (Weyl's sequence).
+    """Groups of indices that together cover every sample: four single ones, the first and the last among them, then
+    four or more at a time, each group spread over the data set by steps of the golden section (Weyl's sequence).
     """
     for index in sorted({0, samples // 3, 2 * samples // 3, samples - 1}) if samples else []:
         yield np.array([index])
@@ -68,7 +68,7 @@ def order(samples: int) -> Iterator[Indices]:
     done = 0
     while done < samples:
         more = min(max(4, done // 2), samples - done)
-        # In Python's integers, which do not overflow, for the first; the group's own steps fit into 64 bits.
+        # `start` in Python integers, which do not overflow; the steps within a group fit into 64 bits.
         start, steps = done * stride % samples, np.arange(1, more + 1, dtype=np.int64)
         yield (start + steps * (stride % samples) % samples) % samples
         done += more
@@ -78,26 +78,26 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
     def sample(indices: Indices) -> str:
         return _samples(dataset, seed, indices)
 
-    found = _walk(len(dataset), "samples", sample, seconds)
+    texts = _walk(len(dataset), "samples", sample, seconds)
     name_of = file_names(dataset)
     if name_of is not None:
-        found |= _walk(len(dataset), "files", lambda indices: _files(name_of, indices), seconds / 4)
-    return found
+        texts |= _walk(len(dataset), "files", lambda indices: _files(name_of, indices), seconds / 4)
+    return texts
 
 
-def _walk(samples: int, what: str, describe: Callable[[Indices], str], seconds: float) -> dict[str, str]:
-    """`describe` of one group after another, while it is likely that the next is done in time."""
-    found: dict[str, str] = {}
+def _walk(samples: int, what: str, text_of: Callable[[Indices], str], seconds: float) -> dict[str, str]:
+    """`text_of` one group after another, while the next is likely to be done in time."""
+    texts: dict[str, str] = {}
     began, done = time.perf_counter(), 0
     for indices in order(samples):
         spent = time.perf_counter() - began
         if done >= 4 and spent / done * (done + len(indices)) > seconds:
             break
-        text = found[_key(what, indices)] = describe(indices)
+        text = texts[_key(what, indices)] = text_of(indices)
         if text == RANDOM or (done >= 4 and text.startswith(UNREAD)):
             break
         done += len(indices)
-    return found
+    return texts
 
 
 def _key(what: str, indices: Indices) -> str:
@@ -108,10 +108,10 @@ def _key(what: str, indices: Indices) -> str:
 
 
 def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
-    """One sample in words, or the CRC-32 of several."""
-    is_fixed = is_stacked(dataset)  # the same each time, by its contract
+    """The description of one sample, or the CRC-32 of several."""
+    is_fixed = is_stacked(dataset)  # the contract of `take`: never random
 
-    def told() -> str:
+    def read() -> str:
         if len(indices) == 1:
             parts = zip(("inputs", "targets"), read_samples(dataset, indices, seed, 0), strict=True)
             return ", ".join(f"{word} {_described(part)}" for word, part in parts)
@@ -122,27 +122,27 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
 
     try:
         with globals_kept():
-            found = told()
-            return found if is_fixed or told() == found else RANDOM
+            text = read()
+            return text if is_fixed or read() == text else RANDOM
     except DataError as error:
         return f"{UNREAD}: {error}"
 
 
 def _slices(dataset: Any, indices: Indices) -> Iterator[Indices]:
-    """The indices in slices whose samples take some megabytes; the first sample says how many that are."""
+    """The indices in slices of about `_TAKE_BYTES` of samples, judged by the size of the first."""
     inputs, targets = read_samples(dataset, indices[:1], 0, 0)
     size = max(1, int(np.asarray(inputs).nbytes + np.asarray(targets).nbytes))
-    step = max(1, _AT_ONCE // size)
+    step = max(1, _TAKE_BYTES // size)
     for start in range(0, len(indices), step):
         yield indices[start : start + step]
 
 
 def _files(name_of: Callable[[int], str], indices: Indices) -> str:
-    """The CRC-32 of names, with their folder's, and sizes: the same for a copy elsewhere."""
+    """The CRC-32 of sizes and of names with one folder: equal for a copy in another place."""
     try:
         paths = [name_of(index) for index in indices.tolist()]
         lines = [f"{'/'.join(PurePath(path).parts[-2:])} {os.path.getsize(path)}" for path in paths]
-    except Exception as error:  # noqa: BLE001 - names are a courtesy of data sets, and need not be files'
+    except Exception as error:  # noqa: BLE001 - name_of is optional, and may be no file's path
         return f"{UNREAD}: {error}"
     return f"{zlib.crc32(chr(10).join(lines).encode(errors='surrogateescape')):08x}"
 
@@ -157,8 +157,8 @@ def _described(part: Any) -> str:
 
 
 def _crc(part: Any, crc: int) -> int:
-    """`crc` with a part of samples behind it, however it is nested. A stack of samples and one after the other give
-    different sums: a data set has `take`, or it has not.
+    """`crc` continued over a part of samples, nested or not. Stacked samples and single ones give different sums; a
+    data set is always read in the same way.
     """
     if isinstance(part, Mapping):
         for key, value in part.items():
@@ -173,13 +173,13 @@ def _crc(part: Any, crc: int) -> int:
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> Any:
-    """The array's memory; types that are none of NumPy's own, such as bfloat16, cannot be seen without a copy."""
+    """The array's memory, without a copy but for types that are not NumPy's own, such as bfloat16."""
     return array.reshape(-1).view(np.uint8) if array.size and array.dtype.kind != "V" else array.tobytes()
 
 
 def _apart(dataset: Dataset, seed: int, timeout: float, seconds: float) -> dict[str, str]:
-    def serve(commands: BinaryIO, tell: Answer, progress: Progress) -> None:
-        tell(_read(dataset, seed, seconds))
+    def serve(commands: BinaryIO, reply: Answer, progress: Progress) -> None:
+        reply(_read(dataset, seed, seconds))
 
     worker = Worker(serve)
     try:

@@ -1,9 +1,9 @@
-"""From a data set and a share to batches of tensors, in order, from any (epoch, batch) on.
+"""Reads a data set as batches of tensors, in a sampler's order, from any (epoch, batch) on.
 
     loader = Loader(dataset, Sampler(len(dataset), batch=64))
     for batch in loader.read(epoch=3, start=17): ...
 
-Starting anywhere costs the same: nothing is read and thrown away on the way there.
+Starting in the middle of an epoch costs nothing: no sample before it is read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """Batches of `dataset` as `sampler` deals them out, read here (`num_workers=0`) or ahead by worker processes.
+    """Batches of `dataset` in the order of `sampler`, read here (`num_workers=0`) or ahead by worker processes.
 
-    Workers keep `prefetch` batches under way, live from the first `read` until `close`, and change nothing
-    but the speed. `timeout` is how many seconds one sample may take before its worker counts as hung.
+    Workers keep `prefetch` batches under way and live from the first `read` until `close`; the batches are the same
+    with and without them. `timeout`: seconds that one sample may take before its worker counts as hung.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Loader:
     ):
         if len(dataset) != sampler.samples:
             raise ValueError(
-                f"sampler: it deals out {sampler.samples} samples, the data set has {len(dataset)}"
+                f"sampler: made for {sampler.samples} samples, but the data set has {len(dataset)}"
             )
         if num_workers < 0 or prefetch < 1 or timeout <= 0:
             raise ValueError(
-                f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} have to be >= 0, >= 1, > 0"
+                f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"
             )
         self.dataset, self.sampler, self._place = dataset, sampler, place
         self._source: Source = InProcess(dataset, sampler)
@@ -58,17 +58,17 @@ class Loader:
         Settings are those of `Sampler` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers,
         prefetch, timeout, place).
         """
-        words = ("seed", "shuffle", "drop_last", "micro_batches")
-        of_sampler = {word: settings.pop(word) for word in words if word in settings}
+        names = ("seed", "shuffle", "drop_last", "micro_batches")
+        of_sampler = {name: settings.pop(name) for name in names if name in settings}
         return cls(dataset, Sampler.of(len(dataset), batch, mesh, **of_sampler), **settings)
 
     @property
     def batches(self) -> int:
-        """How many global batches an epoch has."""
+        """The number of global batches of an epoch."""
         return self.sampler.batches
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` from global batch `start` on; none when `start` is the end of the epoch."""
+        """The batches of `epoch` from global batch `start` on; none if `start` is the end of the epoch."""
         if epoch < 0 or not 0 <= start <= self.batches:
             raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {self.batches}")
         return self._batches(epoch, start)
@@ -95,7 +95,7 @@ class Loader:
             yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.sampler.seed)
 
     def close(self) -> None:
-        """End the workers; a later `read` starts new ones."""
+        """Ends the workers; a later `read` starts new ones."""
         self._source.close()
 
     def __enter__(self) -> Loader:
@@ -106,7 +106,7 @@ class Loader:
 
 
 def current_place() -> Any:
-    """Paddle's current device as a place: `to_tensor` is twice as fast when it need not find it."""
+    """Paddle's current device as a place: `to_tensor` is twice as fast when it is given."""
     import paddle
 
     kind, _, number = paddle.device.get_device().partition(":")

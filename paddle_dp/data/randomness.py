@@ -1,8 +1,8 @@
-"""Randomness that belongs to a sample: keyed by (seed, epoch, index), so that nothing else can change it.
+"""Random numbers per sample, seeded by (seed, epoch, index): augmentation that no layout and no worker changes.
 
-A data set's transforms draw from Python's `random` and from `numpy.random`. Both are seeded before each
-sample, so workers, prefetching, readers and a resumed run all see the same augmentation of the same sample;
-and both are put back afterwards, so that reading data does not disturb what the rest of the program draws.
+A data set's transforms draw from Python's `random` and from `numpy.random`. Both are seeded before each sample, so a
+sample is augmented alike in any worker, on any number of ranks and in a resumed run; both are restored afterwards, so
+that reading data does not change what the rest of the program draws.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _mixed(word: int) -> int:
 
 
 def key(seed: int, epoch: int, index: int) -> int:
-    """64 bits that (seed, epoch, index) decide, on every machine and in every version."""
+    """64 bits from (seed, epoch, index), equal on every machine and in every version."""
     word = 0
     for part in (seed, epoch, index):
         word = _mixed((word + part + 0x9E3779B97F4A7C15) & _WORD)
@@ -32,7 +32,7 @@ def key(seed: int, epoch: int, index: int) -> int:
 
 
 def seed_sample(seed: int, epoch: int, index: int) -> None:
-    """Seed `random` and `numpy.random` for this sample of this epoch."""
+    """Seeds `random` and `numpy.random` for this sample of this epoch."""
     word = key(seed, epoch, index)
     random.seed(word)
     np.random.seed(word >> 32)
@@ -40,7 +40,7 @@ def seed_sample(seed: int, epoch: int, index: int) -> None:
 
 @contextmanager
 def globals_kept() -> Iterator[None]:
-    """Put `random` and `numpy.random` back, on the way out, as they were on the way in."""
+    """Restores the states of `random` and `numpy.random` on exit."""
     python, bits = random.getstate(), np.random.mtrand.get_bit_generator()
     np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # swapping costs 1 µs, copying its state 100
     try:

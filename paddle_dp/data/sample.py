@@ -1,10 +1,10 @@
-"""From a map-style data set to arrays: one sample, or a batch, and whose fault it is when that fails."""
+"""Reads samples of a map-style data set as arrays, one or a batch, with errors that name the sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,32 +18,50 @@ _NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 
 
 
 class Dataset(Protocol):
-    """What the loader asks of a data set: `len(ds)` and `ds[i] -> (input, target)`.
-
-    It may also offer `take(indices) -> (inputs, targets)`, the same samples stacked, for data that lie in
-    memory; it has to give what `ds[i]` gives, without randomness. And `name_of(i) -> str`, a file's path, for
-    messages; and `classes`, their names in the order of their numbers. Ask for these by the functions below.
-    """
+    """A data set: `len(ds)` and `ds[i] -> (input, target)`. `Stacked`, `Named` and `Classified` are optional."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@runtime_checkable
+class Stacked(Protocol):
+    """A data set in memory that reads many samples at once."""
+
+    def take(self, indices: Any, /) -> Any:
+        """(inputs, targets) of these samples, stacked: what `ds[i]` gives, and never random."""
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A data set whose samples have names, for messages."""
+
+    def name_of(self, index: int, /) -> str:
+        """The name of a sample, usually its file's path."""
+        ...
+
+
+@runtime_checkable
+class Classified(Protocol):
+    """A data set that knows the names of its classes, in the order of their numbers."""
+
+    classes: Any
+
+
 def is_stacked(dataset: Dataset) -> bool:
     """Whether it has `take`: samples are read many at a time, and are the same each time."""
-    return hasattr(dataset, "take")
+    return isinstance(dataset, Stacked)
 
 
 def file_names(dataset: Dataset) -> Callable[[int], str] | None:
-    """Its `name_of`, if it has one."""
-    found: Callable[[int], str] | None = getattr(dataset, "name_of", None)
-    return found
+    """Its `name_of`, or None."""
+    return dataset.name_of if isinstance(dataset, Named) else None
 
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:
-    """The names of its classes; () where it says none."""
-    return tuple(getattr(dataset, "classes", None) or ())
+    """The names of its classes, or ()."""
+    return tuple(dataset.classes or ()) if isinstance(dataset, Classified) else ()
 
 
 def as_array(value: Any) -> Array:
@@ -52,16 +70,16 @@ def as_array(value: Any) -> Array:
 
 
 def name(dataset: Dataset, index: int) -> str:
-    """«sample 17 (path/of/17.jpg)», or «sample 17» when the data set has no names."""
+    """«sample 17 (path/of/17.jpg)», or «sample 17» if the data set has no names."""
     name_of = file_names(dataset)
     try:
         return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"
-    except Exception:  # noqa: BLE001 - a name is a courtesy: it must not hide the error it was wanted for
+    except Exception:  # noqa: BLE001 - the name is for a message: it must not hide the error in it
         return f"sample {index}"
 
 
 def read_sample(dataset: Dataset, index: int) -> Pair:
-    """`dataset[index]` as two arrays; a DataError that names the sample when it cannot be had."""
+    """`dataset[index]` as two arrays. Raises DataError, with the sample's name, if it cannot be read."""
     try:
         sample = dataset[index]
     except DataError as error:
@@ -70,10 +88,10 @@ def read_sample(dataset: Dataset, index: int) -> Pair:
         raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
-        raise DataError(f"{name(dataset, index)} is {what}; a data set gives (input, target)")
+        raise DataError(f"{name(dataset, index)} is {what}: return (input, target)")
     pair = as_array(sample[0]), as_array(sample[1])
-    if odd := [part for part in pair if part.dtype.kind not in _NUMBERS]:
-        raise DataError(f"{name(dataset, index)} is of type {odd[0].dtype}, which no tensor can hold")
+    if bad := [part for part in pair if part.dtype.kind not in _NUMBERS]:
+        raise DataError(f"{name(dataset, index)} is of type {bad[0].dtype}, which no tensor can hold")
     return pair
 
 
@@ -83,7 +101,7 @@ def describe(array: Array) -> str:
 
 
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
-    """The samples stacked: inputs [n, ...] and targets [n, ...], each read under its own randomness."""
+    """The samples stacked: inputs [n, ...] and targets [n, ...], each read with random numbers of its own."""
     if is_stacked(dataset):
         return take(dataset, indices)
     pairs = []
@@ -107,12 +125,14 @@ def take(dataset: Any, indices: Indices) -> Pair:
 
 
 def stack(dataset: Dataset, indices: Indices, arrays: Sequence[Array]) -> Array:
-    """The arrays under a new first dim; a DataError that names the first that differs in shape or type."""
+    """The arrays along a new first dim. Raises DataError that names the first of another shape or dtype."""
     first = arrays[0]
     for index, array in zip(indices.tolist(), arrays, strict=True):
         if array.shape != first.shape or array.dtype != first.dtype:
-            others = f"{name(dataset, int(indices[0]))} is {describe(first)}"
-            raise DataError(f"{name(dataset, index)} is {describe(array)} but {others}: not one batch")
+            other = f"{name(dataset, int(indices[0]))} is {describe(first)}"
+            raise DataError(
+                f"{name(dataset, index)} is {describe(array)} but {other}: they cannot be stacked to a batch"
+            )
     return np.stack(arrays)
 
 
@@ -127,16 +147,16 @@ MicroArrays = tuple[Array, Array, int]
 
 
 class Source(Protocol):
-    """The arrays of one reader's share, batch by batch."""
+    """The arrays of one data rank's samples, batch by batch."""
 
     def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each global batch from `start` on; good until the next batch is asked for."""
+        """The micro-batches of each global batch from `start` on; valid until the next one is taken."""
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """Reads in the training process itself, when asked: nothing to start, wait for or end."""
+    """Reads in the training process itself, when a batch is taken."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler):
         self.dataset, self.sampler = dataset, sampler

@@ -1,11 +1,11 @@
-"""Who reads what: every sample of an epoch exactly once, as arithmetic on (seed, epoch, dp_rank, dp_size).
+"""Which rank reads which samples: every sample of an epoch exactly once, computed from (seed, epoch, dp_rank, dp_size).
 
-    the order of an epoch     a permutation that only the seed and the epoch decide
-    global batch k            the k-th run of `batch` samples of it: the same for any number of readers
-    micro-batch j of it             the j-th of `micro_batches` consecutive cuts: the same for any number of readers
-    a reader's slice of it    the reader's cut of that micro-batch; cuts differ by one sample at most, may be empty
+    order of an epoch         a permutation that depends on seed and epoch only
+    global batch k            the k-th run of `batch` samples of that order, on any number of ranks
+    micro-batch j of it       the j-th of `micro_batches` consecutive slices, on any number of ranks
+    a data rank's slice       dp_rank's slice of that micro-batch; sizes differ by one sample at most, may be 0
 
-Nothing is padded, repeated or dropped (unless `drop_last` asks for whole batches only).
+Nothing is padded, repeated or dropped, but for an incomplete last batch under `drop_last`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Indices = NDArray[np.int64]
 
 
 def cut(things: int, part: int, parts: int) -> tuple[int, int]:
-    """Where part number `part` of `parts` consecutive parts of `things` things starts and ends."""
+    """Start and stop of part number `part` when `things` things are cut into `parts` consecutive parts."""
     return part * things // parts, (part + 1) * things // parts
 
 
 @lru_cache(maxsize=64)
 def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tuple[int, int]]:
-    """An epoch has batches of two sizes at most, so this is worked out once for each."""
-    found = []
+    """`Sampler.cuts`; an epoch has batches of at most two sizes, so the cache makes it free."""
+    cuts = []
     for micro_batch in range(micro_batches):
         start, stop = cut(size, micro_batch, micro_batches)
         low, high = cut(stop - start, dp_rank, dp_size)
-        found.append((start + low, start + high))
-    return found
+        cuts.append((start + low, start + high))
+    return cuts
 
 
 @lru_cache(maxsize=4)
 def _order(samples: int, seed: int, epoch: int) -> Indices:
-    """The permutation of `samples` that (seed, epoch) decide, read-only.
+    """The permutation of `samples` for (seed, epoch), read-only.
 
-    Sorting the raw stream of Philox, not `Generator.permutation`: NumPy promises that raw streams never
-    change, so a run resumed under a newer NumPy goes on with the same epoch.
+    It sorts the raw stream of Philox instead of calling `Generator.permutation`: NumPy promises that raw streams never
+    change, so a run resumed under a newer NumPy continues the same epoch.
     """
     raw = np.random.Philox(np.random.SeedSequence((seed % 2**64, epoch))).random_raw(samples)
     order = np.argsort(raw, kind="stable").astype(np.int64, copy=False)
@@ -60,7 +60,7 @@ def _in_order(samples: int) -> Indices:
 
 @dataclass(frozen=True)
 class Sampler:
-    """What one of `dp_size` readers takes of `samples` samples, in global batches of `batch`."""
+    """The samples that data rank `dp_rank` of `dp_size` reads of `samples`, in global batches of `batch`."""
 
     samples: int
     batch: int
@@ -77,59 +77,59 @@ class Sampler:
             if count < 1:
                 raise ValueError(f"{name}: {count} is less than 1")
         if not 0 <= self.dp_rank < self.dp_size:
-            raise ValueError(f"reader: {self.dp_rank} is not one of 0 to {self.dp_size - 1}")
+            raise ValueError(f"dp_rank: {self.dp_rank} is not one of 0 to {self.dp_size - 1}")
         if self.samples < 1:
-            raise DataError("the data set is empty: there is not one sample to read")
+            raise DataError("the data set is empty: its len() is 0")
         if not self.batches:
             what = f"drop_last: true leaves nothing of {self.samples} samples in batches of {self.batch}"
             raise DataError(f"{what}; set drop_last: false, or make the batch smaller")
 
     @property
     def batches(self) -> int:
-        """How many global batches an epoch has."""
+        """The number of global batches of an epoch."""
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     @property
     def rows(self) -> int:
-        """The most samples, dummies included, that this reader reads for any one global batch."""
+        """The most samples, dummies included, that this data rank reads for one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
         return max(sum(max(stop - start, 1) for start, stop in self.cuts(size)) for size in sizes)
 
     def size(self, k: int) -> int:
-        """How many samples global batch `k` has: `batch`, or what is left for the last one."""
+        """The number of samples of global batch `k`: `batch`, or what is left for the last one."""
         if not 0 <= k < self.batches:
             raise IndexError(f"global batch {k}: an epoch has batches 0 to {self.batches - 1}")
         return min(self.batch, self.samples - k * self.batch)
 
     def order(self, epoch: int) -> Indices:
-        """All samples in this epoch's order, int64 [samples], read-only: decided by (seed, epoch) alone."""
+        """All samples in this epoch's order, int64 [samples], read-only; depends on (seed, epoch) only."""
         return _order(self.samples, self.seed, epoch) if self.shuffle else _in_order(self.samples)
 
-    def whole(self, epoch: int, k: int) -> Indices:
-        """The samples of global batch `k`, whoever reads them."""
+    def global_batch(self, epoch: int, k: int) -> Indices:
+        """The samples of global batch `k`, over all ranks."""
         size = self.size(k)
         return self.order(epoch)[k * self.batch : k * self.batch + size]
 
     def mine(self, epoch: int, k: int) -> list[Indices]:
-        """This reader's samples of each micro-batch of global batch `k`; some may be empty."""
-        whole = self.whole(epoch, k)
-        return [whole[start:stop] for start, stop in self.cuts(len(whole))]
+        """This data rank's samples of each micro-batch of global batch `k`; some may be empty."""
+        batch = self.global_batch(epoch, k)
+        return [batch[start:stop] for start, stop in self.cuts(len(batch))]
 
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
-        """For each micro-batch of global batch `k`: what this reader reads, and how many of those samples count.
+        """For each micro-batch of global batch `k`: the samples to read, and how many of them count.
 
-        Where `mine` is empty it reads a dummy, the first sample of the global batch, of which 0 count.
+        If `mine` is empty, that is a dummy, the first sample of the global batch, and 0.
         """
-        whole = self.whole(epoch, k)
-        cuts = self.cuts(len(whole))
-        return [(whole[start:stop], stop - start) if stop > start else (whole[:1], 0) for start, stop in cuts]
+        batch = self.global_batch(epoch, k)
+        cuts = self.cuts(len(batch))
+        return [(batch[start:stop], stop - start) if stop > start else (batch[:1], 0) for start, stop in cuts]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
-        """Where this reader's slice of each micro-batch starts and stops in a global batch of `size` samples."""
+        """Start and stop of this data rank's slice of each micro-batch, in a global batch of `size` samples."""
         return _cuts(size, self.micro_batches, self.dp_rank, self.dp_size)
 
     @classmethod
     def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
-        """The share of the rank that `mesh` describes; the whole data set without a mesh."""
+        """The sampler of the rank that `mesh` describes; without a mesh, of a single process."""
         coords = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
         return cls(samples, batch, **coords, **settings)

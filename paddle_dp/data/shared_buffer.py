@@ -1,6 +1,6 @@
-"""Slots of shared memory in which workers lay samples down already stacked, so that none travels through a pipe.
+"""Slots of shared memory that workers fill with stacked samples, so that no sample passes through a pipe.
 
-The memory is anonymous: it has no name in /dev/shm that could be left behind, and no size limit of a file system.
+The memory is anonymous: there is no file in /dev/shm to be left behind, and no size limit of a file system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Type and shape of one part of every sample."""
+    """dtype and shape of one part of every sample."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What every sample of a data set looks like, so that their batches fit into slots."""
+    """dtypes and shapes of every sample of a data set; a slot has room for these."""
 
     input: ArraySpec
     target: ArraySpec
@@ -48,10 +48,10 @@ class SampleSpec:
         return cls(ArraySpec.of(pair[0]), ArraySpec.of(pair[1]))
 
     def difference(self, pair: Pair) -> str | None:
-        """How a sample differs from all others: «uint8[8, 1], not uint8[8, 3]»; None when it does not."""
-        for array, like in zip(pair, (self.input, self.target), strict=True):
-            if ArraySpec.of(array) != like:
-                return f"{describe(array)}, not {like}"
+        """How a sample differs from the spec, «uint8[8, 1], not uint8[8, 3]»; None if it does not."""
+        for array, spec in zip(pair, (self.input, self.target), strict=True):
+            if ArraySpec.of(array) != spec:
+                return f"{describe(array)}, not {spec}"
         return None
 
 
@@ -66,24 +66,24 @@ class Slot(NamedTuple):
 class SharedBuffer:
     """`slots` slots of `rows` samples each, shared with every process forked after it was made."""
 
-    def __init__(self, layout: SampleSpec, rows: int, slots: int):
-        self.layout = layout
-        parts = (ArraySpec("<i8", ()), layout.input, layout.target)
-        size = sum(_aligned(rows * like.bytes) for like in parts)
+    def __init__(self, spec: SampleSpec, rows: int, slots: int):
+        self.spec = spec
+        parts = (ArraySpec("<i8", ()), spec.input, spec.target)
+        size = sum(_aligned(rows * part.bytes) for part in parts)
         memory = mmap.mmap(-1, max(slots * size, 1))
         self.slots: list[Slot] = []
-        place = 0
+        offset = 0
         for _ in range(slots):
             arrays = []
-            for like in parts:
-                arrays.append(_view(memory, place, like, rows))
-                place += _aligned(rows * like.bytes)
+            for part in parts:
+                arrays.append(_view(memory, offset, part, rows))
+                offset += _aligned(rows * part.bytes)
             self.slots.append(Slot(*arrays))
 
 
-def _view(memory: mmap.mmap, place: int, like: ArraySpec, rows: int) -> Array:
-    shape = (rows, *like.shape)
-    flat: np.ndarray[Any, Any] = np.frombuffer(memory, like.dtype, prod(shape), place)
+def _view(memory: mmap.mmap, offset: int, spec: ArraySpec, rows: int) -> Array:
+    shape = (rows, *spec.shape)
+    flat: np.ndarray[Any, Any] = np.frombuffer(memory, spec.dtype, prod(shape), offset)
     return flat.reshape(shape)
 
 

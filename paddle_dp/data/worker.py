@@ -1,9 +1,9 @@
-"""A worker: a forked process that answers commands, dies with its parent, and can be told from one that hangs.
+"""A worker: a forked process that answers commands, dies with its parent, and is found out when it hangs.
 
-Paddle's own workers outlive a killed rank, leave files in /dev/shm, fall to a Ctrl-C meant for the rank, and hang
-unnoticed. This one has two pipes and one page of anonymous shared memory: there is nothing to leave behind. It is a
-fork of a process that already runs Paddle, threads and buffers: the copy never returns into its parent's code, does
-not answer its signals, writes none of its buffers and frees nothing that it owns.
+Paddle's own workers outlive a killed rank, leave files in /dev/shm, die of a Ctrl-C that the rank would handle, and
+hang unnoticed. This one has two pipes and one page of anonymous shared memory, which leave nothing behind. It is forked
+from a process with Paddle, threads and buffers: the child never returns into the parent's code, ignores the parent's
+signals, flushes none of its buffers and frees none of its objects.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from typing import Any, BinaryIO
 import numpy as np
 
 _LENGTH = struct.Struct("<q")
-_TICK = 1.0  # seconds between two looks at a silent worker
-_parents_ends: set[int] = set()  # of the pipes to all workers: none may hold another's open
+_TICK = 1.0  # seconds between two checks of a silent worker
+_parents_ends: set[int] = set()  # of the pipes to all workers: a worker must not keep another's open
 
 Reply = dict[str, Any]
 Progress = np.ndarray[Any, Any]
 Answer = Callable[[Reply], None]
 WorkerMain = Callable[[BinaryIO, Answer, Progress], None]
-"""What a worker does: serve(commands, tell, progress), until the commands end."""
+"""A worker's main function: serve(commands, reply, progress); it returns when the commands end."""
 
 
 class WorkerHungError(Exception):
-    """It lives, and has made no progress for longer than allowed."""
+    """The worker lives and has made no progress for longer than allowed."""
 
 
 class WorkerEndedError(Exception):
-    """It is gone; the text says how it went."""
+    """The worker has ended; the text says how."""
 
 
 class Worker:
-    """A forked process that runs `serve`. `progress`, int64 [2], is shared with it: changing it is a sign of life."""
+    """A forked process that runs `serve`. It shows that it does not hang by changing `progress`, int64 [2], shared."""
 
     def __init__(self, serve: WorkerMain):
         self.progress: Progress = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=np.int64, count=2)
@@ -62,16 +62,16 @@ class Worker:
         self._poll.register(self._replies, select.POLLIN)
 
     def send(self, command: bytes) -> None:
-        """Hand it a command; whether it is still there is for `receive` to find out."""
+        """Sends a command; `receive` raises if the worker is gone."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, command)
 
     def receive(self, timeout: float) -> Reply:
-        """Its next reply; ChildHungError when it makes no progress for `timeout` seconds, ChildEndedError if gone."""
+        """The next reply. Raises WorkerHungError after `timeout` seconds without progress, WorkerEndedError if gone."""
         seen, since = self.progress.tolist(), time.monotonic()
         while not self._poll.poll(1000 * min(timeout, _TICK)):
             if self._reaped():
-                raise WorkerEndedError(self._epitaph())
+                raise WorkerEndedError(self._how_it_ended())
             if (now := self.progress.tolist()) != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > timeout:
@@ -86,16 +86,16 @@ class Worker:
             part = os.read(self._replies, size - len(parts))
             if not part:
                 self._await_end(1.0)
-                raise WorkerEndedError(self._epitaph())
+                raise WorkerEndedError(self._how_it_ended())
             parts += part
         return parts
 
     def end(self) -> None:
-        """Kill it, and whatever it started; a process that even SIGKILL cannot end is left to the system."""
+        """Kills the worker and whatever it started; waits a second for it, since one blocked in the kernel stays."""
         if self._commands < 0:
             return
         if not self._reaped():
-            for kill in (os.killpg, os.kill):  # its session, or itself when it had no time to begin one
+            for kill in (os.killpg, os.kill):  # its session, or itself if it has not made one yet
                 with contextlib.suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
             self._await_end(1.0)
@@ -108,18 +108,18 @@ class Worker:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else in this program waits for any worker
+            except ChildProcessError:  # other code of this program has waited for any child
                 pid, status = self.pid, 0
             self._status = status if pid else None
         return self._status is not None
 
     def _await_end(self, seconds: float) -> None:
-        """Wait for the process to be gone, but never for ever: one blocked in the kernel does not die."""
+        """Waits until the process is gone, for `seconds` at most."""
         give_up = time.monotonic() + seconds
         while not self._reaped() and time.monotonic() < give_up:
             time.sleep(0.002)
 
-    def _epitaph(self) -> str:
+    def _how_it_ended(self) -> str:
         code = 0 if self._status is None else os.waitstatus_to_exitcode(self._status)
         if code == -signal.SIGKILL:
             return "was killed (SIGKILL; is the machine out of memory?)"
@@ -127,45 +127,45 @@ class Worker:
 
 
 def _run(serve: WorkerMain, commands: int, replies: int, progress: Progress) -> None:
-    def tell(reply: Reply) -> None:
-        text = json.dumps(reply).encode()
+    def reply(content: Reply) -> None:
+        text = json.dumps(content).encode()
         os.write(replies, _LENGTH.pack(len(text)) + text)
 
     with open(commands, "rb") as stream:
-        serve(stream, tell, progress)
+        serve(stream, reply, progress)
 
 
 _PR_SET_PDEATHSIG = 1
-_kept: list[Any] = []  # what must not be collected in a copy
+_kept: list[Any] = []  # objects that must not be collected in a child
 
 
 def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
-    """The process id of a copy of this process that closes the descriptors `close`, runs `main`, and ends."""
-    # The signal of a parent's death comes when the *thread* that forked ends, so only the main thread may ask for it.
+    """Forks a child that closes the descriptors `close`, runs `main` and exits; returns its process id."""
+    # Linux sends PDEATHSIG when the *thread* that forked ends, so it is set only if the main thread forks.
     libc = ctypes.CDLL(None) if threading.current_thread() is threading.main_thread() else None
     parent = os.getpid()
-    with warnings.catch_warnings():  # Python 3.12 warns of forking beside threads: for that, see the top
+    with warnings.catch_warnings():  # Python 3.12 warns of a fork with threads: see the top of this file
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        _leave_the_parent(libc, parent)
+        _detach(libc, parent)
         for descriptor in close:
             os.close(descriptor)
         main()
         status = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, it must not unwind into the parent's code
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the parent's code
         traceback.print_exc()
     finally:
         os._exit(status)
 
 
-def _leave_the_parent(libc: ctypes.CDLL | None, parent: int) -> None:
-    """Cut what ties a fresh copy to its parent, except that it dies with it."""
-    gc.freeze()  # nothing that the parent made is collected here: no tensor freed, no file flushed
-    os.setsid()  # a signal to the parent's group is for the parent: it ends us when it is ready
+def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
+    """Detaches a forked child from its parent's objects, signals and streams; it still dies with the parent."""
+    gc.freeze()  # the parent's objects are not collected here: no tensor is freed, no file flushed
+    os.setsid()  # a Ctrl-C goes to the parent's group only; the parent ends its workers itself
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -173,6 +173,6 @@ def _leave_the_parent(libc: ctypes.CDLL | None, parent: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    _kept.extend((sys.stdout, sys.stderr))  # with what the parent has still to write: that is for the parent
+    _kept.extend((sys.stdout, sys.stderr))  # their buffers hold text that only the parent is to write
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

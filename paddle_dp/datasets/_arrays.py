@@ -1,4 +1,4 @@
-"""Data that lie in memory as two arrays, and the split of such data by class."""
+"""Data sets of two arrays in memory, and their split by class."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class Arrays:
 
 
 def stratified(labels: Array, fraction: float, seed: int) -> Array:
-    """Which samples are held out, bool [n]: ceil(fraction · n) of them, of each class its proportion.
+    """A mask bool [n] of the samples to hold out: ceil(fraction · n) of them, each class in proportion.
 
-    Each class gives the whole part of its proportion; the largest remainders give one more (Hare's quota), so
-    that the sizes are those of scikit-learn's train_test_split. A pure function of its arguments.
+    Each class gives the integer part of its proportion; those with the largest remainders give one more (Hare quota),
+    so that the sizes are those of scikit-learn's train_test_split. Deterministic.
     """
     classes, counts = np.unique(labels, return_counts=True)
     quota = counts * fraction
     take = np.floor(quota).astype(int)
     missing = int(np.ceil(fraction * len(labels) - 1e-9)) - int(take.sum())
     take[np.argsort(take - quota, kind="stable")[:missing]] += 1
-    lot = np.random.Philox(np.random.SeedSequence(seed % 2**64)).random_raw(len(labels))
+    draws = np.random.Philox(np.random.SeedSequence(seed % 2**64)).random_raw(len(labels))
     held_out = np.zeros(len(labels), dtype=bool)
     for label, number in zip(classes, take, strict=True):
         members = np.flatnonzero(labels == label)
-        held_out[members[np.argsort(lot[members], kind="stable")[:number]]] = True
+        held_out[members[np.argsort(draws[members], kind="stable")[:number]]] = True
     return held_out
 
 
 def one_of(split: str) -> str:
-    """`split` itself, when it is «train» or «test»."""
+    """`split`, if it is «train» or «test». Raises ValueError for another."""
     if split not in ("train", "test"):
         raise ValueError(f"split: '{split}' is neither 'train' nor 'test'")
     return split

@@ -1,4 +1,4 @@
-"""Data that are computed when they are read: each sample a pure function of (seed, split, index)."""
+"""Generated data sets: each sample is computed from (seed, split, index) when it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Draw = Callable[[np.random.Generator], tuple[Array, Any]]
 
 
 class Generated:
-    """`samples` samples, each drawn by `draw` from a generator of its own; no two splits share one."""
+    """`samples` samples, each drawn by `draw` from its own generator, which differs between splits."""
 
     def __init__(self, draw: Draw, samples: int, seed: int, split: str):
         self._draw, self._samples = draw, samples

@@ -1,4 +1,4 @@
-"""Image files as a data set, and the two ways to look at an image: as one trains, and as one evaluates."""
+"""Data sets of image files, with transforms for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ class Views:
     """How images become arrays; a data set of image files adds its `path` to these settings."""
 
     size: Positive = 224
-    """Pixels of the side of what the model gets."""
+    """Height and width of the model's input, in pixels."""
 
     resize: Positive = 256
-    """To evaluate, the shorter side is resized to it before the middle is taken; in pixels."""
+    """Evaluation: the shorter side is resized to this before the centre crop, in pixels."""
 
     crop: tuple[float, float] = (0.08, 1.0)
-    """To train, a random part is taken: the least and the most share of the area."""
+    """Training: smallest and largest share of the area of the random crop."""
 
     flip: Probability = 0.5
-    """To train, the chance that an image is mirrored."""
+    """Training: probability of a horizontal flip."""
 
     jitter: Rate = 0.0
-    """To train, the most by which brightness, contrast and saturation change."""
+    """Training: largest relative change of brightness, contrast and saturation."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Subtracted from each channel of 0..1."""
+    """Subtracted from each channel, whose values are 0..1."""
 
     std: tuple[float, float, float] = IMAGENET_STD
-    """Each channel is divided by it."""
+    """Divisor of each channel."""
 
     def __post_init__(self) -> None:
         if self.resize < self.size:
-            raise ValueError(f"resize: {self.resize} is less than size {self.size}, which is cut out of it")
+            raise ValueError(f"resize: {self.resize} is less than size {self.size}, which is cropped from it")
         if not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise ValueError(
                 f"crop: {list(self.crop)} is not a range of shares of the area, such as [0.08, 1.0]"
             )
         if min(self.std) <= 0:
-            raise ValueError("std: a channel is divided by it, so it is more than 0")
+            raise ValueError("std: every channel is divided by it: give numbers above 0")
 
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
-        """These files as the data set of `split`, looked at as that split is."""
-        look = self._train_view() if one_of(split) == "train" else self._test_view()
-        return Images(files, labels, classes, lambda image: self._normalised(look(image)))
+        """These files as the data set of `split`, with its transforms."""
+        view = self._train_view() if one_of(split) == "train" else self._test_view()
+        return Images(files, labels, classes, lambda image: self._normalised(view(image)))
 
     def _train_view(self) -> View:
         from paddle.vision import transforms
@@ -80,7 +80,7 @@ class Views:
         return view
 
     def _normalised(self, image: Image) -> Array:
-        """float32 [3, size, size]. In NumPy, so that a worker makes no tensor (`transforms.ToTensor` would)."""
+        """float32 [3, size, size]. NumPy, so that a worker makes no tensor as `transforms.ToTensor` would."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         pixels = (np.asarray(image, np.float32) - 255 * mean) / (255 * std)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -94,19 +94,19 @@ class Images:
         try:
             from PIL import Image
         except ImportError:
-            raise InstallError("images are read with Pillow: pip install pillow") from None
+            raise InstallError("reading images needs Pillow: pip install pillow") from None
         self._open = Image.open
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Array, np.int64]:
-        """Input float32 [3, size, size], target int64; a DataError that names a file that is no image."""
+        """Input float32 [3, size, size], target int64. Raises DataError with the path of a file that is no image."""
         path = self.files[index]
         try:
             with self._open(path) as file:
                 image = file.convert("RGB")
-        except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
+        except Exception as error:  # Pillow's decoders may raise anything for a damaged file
             raise DataError(f"{path} cannot be read as an image: {type(error).__name__}: {error}") from error
         return self._view(image), self.labels[index]
 

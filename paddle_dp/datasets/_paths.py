@@ -1,4 +1,4 @@
-"""Where a data set that is not shipped lies on this machine, and what to say when it does not lie there."""
+"""Paths of data sets on this machine, with errors that say what to put there."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from paddle_dp.errors import DataError, UsageError
 
 
 class MissingDataError(DataError, UsageError):
-    """The data are not where the recipe says: another setting mends it."""
+    """The data are not where the recipe says; another setting would help, hence also a UsageError."""
 
 
 def given(path: str | None, what: str, setting: str = "path") -> Path:
-    """`path` as a path that exists; a MissingDataError that says what `setting` has to be, when it does not."""
+    """`path` as an existing Path. Raises MissingDataError that says what `setting` must be."""
     if path is None:
         raise MissingDataError(
-            f"dataset.{setting} is not given: it is to be {what} (dataset.{setting}=/where/it/lies)"
+            f"dataset.{setting} is not given: give {what} (dataset.{setting}=/where/it/is)"
         )
-    found = Path(path).expanduser()
-    if not found.exists():
-        raise MissingDataError(f"dataset.{setting}: {found} does not exist; it is to be {what}")
-    return found
+    existing = Path(path).expanduser()
+    if not existing.exists():
+        raise MissingDataError(f"dataset.{setting}: {existing} does not exist; give {what}")
+    return existing
 
 
 def inside(folder: Path, names: tuple[str, ...], what: str) -> Path:
-    """The first of `names` that exists in `folder`; a MissingDataError that says what was looked for otherwise."""
+    """The first of `names` that exists in `folder`. Raises MissingDataError that lists the names and the folder."""
     for name in names:
         if (folder / name).exists():
             return folder / name
     there = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
-    has = f"has {', '.join(there)}" if there else "is empty" if folder.is_dir() else "is no folder"
+    has = f"has {', '.join(there)}" if there else "is empty" if folder.is_dir() else "is not a folder"
     raise MissingDataError(f"dataset.path: {folder} has no {' or '.join(names)}, {what}; it {has}")

@@ -1,4 +1,4 @@
-"""Small pictures that all lie in memory as bytes, and become numbers when they are read."""
+"""Data sets of small pictures, kept in memory as bytes and normalised when they are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddle_dp.datasets._arrays import Array
 
 
 class Pictures:
-    """Pictures uint8 [n, channels, height, width] as they are, normalised by `mean` and `std` per channel of 0..1."""
+    """Pictures uint8 [n, channels, height, width], normalised by `mean` and `std` of each channel, scaled to 0..1."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Pictures:
 
 
 class AugmentedPictures:
-    """The same pictures, each time moved by up to `pad` pixels on black ground and mirrored with chance `flip`.
+    """The same pictures, randomly shifted by up to `pad` pixels, padded with 0, and flipped with probability `flip`.
 
-    There is no `take` here: randomness belongs to one sample at a time.
+    It has no `take`, since random numbers are seeded per sample.
     """
 
     def __init__(self, pictures: Pictures, pad: int, flip: float):
@@ -57,7 +57,7 @@ class AugmentedPictures:
         _, height, width = pixels.shape
         top, left = random.randint(0, 2 * pad), random.randint(0, 2 * pad)
         padded = np.pad(pixels, ((0, 0), (pad, pad), (pad, pad)))
-        seen = padded[:, top : top + height, left : left + width]
+        cropped = padded[:, top : top + height, left : left + width]
         if random.random() < self._flip:
-            seen = seen[:, :, ::-1]
-        return self.pictures.normalised(seen), self.pictures.labels[index]
+            cropped = cropped[:, :, ::-1]
+        return self.pictures.normalised(cropped), self.pictures.labels[index]

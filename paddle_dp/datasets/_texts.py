@@ -1,4 +1,4 @@
-"""Which text files there are, and which of them are held out: decided by their names alone."""
+"""Finds text files, and chooses the held-out ones by their names alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from paddle_dp.datasets._paths import MissingDataError, given
 
 Named = tuple[str, Path]
-"""A file, under its name relative to the folder that was asked for: the same on every machine."""
+"""A file, with its name relative to the folder that was given: equal on every machine."""
 
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
@@ -22,28 +22,28 @@ def text_files(path: str | None) -> list[Named]:
     """The files of `path` (a folder, a file or a glob) in the order of their names; Python's own without a path."""
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
-        found = _below(root, ".py", _NOT_SOURCE)
-        if not found:
-            raise MissingDataError(f"{root} holds no Python sources; say which texts to read: dataset.path=…")
-        return found
+        files = _below(root, ".py", _NOT_SOURCE)
+        if not files:
+            raise MissingDataError(f"{root} holds no Python sources: name texts to read, dataset.path=…")
+        return files
     if glob.has_magic(path):
-        found = _matching(Path(path).expanduser())
+        files = _matching(Path(path).expanduser())
     elif (file := given(path, "a folder of text files, a file, or a glob such as 'texts/**/*.md'")).is_file():
-        found = [(file.name, file)]
+        files = [(file.name, file)]
     else:
-        found = _below(file, "", set())
-    if not found:
+        files = _below(file, "", set())
+    if not files:
         raise MissingDataError(f"dataset.path: {path} holds no files")
-    return found
+    return files
 
 
 def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:
     """The files below `root` whose names end in `suffix`; hidden files and folders are left out."""
-    found = []
+    paths = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in without and name[0] != "."]
-        found += [Path(folder, name) for name in names if name.endswith(suffix) and name[0] != "."]
-    return _named(root, (file for file in found if file.is_file()))
+        paths += [Path(folder, name) for name in names if name.endswith(suffix) and name[0] != "."]
+    return _named(root, (path for path in paths if path.is_file()))
 
 
 def _matching(pattern: Path) -> list[Named]:
@@ -58,7 +58,7 @@ def _named(root: Path, files: Iterable[Path]) -> list[Named]:
 
 
 def first_bytes(files: list[Named], limit: int) -> list[Named]:
-    """The first of `files` that have `limit` bytes together; the one that would pass it and all after it stay out."""
+    """The first files that together have at most `limit` bytes; the first that would exceed it ends the list."""
     total, kept = 0, []
     for name, file in files:
         total += file.stat().st_size
@@ -71,13 +71,13 @@ def first_bytes(files: list[Named], limit: int) -> list[Named]:
 
 
 def held_out(files: list[Named], fraction: float) -> set[str]:
-    """The names of ceil(fraction · files) files, but not of all: those whose hashes come first.
+    """The names of ceil(fraction · files) files, but never of all: those with the smallest hashes.
 
-    Every text keeps its lot whatever else is in the folder, so that a new file moves at most few others.
+    A file's hash does not depend on the other files, so a new file changes the split of few others.
     """
     number = min(math.ceil(fraction * len(files) - 1e-9), len(files) - 1)
-    return set(sorted((name for name, _ in files), key=_lot)[:number])
+    return set(sorted((name for name, _ in files), key=_hash)[:number])
 
 
-def _lot(name: str) -> str:
+def _hash(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,4 +1,4 @@
-"""Tokens on disk: made once from their texts, then mapped into the memory of every process that reads them."""
+"""Token files on disk: made once from texts, then memory-mapped by every process that reads them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import numpy as np
 
 from paddle_dp.datasets._arrays import Array
 
-VERSION = 1  # of what is in the files
+VERSION = 1  # of the files' format
 
 
 def folder(given: str | None) -> Path:
-    """`given`, or the user's folder for things that can be made again."""
+    """`given`, or the user's cache folder."""
     if given:
         return Path(given).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "paddle_dp"
 
 
-def key(*what: object) -> str:
-    """A name for the tokens that come from all this."""
-    return hashlib.sha256(json.dumps([VERSION, *what]).encode()).hexdigest()[:24]
+def key(*sources: object) -> str:
+    """A file name for the tokens that are made from `sources` (JSON values)."""
+    return hashlib.sha256(json.dumps([VERSION, *sources]).encode()).hexdigest()[:24]
 
 
 def tokens(where: Path, name: str, make: Callable[[], Array]) -> Array:
-    """The tokens called `name`, mapped from the folder `where`; made and written first where they are not there.
+    """The tokens called `name`, memory-mapped from the folder `where`; made and written first if they are missing.
 
-    Several processes may ask at once: one makes them while the others wait, and where locks do not work (some
-    network folders) each makes its own, and the last rename wins. A folder that cannot be written is done without.
+    Several processes may call it at once: one makes the tokens while the others wait. If file locks do not work (some
+    network folders), each makes its own and the last rename wins. If the folder cannot be written, they stay in memory.
     """
     file = where / f"{name}.npy"
     if (known := _read(file)) is not None:
@@ -46,24 +46,21 @@ def tokens(where: Path, name: str, make: Callable[[], Array]) -> Array:
             lock.enter_context(_alone(where / f".{name}.lock"))
         except OSError:
             return make()
-        known = _read(file)  # another process may have made them while this one waited
+        known = _read(file)  # another process may have made it while this one waited
         return _write(file, make()) if known is None else known
 
 
 def _read(file: Path) -> Array | None:
     try:
         read: Array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-    ):  # not there, or not whole: some disks lose the end of a renamed file
+    # Missing, or cut short: some disks lose the end of a renamed file.
+    except (OSError, ValueError, EOFError):
         return None
     return read
 
 
 def _write(file: Path, made: Array) -> Array:
-    """`made`, mapped from `file`; from memory when the disk does not take it."""
+    """Writes `made` to `file` and maps it; `made` itself if the disk refuses."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.stem}.", delete=False) as out:
@@ -82,10 +79,10 @@ def _write(file: Path, made: Array) -> Array:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Waits until no other process holds `lock`, where the file system knows locks."""
-    with lock.open("w") as held:
+    """Holds the file lock `lock`; without effect on a file system that has no locks."""
+    with lock.open("w") as file:
         with contextlib.suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""From text to tokens and back: bytes, or a tokenizer's file."""
+"""Tokenizers: bytes, or a trained one from a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """`vocab` tokens; `end` is the one that ends a text, if there is one; `said` tells it from all others."""
+    """`vocab`: the number of tokens. `end`: the token that ends a text, or None. `identity`: a text that differs
+    between tokenizers, and between versions of a file."""
 
     vocab: int
     end: int | None
-    said: str
+    identity: str
 
     def encode(self, text: bytes) -> Array: ...
 
@@ -28,11 +29,11 @@ class Tokenizer(Protocol):
 
 
 class EachByte:
-    """Every byte is a token; byte 0, which no text has, ends a text."""
+    """Every byte is a token; byte 0, which texts do not contain, ends a text."""
 
     vocab: int = 256
     end: int | None = 0
-    said: str = "bytes"
+    identity: str = "bytes"
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, dtype=np.uint8)
@@ -42,11 +43,11 @@ class EachByte:
 
 
 class Trained:
-    """A tokenizer.json of the package tokenizers, or a model file of sentencepiece."""
+    """A tokenizer.json of the package tokenizers, or a sentencepiece model file."""
 
     def __init__(self, file: Path):
         stat = file.stat()
-        self.said = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        self.identity = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
         if file.suffix == ".json":
             self._inner = _package("tokenizers", file).Tokenizer.from_file(str(file))
             self.vocab = self._inner.get_vocab_size()
@@ -72,14 +73,14 @@ class Trained:
 
 
 def tokenizer(name: str) -> Tokenizer:
-    """The tokenizer called `name`: «bytes», or that of a file."""
+    """The tokenizer `name`: «bytes», or a file's path."""
     if name == "bytes":
         return EachByte()
     return Trained(given(name, "a tokenizer.json or a sentencepiece model", setting="tokenizer"))
 
 
 def kind(vocab: int) -> Any:
-    """The narrowest type of number that counts to `vocab`."""
+    """The smallest integer dtype for `vocab` tokens."""
     return np.min_scalar_type(vocab - 1)
 
 
@@ -88,5 +89,5 @@ def _package(name: str, file: Path) -> Any:
         return import_module(name)
     except ImportError:
         raise InstallError(
-            f"dataset.tokenizer: {file} is read by the package {name}: pip install {name}"
+            f"dataset.tokenizer: reading {file} needs the package {name}: pip install {name}"
         ) from None

@@ -1,4 +1,4 @@
-"""What data sets of texts share: files, how they are split, and their tokens as windows of equal length."""
+"""Shared by the data sets of texts: their files, the split, and windows of tokens of equal length."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paddle_dp.units import Bytes, Fraction, Positive
 
 
 class Windows:
-    """Consecutive windows of `length` tokens: input int64 [length], target the same one token further.
+    """Consecutive windows of `length` tokens: input int64 [length], target the same shifted by one token.
 
-    Every token but the first is a target exactly once; what is left at the end, less than a window, is not read.
+    Every token but the first is a target exactly once; an incomplete window at the end is not read.
     """
 
     def __init__(self, tokens: Array, length: int, files: tuple[Path, ...], tokenizer: Tokenizer):
@@ -41,13 +41,13 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Where the texts are, and how they become tokens."""
+    """The text files, and how they become tokens."""
 
     path: str | None = None
     """A folder, a file or a glob."""
 
     limit: Bytes | None = None
-    """No more text than that, in the order of the files' names."""
+    """Read the first files, in the order of their names, up to this much text."""
 
     tokenizer: str = "bytes"
     """`bytes`, or the path of a tokenizer.json (package tokenizers) or of a sentencepiece model."""
@@ -56,10 +56,10 @@ class TextConfig:
     """Tokens of a sample."""
 
     held_out: Fraction = 0.05
-    """Share of the files kept for the test split, chosen by their names; a single file is cut, its end held out."""
+    """Share of the files kept for the test split, chosen by their names; of a single file, its end."""
 
     cache: str | None = None
-    """Folder for the tokens, so that they are made once; ~/.cache/paddle_dp by default."""
+    """Folder for token files, which are made once; ~/.cache/paddle_dp by default."""
 
     def __post_init__(self) -> None:
         if self.held_out >= 1:
@@ -67,15 +67,15 @@ class TextConfig:
 
     def windows(self, split: str) -> Windows:
         """Inputs and targets int64 [length]. No two splits share a file, or a byte of a single file."""
-        words = tokenizer(self.tokenizer)
+        by = tokenizer(self.tokenizer)
         files, part = self._texts(one_of(split))
         stats = [file.stat() for file in files]
         states = [
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
-        name = _token_file.key(states, part, words.said)
-        tokens = _token_file.tokens(_token_file.folder(self.cache), name, lambda: _encode(files, part, words))
-        data = Windows(tokens, self.length, files, words)
+        name = _token_file.key(states, part, by.identity)
+        tokens = _token_file.tokens(_token_file.folder(self.cache), name, lambda: _encode(files, part, by))
+        data = Windows(tokens, self.length, files, by)
         if not len(data):
             what = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
             raise DataError(
@@ -84,24 +84,24 @@ class TextConfig:
         return data
 
     def _texts(self, split: str) -> tuple[tuple[Path, ...], tuple[float, float]]:
-        """The files of a split, and which part of each: from where to where, 0 to 1."""
+        """The files of a split, and the part of each to read: start and stop, from 0 to 1."""
         files = _texts.text_files(self.path)
         if self.limit:
             files = _texts.first_bytes(files, self.limit.count)
         if len(files) == 1:
             part = (0.0, 1 - self.held_out) if split == "train" else (1 - self.held_out, 1.0)
             return (files[0][1],), part
-        kept = _texts.held_out(files, self.held_out)
-        return tuple(file for name, file in files if (name in kept) == (split == "test")), (0.0, 1.0)
+        test_names = _texts.held_out(files, self.held_out)
+        return tuple(file for name, file in files if (name in test_names) == (split == "test")), (0.0, 1.0)
 
 
-def _encode(files: tuple[Path, ...], part: tuple[float, float], words: Tokenizer) -> Array:
-    """The tokens of all files in their order, each with the token behind it that ends a text."""
+def _encode(files: tuple[Path, ...], part: tuple[float, float], by: Tokenizer) -> Array:
+    """The tokens of all files in their order, each followed by the token that ends a text."""
     pieces = []
     for file in files:
         text = file.read_bytes()
         start, stop = (round(share * len(text)) for share in part)
-        pieces.append(words.encode(text[start:stop]))
-        if words.end is not None:
-            pieces.append(np.array([words.end]))
-    return np.concatenate(pieces).astype(kind(words.vocab))
+        pieces.append(by.encode(text[start:stop]))
+        if by.end is not None:
+            pieces.append(np.array([by.end]))
+    return np.concatenate(pieces).astype(kind(by.vocab))

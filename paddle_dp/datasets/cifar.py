@@ -20,60 +20,58 @@ from paddle_dp.units import Count, Probability
 
 _WHAT = "the folder or .tar.gz of CIFAR's python version, from https://www.cs.toronto.edu/~kriz/cifar.html"
 _FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
-_TEN = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
-_HUNDRED = {"train": ("train",), "test": ("test",)}
+_CIFAR10 = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
+_CIFAR100 = {"train": ("train",), "test": ("test",)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Whether it is CIFAR-10 or CIFAR-100, the files say. `pad: 0` and `flip: 0` leave the pictures as they are."""
+    """CIFAR-10 or CIFAR-100, as the files are. `pad: 0` with `flip: 0` switches augmentation off."""
 
     path: str | None = None
-    """The archive, its unpacked folder, or what holds that."""
+    """The archive, its unpacked folder, or the folder that holds it."""
 
     labels: Literal["fine", "coarse"] = "fine"
-    """`coarse` takes the 20 groups of CIFAR-100 instead of its 100 classes."""
+    """`coarse`: the 20 groups of CIFAR-100 instead of its 100 classes."""
 
     pad: Count = 4
-    """To train, a picture is moved by up to so many pixels."""
+    """Training: largest random shift of a picture, in pixels."""
 
     flip: Probability = 0.5
-    """Chance that a picture is mirrored, to train."""
+    """Training: probability of a horizontal flip."""
 
     mean: tuple[float, float, float] = (0.4914, 0.4822, 0.4465)
-    """Subtracted from each channel of 0..1."""
+    """Subtracted from each channel, whose values are 0..1."""
 
     std: tuple[float, float, float] = (0.2470, 0.2435, 0.2616)
-    """Each channel is divided by it."""
+    """Divisor of each channel."""
 
     def __post_init__(self) -> None:
         if min(self.std) <= 0:
-            raise ValueError("std: a channel is divided by it, so it is more than 0")
+            raise ValueError("std: every channel is divided by it: give numbers above 0")
 
     def build(self, split: str) -> Pictures | AugmentedPictures:
         """Inputs float32 [3, 32, 32], targets int64."""
         files = _files(given(self.path, _WHAT))
-        hundred = "meta" in files
-        names = (_HUNDRED if hundred else _TEN)[one_of(split)]
-        word = f"{self.labels}_label" if hundred else "label"
-        if not hundred and self.labels == "coarse":
+        is_cifar100 = "meta" in files
+        names = (_CIFAR100 if is_cifar100 else _CIFAR10)[one_of(split)]
+        label = f"{self.labels}_label" if is_cifar100 else "label"
+        if not is_cifar100 and self.labels == "coarse":
             raise DataError(f"{self.path} is CIFAR-10, which has no coarse labels")
-        (meta,) = _read(files, ["meta" if hundred else "batches.meta"], f"{word}_names")
-        batches = list(_read(files, names, "data", f"{word}s"))
+        (meta,) = _read(files, ["meta" if is_cifar100 else "batches.meta"], f"{label}_names")
+        batches = list(_read(files, names, "data", f"{label}s"))
         pixels = np.concatenate([np.asarray(batch["data"], np.uint8) for batch in batches])
-        labels = np.concatenate([np.asarray(batch[f"{word}s"], np.int64) for batch in batches])
+        labels = np.concatenate([np.asarray(batch[f"{label}s"], np.int64) for batch in batches])
         if pixels.shape != (len(labels), 3072):
             raise DataError(f"{self.path}: {len(labels)} labels and pictures of shape {list(pixels.shape)}")
-        classes = tuple(map(str, meta[f"{word}_names"]))
+        classes = tuple(map(str, meta[f"{label}_names"]))
         pictures = Pictures(pixels.reshape(-1, 3, 32, 32), labels, classes, self.mean, self.std)
-        return AugmentedPictures(pictures, self.pad, self.flip) if self._moves(split) else pictures
-
-    def _moves(self, split: str) -> bool:
-        return split == "train" and bool(self.pad or self.flip)
+        is_augmented = split == "train" and (self.pad or self.flip)
+        return AugmentedPictures(pictures, self.pad, self.flip) if is_augmented else pictures
 
 
 def _files(path: Path) -> dict[str, bytes | Path]:
-    """Where each file of the data set is, or what is in it, by its name."""
+    """The files of the data set by name: paths, or contents if they are in an archive."""
     if path.is_file():
         try:
             with tarfile.open(path) as archive:
@@ -85,7 +83,7 @@ def _files(path: Path) -> dict[str, bytes | Path]:
     for folder in (path, *(path / name for name in _FOLDERS)):
         if (folder / "meta").is_file() or (folder / "batches.meta").is_file():
             return {file.name: file for file in folder.iterdir()}
-    raise MissingDataError(f"dataset.path: {path} has no batches.meta and no meta in it; it is to be {_WHAT}")
+    raise MissingDataError(f"dataset.path: {path} has no batches.meta and no meta in it; give {_WHAT}")
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -93,13 +91,13 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return stream.read() if stream else b""
 
 
-def _read(files: dict[str, bytes | Path], names: Iterable[str], *words: str) -> Iterable[dict[str, Any]]:
-    """The dict in each of these files; a DataError when one is missing, or has not got all `words`."""
+def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> Iterable[dict[str, Any]]:
+    """The dict in each of these files. Raises DataError if a file or one of `keys` is missing."""
     for name in names:
         if name not in files:
             raise DataError(f"the data set has no file {name}; it has {', '.join(sorted(files))}")
-        place = files[name]
-        found = read_pickled(place.read_bytes() if isinstance(place, Path) else place, str(name))
-        if missing := [word for word in words if word not in found]:
-            raise DataError(f"{name} has no {missing[0]}; it has {', '.join(map(str, found))}")
-        yield found
+        file = files[name]
+        content = read_pickled(file.read_bytes() if isinstance(file, Path) else file, name)
+        if missing := [key for key in keys if key not in content]:
+            raise DataError(f"{name} has no {missing[0]}; it has {', '.join(map(str, content))}")
+        yield content

@@ -23,14 +23,14 @@ class Config:
     """Samples are [1, 8, 8] instead of [64]."""
 
     seed: int = 0
-    """Which samples are held out."""
+    """Seed of the choice of held-out samples."""
 
     def __post_init__(self) -> None:
         if self.held_out >= 1:
             raise ValueError("held_out: 1 leaves nothing to train on; 0.2 keeps a fifth for the test")
 
     def build(self, split: str) -> Arrays:
-        """Inputs float32 [64] or [1, 8, 8] in 0..1, targets int64; each class is split in one proportion."""
+        """Inputs float32 [64] or [1, 8, 8] in 0..1, targets int64; every class is split in the same proportion."""
         pixels, digits = _table()
         test = stratified(digits, self.held_out, self.seed)
         chosen = test if one_of(split) == "test" else ~test
@@ -39,9 +39,9 @@ class Config:
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels float32 [1797, 64] in 0..1 and digits int64 [1797], from the file that scikit-learn carries.
+    """Pixels float32 [1797, 64] in 0..1 and digits int64 [1797], from scikit-learn's file.
 
-    The file is found and read without importing scikit-learn, which takes two seconds.
+    scikit-learn itself is not imported: that takes two seconds.
     """
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:

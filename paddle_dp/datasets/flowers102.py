@@ -1,4 +1,4 @@
-"""Oxford's 102 flowers (Nilsback and Zisserman 2008): 1020 images to train on, 6149 to test on, by path."""
+"""Oxford's 102 flowers (Nilsback and Zisserman 2008) from a folder: 1020 images to train on, 6149 to test on."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Config(Views):
     """A folder with jpg/ (102flowers.tgz unpacked), imagelabels.mat and setid.mat."""
 
     splits: Literal["official", "swapped"] = "official"
-    """`swapped` trains on the 6149 images of the official test set and tests on the 1020 of the official training
+    """`swapped`: train on the 6149 images of the official test set and test on the 1020 of the official training
     set, as paddle.vision.datasets.Flowers and the classic PaddlePaddle examples do."""
 
     def build(self, split: str) -> Images:
-        """Targets int64 0..101: the file's labels less one."""
+        """Targets int64 0..101: the file's labels minus one."""
         root = given(self.path, f"a folder with jpg/, imagelabels.mat and setid.mat, from {_PAGE}")
         images = inside(root, ("jpg",), "the folder that 102flowers.tgz unpacks to")
         labels = _column(root, "imagelabels.mat", "labels") - 1
         ids = _column(root, "setid.mat", _IDS[self.splits][one_of(split)])
         if len(ids) == 0 or ids.min() < 1 or ids.max() > len(labels):
-            raise DataError(f"{root}: setid.mat speaks of images that imagelabels.mat does not label")
+            raise DataError(f"{root}: setid.mat has numbers of images that imagelabels.mat does not label")
         files = [images / f"image_{number:05d}.jpg" for number in ids.tolist()]
         classes = tuple(f"flower {number}" for number in range(1, 103))
         return self.images(split, files, labels[ids - 1], classes)
@@ -44,10 +44,10 @@ def _column(root: Path, name: str, word: str) -> Array:
     try:
         from scipy.io import loadmat
     except ImportError:
-        raise InstallError("the lists of flowers102 are read with SciPy: pip install scipy") from None
+        raise InstallError("reading flowers102's .mat files needs SciPy: pip install scipy") from None
     path = inside(root, (name,), f"from {_PAGE}")
     try:
         numbers: Any = loadmat(path)[word]
         return np.asarray(numbers).ravel().astype(np.int64)
-    except Exception as error:  # SciPy raises whatever a damaged file leads it to
+    except Exception as error:  # SciPy may raise anything for a damaged file
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error

@@ -23,7 +23,7 @@ class Config(Views):
     """The folder that holds train/ and val/ (or valid/, validation/, test/)."""
 
     def build(self, split: str) -> Images:
-        """Classes are numbered in the order of their folders' names; both splits must have the same ones."""
+        """Classes are numbered in the order of their folders' names; both splits must have the same classes."""
         root = given(self.path, "a folder with train/<class>/ and val/<class>/ inside")
         train = inside(root, ("train",), "the images to train on")
         folder = train if one_of(split) == "train" else inside(root, _TEST, "the images to evaluate on")
@@ -39,23 +39,25 @@ def _classes(folder: Path) -> tuple[str, ...]:
     """The names of the class folders, sorted."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
-        raise DataError(f"{folder} has no class folders; it is to have one folder of images for each class")
+        raise DataError(
+            f"{folder} has no class folders: put the images of each class into a folder of its own"
+        )
     return tuple(names)
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:
-    """All images of all classes, in an order that only names decide, and the number of each one's class."""
+    """All images of all classes, sorted by name within a class, and their labels."""
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(
+        images = sorted(
             Path(parent, file)
             for parent, _, names in os.walk(folder / name, followlinks=True)
             for file in names
             if file.lower().endswith(_SUFFIXES) and file[0] != "."
         )
-        files += found
-        labels += [label] * len(found)
+        files += images
+        labels += [label] * len(images)
     if not files:
         raise DataError(f"{folder} has class folders but not one image ({', '.join(_SUFFIXES)}) in them")
     return files, np.array(labels, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Text files as windows of tokens with gaps, each to be filled from both sides (masked language modelling)."""
+"""Text files as windows of tokens with some masked, for masked language modelling."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paddle_dp.datasets._arrays import Array
 from paddle_dp.datasets._windows import TextConfig, Windows
 from paddle_dp.units import Count, Probability
 
-KEPT = -100  # the target of a token that is not masked: loss.ignore_index
+IGNORED = -100  # the target of a token that is not chosen: loss.ignore_index
 
 
-class Gaps:
-    """Windows of `texts`; of every sample, a share of the tokens is chosen, at least one: they are the targets.
+class MaskedWindows:
+    """Windows of `texts`; a share of each window's tokens, at least one, is chosen as targets.
 
-    Of the chosen, 80 % become `mask`, 10 % another token, and 10 % stay (Devlin et al., arXiv:1810.04805). In training
+    Of the chosen, 80 % become `mask`, 10 % a random token, and 10 % stay (Devlin et al., arXiv:1810.04805). In training
     they are chosen anew in every epoch, from NumPy's global generator, which the loader seeds by (seed, epoch,
-    sample); held-out samples have the same gaps always.
+    sample); in held-out samples they are always the same (`fixed`).
     """
 
     def __init__(self, texts: Windows, share: float, mask: int, fixed: bool):
@@ -31,7 +31,7 @@ class Gaps:
         tokens, _ = self.texts[index]
         random = np.random.default_rng(index if self.fixed else np.random.randint(2**31))
         chosen = random.permutation(len(tokens))[: max(1, round(self.share * len(tokens)))]
-        targets = np.full_like(tokens, KEPT)
+        targets = np.full_like(tokens, IGNORED)
         targets[chosen] = tokens[chosen]
         masked, changed = np.split(chosen, [round(0.8 * len(chosen))])
         tokens[masked] = self.mask
@@ -48,11 +48,12 @@ class Config(TextConfig):
     """Share of the tokens of every window that are to be predicted."""
 
     mask: Count | None = None
-    """Token that stands in a gap; by default the one behind the tokenizer's last, which the model's vocab must
-    count."""
+    """The mask token; by default one more than the tokenizer's last, so the model's vocab must be one larger."""
 
-    def build(self, split: str) -> Gaps:
-        """Inputs int64 [length], and targets int64 [length], -100 where no token is masked."""
+    def build(self, split: str) -> MaskedWindows:
+        """Inputs int64 [length], and targets int64 [length], -100 where no token is to be predicted."""
         texts = self.windows(split)
         vocab = texts.tokenizer.vocab
-        return Gaps(texts, self.masked, vocab if self.mask is None else self.mask, fixed=split == "test")
+        return MaskedWindows(
+            texts, self.masked, vocab if self.mask is None else self.mask, fixed=split == "test"
+        )

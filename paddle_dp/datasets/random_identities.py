@@ -1,4 +1,4 @@
-"""Made-up identities: each is a point, each sample a noisy view of one; for classifiers of very many classes."""
+"""Synthetic identities: each is a random point, each sample a noisy view of one; for very many classes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from paddle_dp.datasets._arrays import Array, one_of
 from paddle_dp.datasets._generated import Generated
 from paddle_dp.units import Positive
 
-WHERE = 2  # the counter's last word for the points themselves; 0 and 1 are the splits'
+POINTS = 2  # the last word of the Philox counter for the points; 0 and 1 are the splits'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The identities that are seen lie evenly among all class numbers."""
+    """The `seen` identities are spread evenly over the class numbers."""
 
     features: Positive = 64
-    """Numbers of a sample."""
+    """Length of a sample's vector."""
 
     classes: Positive = 1000
-    """How many identities there are."""
+    """Number of identities."""
 
     seen: Positive = 1000
-    """How many of them have samples."""
+    """Number of identities that have samples."""
 
     samples: Positive = 4096
-    """Views to train on."""
+    """Samples to train on."""
 
     test_samples: Positive = 256
-    """Other views, to evaluate on."""
+    """Other samples, to evaluate on."""
 
     noise: float = 0.5
-    """Of each view, beside the point's own normal numbers; 1 is as large as the point itself."""
+    """Standard deviation of a view's noise; the points' is 1."""
 
     seed: int = 0
-    """Where the points and views are drawn from."""
+    """Seed of points and samples."""
 
     def __post_init__(self) -> None:
         if self.seen > self.classes:
@@ -50,8 +50,8 @@ class Config:
         return Generated(self._draw, samples, self.seed, split)
 
     def point(self, identity: int) -> Array:
-        """Where an identity lies, float32 [features]; a pure function of (seed, identity)."""
-        bits = np.random.Philox(key=[self.seed % 2**64, identity], counter=[0, 0, 0, WHERE])
+        """The point of an identity, float32 [features], computed from (seed, identity)."""
+        bits = np.random.Philox(key=[self.seed % 2**64, identity], counter=[0, 0, 0, POINTS])
         return np.random.Generator(bits).standard_normal(self.features, dtype=np.float32)
 
     def _draw(self, generator: np.random.Generator) -> tuple[Array, np.int64]:

@@ -1,4 +1,4 @@
-"""Noise in the shape of images, with random labels: nothing to download; for machines and benchmarks."""
+"""Random images with random labels, for benchmarks and tests: nothing to download."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paddle_dp.units import Positive
 @dataclass(frozen=True, kw_only=True)
 class Config:
     shape: tuple[Positive, ...] = (3, 224, 224)
-    """Of an image: [channels, height, width]."""
+    """Shape of an image: [channels, height, width]."""
 
     classes: Positive = 1000
-    """How many classes there are."""
+    """Number of classes."""
 
     samples: Positive = 1024
     """Images to train on."""
@@ -26,10 +26,10 @@ class Config:
     """Other images, to evaluate on."""
 
     seed: int = 0
-    """Where the images are drawn from."""
+    """Seed of the images."""
 
     def build(self, split: str) -> Generated:
-        """Inputs float32 [*shape], of mean 0 and variance 1 as normalised images have; targets int64."""
+        """Inputs float32 [*shape], mean 0 and variance 1 like normalised images; targets int64."""
         samples = self.samples if one_of(split) == "train" else self.test_samples
         return Generated(self._draw, samples, self.seed, split)
 

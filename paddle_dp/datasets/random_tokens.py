@@ -1,4 +1,4 @@
-"""Random tokens for next-token prediction: nothing to download; for machines and benchmarks."""
+"""Random tokens for next-token prediction, for benchmarks and tests: nothing to download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddle_dp.units import Positive
 @dataclass(frozen=True, kw_only=True)
 class Config:
     vocab: Positive = 256
-    """Tokens of the vocabulary."""
+    """Size of the vocabulary."""
 
     length: Positive = 128
     """Tokens of a sample."""
@@ -26,10 +26,10 @@ class Config:
     """Other texts, to evaluate on."""
 
     seed: int = 0
-    """Where the texts are drawn from."""
+    """Seed of the texts."""
 
     def build(self, split: str) -> Generated:
-        """Inputs int64 [length] in 0..vocab-1, targets int64 [length]: the same text, one token further."""
+        """Inputs int64 [length] in 0..vocab-1, targets int64 [length]: the same text shifted by one token."""
         samples = self.samples if one_of(split) == "train" else self.test_samples
         return Generated(self._draw, samples, self.seed, split)
 

@@ -34,7 +34,7 @@ from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
-from paddle_dp.train.meter import memory
+from paddle_dp.train.meter import peak_memory
 
 
 def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
@@ -74,7 +74,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
         side.replay(number, Path(folder), ranks)
-    peak = max(side.mesh.gather(memory(side.mesh.device)))
+    peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.told}
     if side.mesh.is_main:
         (side.folder / "side.json").write_text(json.dumps(told))

@@ -1,7 +1,7 @@
-"""The training itself: progress, callbacks, the trainer's loop, evaluation, and how a recipe becomes a trainer.
+"""The training: progress, callbacks, the loop, evaluation, and how a recipe becomes a trainer.
 
-Nothing here knows how ranks exchange gradients (`parallel`), how files are written (`checkpoint`) or how processes are
-started (`launch`). The words are loaded when they are used: a callback's settings are checked without paddle.
+How ranks exchange gradients is `parallel`'s subject, how files are written `checkpoint`'s, how processes are started
+`launch`'s. Names are imported when they are first used, so that a callback's settings are checked without paddle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.train.run import Run as Run
     from paddle_dp.train.trainer import Trainer as Trainer
 
-_WORDS = {
+_MODULES = {
     "Callback": "callback",
     "Evaluation": "evaluation",
     "Moment": "callback",
@@ -30,7 +30,7 @@ _WORDS = {
 __all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Trainer", "Training"]
 
 
-def __getattr__(word: str) -> Any:
-    if word not in _WORDS:
-        raise AttributeError(f"module 'paddle_dp.train' has no attribute '{word}'")
-    return getattr(import_module(f"paddle_dp.train.{_WORDS[word]}"), word)
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'paddle_dp.train' has no attribute '{name}'")
+    return getattr(import_module(f"paddle_dp.train.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The one place where parts meet: strategy → mesh → loaders → learner → trainer, for recipes, scripts and proofs."""
+"""Assembles a training, strategy → mesh → loaders → learner → trainer: for recipes, scripts and proofs alike."""
 
 from __future__ import annotations
 
@@ -27,51 +27,55 @@ Kind = TypeVar("Kind", bound=TrainingLoop)
 
 
 class Assembly:
-    """The parts of one training on this rank, each made when it is first asked for, with the strategy's mesh.
+    """The parts of one training on this rank, each built on first access, with the strategy's mesh.
 
-    Collective, as is everything that it makes. Raises UsageError for a layout that the recipe does not allow.
+    Collective, and so is building each part. Raises UsageError for a layout that the recipe does not allow.
     """
 
     def __init__(self, setup: Setup, mesh: Mesh):
         self.setup = setup
-        self._noticed: list[str] = []  # what is not as on one process, before anything is placed
-        self._prints: dict[str, dict[str, str]] = {}  # the fingerprints of the splits that were opened
+        self._noticed: list[
+            str
+        ] = []  # differences from one process that are known before the model is placed
+        self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
         self.strategy: Strategy = setup.strategy.build(mesh)
-        # As the strategy splits it: it says which ranks read the same samples and draw the same numbers.
-        self.mesh = self.strategy.mesh
+        self.mesh = (
+            self.strategy.mesh
+        )  # split by its axes: which ranks read the same samples, share random numbers
 
     @cached_property
     def train_loader(self) -> Loader:
         """Shuffled, in micro-batches."""
         s, dataset = self.setup, self.setup.dataset("train")
-        found = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
-        self._prints["train"] = found
-        self._noticed += consistency.random_samples("training", found)
+        fingerprint = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
+        self._fingerprints["train"] = fingerprint
+        self._noticed += consistency.random_samples("training", fingerprint)
         return self._loader(
             dataset, seed=s.seed, shuffle=s.shuffle, drop_last=s.drop_last, micro_batches=s.micro_batches
         )
 
     @cached_property
     def test_loader(self) -> Loader | None:
-        """In order, every held-out sample once; None where nothing is held out."""
+        """In order, every held-out sample once; None without held-out data."""
         s, dataset = self.setup, self.setup.dataset("test")
-        self._prints["test"] = consistency.compare_data("held-out", dataset, s.seed, s.loader, self.mesh)
+        fingerprint = consistency.compare_data("held-out", dataset, s.seed, s.loader, self.mesh)
+        self._fingerprints["test"] = fingerprint
         return None if dataset is None else self._loader(dataset, seed=s.seed, shuffle=False)
 
     @property
     def total_steps(self) -> int:
-        """How many updates the training has; 0 where nobody has said so yet."""
+        """The number of updates of the whole training; 0 without a length, which `fit` will then be given."""
         return self.setup.length.steps(self.train_loader.batches) if self.setup.length else 0
 
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
-        """The placed task, for so many updates; from here on every rank draws its own random numbers."""
+        """The placed task, for `steps` updates. From here on every rank draws its own random numbers."""
         return self._placed(self._task(steps, steps_per_epoch))
 
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
-        """The task as all ranks have it, before anything is placed. Collective."""
+        """The task before placement, the same on every rank. Collective."""
         task = self.setup.task(steps, steps_per_epoch)
         task = replace(task, samples=self._samples, noticed=tuple(self._noticed))
         check_within(task.optimizer, task.loss.given, task.model)
@@ -84,30 +88,30 @@ class Assembly:
         return learner
 
     def _samples(self) -> Any:
-        """The inputs of the first two samples: held-out ones, where the others have not been opened."""
-        opened = "train_loader" in vars(self) or self.test_loader is None
-        loader = self.train_loader if opened else self.test_loader
-        assert loader is not None, "there are samples to train on"
+        """The inputs of the first two samples; of the held-out ones if the training data is not open yet."""
+        is_train_open = "train_loader" in vars(self) or self.test_loader is None
+        loader = self.train_loader if is_train_open else self.test_loader
+        assert loader is not None, "there is training data"
         inputs, _ = read_samples(loader.dataset, np.arange(min(2, len(loader.dataset))), self.setup.seed, 0)
         return paddle.to_tensor(inputs)
 
     def trainer(self, kind: type[Kind], resume: str | None = None, accept: Sequence[str] = ()) -> Kind:
-        """A trainer that is ready to fit, at its beginning or where a checkpoint left off.
+        """A trainer ready to fit, new or resumed from a checkpoint.
 
-        `resume` is None, "newest", "best" or a checkpoint's path; `accept`, keys that a resume may have otherwise.
-        Raises UsageError or CheckpointError when there is nothing fitting to resume.
+        `resume`: None, "newest", "best" or a checkpoint's path. `accept`: settings that may differ from the
+        checkpoint's. Raises UsageError or CheckpointError when no checkpoint fits.
         """
-        asked = {"resume": resume, "accept": sorted(accept)}
-        consistency.compare(asked, self.mesh, "Go on from the same checkpoint on every node.")
-        found = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
-        if found is not None:
-            consistency.compare_checkpoints(found, self.mesh)
+        options = {"resume": resume, "accept": sorted(accept)}
+        consistency.compare(options, self.mesh, "Resume from the same checkpoint on every node.")
+        resumed = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
+        if resumed is not None:
+            consistency.compare_checkpoints(resumed, self.mesh)
         loaders = {"train": self.train_loader, "test": self.test_loader}
         task = self._task(self.total_steps, self.train_loader.batches)
         changes: list[str] = []
-        identity = same_run.identity(self.setup, task, self.mesh, loaders, self._prints)
-        if found is not None:
-            changes, identity = same_run.compare(found, identity, task, self.setup, self.mesh, accept)
+        identity = same_run.identity(self.setup, task, self.mesh, loaders, self._fingerprints)
+        if resumed is not None:
+            changes, identity = same_run.compare(resumed, identity, task, self.setup, self.mesh, accept)
         run = Run(
             name=self.setup.name,
             folder=self.setup.folder,
@@ -115,7 +119,7 @@ class Assembly:
             train_loader=self.train_loader,
             test_loader=self.test_loader,
             recipe=self.setup.recipe,
-            resumed=found,
+            resumed=resumed,
             total_steps=self.total_steps,
             layout=self.setup.strategy.config.layout(self.mesh.ranks),
             identity=identity,
@@ -128,15 +132,15 @@ class Assembly:
             run=run,
             check_every=self.setup.strategy.config.check_every,
         )
-        if found is not None:
-            trainer.restore(found)
+        if resumed is not None:
+            trainer.restore(resumed)
         return trainer
 
-    def _loader(self, dataset: Any, **how: Any) -> Loader:
+    def _loader(self, dataset: Any, **sampling: Any) -> Loader:
         settings = self.setup.loader
         return Loader(
             dataset,
-            Sampler.of(len(dataset), self.setup.batch, self.mesh, **how),
+            Sampler.of(len(dataset), self.setup.batch, self.mesh, **sampling),
             num_workers=settings.num_workers,
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
@@ -144,5 +148,5 @@ class Assembly:
 
 
 def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:
-    """The checkpoint of the run in `folder` that `which` means: "newest", "best" or a path. Verified. Collective."""
+    """The verified checkpoint of the run in `folder`; `which`: "newest", "best" or a path. Collective."""
     return checkpoints.load(checkpoints.find(which, folder / "checkpoints", mesh), mesh)

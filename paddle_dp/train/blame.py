@@ -1,4 +1,4 @@
-"""Which sample was it? When numbers have gone bad, the inputs and targets that were just read are looked at again."""
+"""Names the sample behind a number that is not finite, or behind a bad target: the samples just read are read again."""
 
 from __future__ import annotations
 
@@ -16,42 +16,40 @@ from paddle_dp.data.sample import name, read_samples
 from paddle_dp.errors import LossError, TargetError
 from paddle_dp.mesh import Mesh
 
-PATIENCE = 20.0  # seconds; more than a person wants to wait, and less than gloo does (30 s)
+PATIENCE = 20.0  # seconds; less than gloo's own time limit of 30 s, or the ranks that wait would fail first
 _BFLOAT16 = "bfloat16"
 
 
 def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, what: str = "training") -> str:
-    """A sentence about the first sample, read in one of `steps` (from 1), that is not finite; "" where there is none.
+    """A sentence about the first sample, read in one of `steps` (from 1), that is not finite; "" without one.
 
-    Samples are read again under the same randomness, each rank its own, for `PATIENCE` seconds at most. Collective, and
-    it never raises: it is asked when something has gone wrong already.
+    Every rank reads its samples again, with the same random numbers, for `PATIENCE` seconds at most. Collective; it
+    never raises, since it is called while an error is being reported.
     """
-    found_here: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
 
-    def look() -> None:
-        with suppress(Exception):  # what it was called for must be told, whatever happens here
-            found_here.extend(_first(loader, steps))
+    def search() -> None:
+        with suppress(Exception):  # an error here must not hide the one that is being reported
+            found.extend(_first_bad(loader, steps))
 
-    reader = Thread(target=look, daemon=True)  # a sample that never comes must not keep the message
+    reader = Thread(target=search, daemon=True)  # a data set that hangs must not hold the report back
     reader.start()
     reader.join(PATIENCE + 5.0)
-    mine = found_here[0] if found_here else None
     mesh.wait("samples looked at")
-    found = sorted((row for row in mesh.gather(mine) if row), key=lambda row: row["step"])
-    if not found:
+    of_ranks = mesh.gather(found[0] if found else None)
+    first = min((row for row in of_ranks if row), key=lambda row: row["step"], default=None)
+    if first is None:
         return ""
-    where = f"in step {found[0]['step']}" if what == "training" else "by the evaluation"
-    who = found[0]["name"][:1].upper() + found[0]["name"][1:]
-    part = found[0]["part"]
-    return (
-        f"{who} of the {what} data, read {where}, has {part} that are not finite: mend it, or leave it out."
-    )
+    where = f"in step {first['step']}" if what == "training" else "by the evaluation"
+    sample = first["name"][:1].upper() + first["name"][1:]
+    bad = f"{sample} of the {what} data, read {where}, has {first['part']} that are not finite"
+    return f"{bad}: mend it, or leave it out."
 
 
 def of_target(
     loader: Loader, epoch: int, batch: int, error: TargetError, what: str = "training"
 ) -> LossError:
-    """The same error, naming the sample whose target it is; this rank read it in global batch `batch`."""
+    """The same error with the name of the sample, which this rank read in global batch `batch`."""
     rows = [indices[error.row] for indices in loader.sampler.mine(epoch, batch) if error.row < len(indices)]
     for index in map(int, rows):
         with globals_kept():
@@ -61,8 +59,8 @@ def of_target(
     return LossError(f"{what} data: {error}")
 
 
-def _first(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
-    """This rank's first bad sample, if there is one."""
+def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
+    """This rank's first bad sample; empty without one."""
     end = time.monotonic() + PATIENCE
     for step, indices in _read_in(loader, steps):
         if time.monotonic() > end:
@@ -87,7 +85,7 @@ def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:
 
 
 def _first_row(array: Any) -> int | None:
-    """The first of the rows [n, …] that is not all finite."""
+    """The index of the first of the rows [n, …] that is not finite; None without one."""
     array = np.asarray(array)
     if array.dtype.name == _BFLOAT16:
         array = array.astype("float32")

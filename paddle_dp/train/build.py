@@ -1,4 +1,4 @@
-"""From a recipe to what a trainer is assembled from."""
+"""Turns a recipe into a Setup, a Task, a Learner or a Trainer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paddle_dp.train.trainer import Trainer
 
 
 def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequence[str] = ()) -> Trainer:
-    """A trainer that is ready to fit, at its beginning or where a checkpoint left off. Collective.
+    """A trainer ready to fit, new or resumed from a checkpoint. Collective.
 
-    `resume` is None, "newest", or a checkpoint's path; `accept`, keys that a resume may have otherwise. Raises
-    UsageError or CheckpointError when there is nothing fitting to resume.
+    `resume`: None, "newest", "best" or a checkpoint's path. `accept`: settings that may differ from the
+    checkpoint's. Raises UsageError or CheckpointError when no checkpoint fits.
     """
     return Assembly(setup(recipe), mesh).trainer(Trainer, resume, accept)
 
 
 def setup(recipe: Recipe) -> Setup:
-    """What the recipe's training is assembled from."""
+    """The recipe as `Assembly` takes it."""
     train = recipe.train
     return Setup(
         name=recipe.name,
@@ -49,7 +49,7 @@ def setup(recipe: Recipe) -> Setup:
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     """The recipe's model, loss, optimizer and schedule, for a training of `steps` updates.
 
-    The model's weights are drawn from the recipe's seed, on every rank alike.
+    The model's first weights are drawn from the recipe's seed, the same on every rank.
     """
     paddle.seed(recipe.train.seed)
     model = recipe.model.build()
@@ -65,7 +65,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
 
 
 def learner_of(recipe: Recipe, mesh: Mesh) -> Learner:
-    """The recipe's learner alone, for looking at what was learned. Its mesh is the strategy's. Collective."""
+    """The recipe's learner without a trainer, to load a checkpoint into. Its mesh is the strategy's. Collective."""
     return Assembly(setup(recipe), mesh).learner()
 
 

@@ -1,4 +1,4 @@
-"""The contract of a callback: the moments that it hears of, and what it may ask of the training."""
+"""The contract of a callback: the moments at which it is called, and the part of the training that it sees."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Name = Literal["start", "step", "epoch", "evaluated", "saved", "end", "failed"]
 
 
 class Training(Protocol):
-    """What a callback sees of the training that it belongs to, as `moment.trainer`.
+    """The training as a callback sees it, in `moment.trainer`.
 
     `learner` has the model (`learner.named_parameters()`), `mesh` the ranks. `total_steps`: of the whole training.
-    `stopped`: why it ends early, once somebody has called `stop`. `differences`: sentences on how what was learned
-    differs from what one process learns; known at the end.
+    `stopped`: the reason given to `stop`, or None. `differences`: sentences on where the result differs from one
+    process's; complete at `end`.
     """
 
     learner: Learner
@@ -34,23 +34,23 @@ class Training(Protocol):
     differences: list[str]
 
     def stop(self, reason: str) -> None:
-        """Ends the training after the current update, in good order. To be called on every rank alike."""
+        """Ends the training after the current update; `end` is still called. Call it on every rank."""
 
     def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample, and tells all callbacks by `evaluated`. Collective."""
+        """Evaluates on every held-out sample, and calls `evaluated` of all callbacks. Collective."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """What this rank brings to a checkpoint. Collective; raises where weights are not fit to be saved."""
+        """This rank's part of a checkpoint. Collective. Raises if weights are not finite, or differ between ranks."""
         ...
 
     def tell_saved(self, path: Path) -> None:
-        """Tells all callbacks, by `saved`, that a checkpoint was written to `path`. To be called on every rank."""
+        """Calls `saved` of all callbacks, after a checkpoint was written to `path`. Call it on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Something that happened in a training. `name` is the method that hears of it; `numbers` are there in `step`."""
+    """An event of a training. `name` is the callback's method that is called; `numbers` is filled for `step` only."""
 
     name: Name
     progress: Progress
@@ -59,18 +59,18 @@ class Moment:
 
 
 class Callback:
-    """Reacts to moments of a training: override those that matter; the others cost nothing.
+    """Reacts to moments of a training. Override the methods you need; the others cost nothing.
 
-    Each is called with a Moment: how far the training is (`moment.progress`) and the training itself
-    (`moment.trainer`, a `Training`); three come with what they are about. Every rank has the same callbacks and tells
-    them the same moments in the same order, so a callback may do collective work, if it does so on every rank; what
-    goes to a screen or a file is the first rank's (`moment.trainer.mesh.is_main`). An exception ends the training on
-    all ranks, and is told to all callbacks by `failed`.
+    Each method gets a Moment with the progress (`moment.progress`) and the training (`moment.trainer`, a `Training`);
+    three get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
+    do collective work if it does so on every rank; only the main rank should write to a screen or a file
+    (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all callbacks is
+    called.
 
-    `every` limits `step` and `epoch`; None: each of them. `reads` says whether `step` wants `moment.numbers`: the
-    loss, its scores, `lr`, `gradient_norm` and the speed since the last reading; they cost one small exchange of all
-    ranks. Of one step, callbacks that read are told first and those that do not (they evaluate, save or profile) after
-    them, and the time of these does not count as training; of an epoch and of the end, the other way round.
+    `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`, which are the
+    loss, its scores, `lr`, `gradient_norm` and the speed since the last reading, and cost one small all_reduce.
+    At a step, callbacks that read are called before those that do not (they evaluate, save or profile), and the time
+    of the latter does not count as training; at an epoch and at the end, after them.
     """
 
     every: Every | None = None
@@ -86,21 +86,21 @@ class Callback:
         """After the last update of an epoch, every so many epochs; progress.epoch counts the complete ones."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        """After an evaluation, whoever asked for it; the same `evaluation` on every rank."""
+        """After every evaluation; the same `evaluation` on every rank."""
 
     def saved(self, moment: Moment, path: Path) -> None:
-        """After a checkpoint was written to the folder `path`, and is whole there."""
+        """After a checkpoint was completely written to the folder `path`."""
 
     def end(self, moment: Moment) -> None:
         """After the last update."""
 
     def failed(self, moment: Moment, error: BaseException) -> None:
-        """When the training ends by `error`. No collective work here: other ranks may be gone."""
+        """When `error` ends the training. No collective work here: other ranks may be gone."""
 
     def due_at_step(self, step: int) -> bool:
         """Whether `step` is called after update `step` (from 1). The same on every rank."""
         return self.every is None or self.every.due_at_step(step)
 
     def due_at_epoch(self, epochs: int) -> bool:
-        """Whether `epoch` is called after so many epochs. The same on every rank."""
+        """Whether `epoch` is called after `epochs` complete epochs. The same on every rank."""
         return self.every is None or self.every.unit == "steps" or self.every.due_at_epoch(epochs)

@@ -1,4 +1,4 @@
-"""What a worker process can be asked to do with a recipe: train it, or evaluate what it learned."""
+"""The tasks of a worker process: train a recipe, evaluate a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from paddle_dp.recipe import Recipe, write_recipe
 
 
 def train(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, of which
-    the keys in options["accept"] may be otherwise."""
+    """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, from which
+    the settings in options["accept"] may differ."""
     from paddle_dp import checkpoint
     from paddle_dp.recipe.folder import claim
     from paddle_dp.train.build import build
@@ -20,7 +20,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     recipe = _in_one_folder(recipe, mesh)
     resume = options.get("resume")
     if mesh.is_main:
-        if not options.get("claimed"):  # started without paddle-dp: nobody has done it yet
+        if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
             claim(recipe.folder, bool(resume))
         write_recipe(recipe, recipe.folder / "recipe.yaml")
         checkpoint.clean(recipe.folder / "checkpoints")
@@ -29,7 +29,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 def _in_one_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
-    """The recipe with the first rank's run folder. Collective."""
+    """The recipe with rank 0's run folder. Collective."""
     from paddle_dp.train.consistency import one_folder
 
     folder = one_folder(recipe.folder, mesh)

@@ -1,4 +1,4 @@
-"""How good is it: sums and counts over every held-out sample, once, whatever the number of ranks."""
+"""Evaluation: sums and counts over every held-out sample, each once, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from paddle_dp.parallel.loss import Loss
 from paddle_dp.train.blame import of_target
 from paddle_dp.train.evaluation import Evaluation
 
-CONFUSABLE = 2000  # classes: a confusion matrix of more has too many numbers to count, to send and to look at
+MAX_CONFUSION_CLASSES = 2000  # a confusion matrix of more is too large to count, to send and to read
 
 
 @dataclass
 class _Tally:
-    """One rank's sums so far."""
+    """The sums and counts of one rank."""
 
     sums: dict[str, float] = field(default_factory=dict)
     count: float = 0.0
@@ -34,34 +34,34 @@ class _Tally:
         score = learner.score(micro_batch)
         if score is None:
             return
-        said, classes = _answers(learner.loss, score.outputs, score.targets)
-        if not learner.mesh.is_loss_rank:  # another rank of this reader has the same sums
+        predicted, classes = _predictions(learner.loss, score.outputs, score.targets)
+        if not learner.mesh.is_loss_rank:  # the loss rank of the same dp_rank has the same sums
             return
         for name, value in score.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.count, self.samples = self.count + score.count, self.samples + score.samples
-        if said is not None:
-            self._confuse(said.numpy(), score.targets.numpy().reshape(-1), classes)
+        if predicted is not None:
+            self._add_confusion(predicted.numpy(), score.targets.numpy().reshape(-1), classes)
 
-    def _confuse(self, said: np.ndarray, true: np.ndarray, classes: int) -> None:
-        known = (true >= 0) & (true < classes)  # what a loss leaves out may be the number of no class
-        pairs = np.bincount(true[known] * classes + said[known], minlength=classes * classes)
+    def _add_confusion(self, predicted: np.ndarray, true: np.ndarray, classes: int) -> None:
+        known = (true >= 0) & (true < classes)  # an ignore_index may be outside the classes
+        pairs = np.bincount(true[known] * classes + predicted[known], minlength=classes * classes)
         pairs = pairs.reshape(classes, classes)
         self.confusion = pairs if self.confusion is None else self.confusion + pairs
 
 
-def _answers(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
-    """The classes [n] that outputs [n, classes] name for whole-number targets [n], and how many classes there are.
+def _predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
+    """The predicted classes [n] of outputs [n, classes] with integer targets [n], and the number of classes.
 
-    None, where outputs are nothing of the kind, or of more classes than a matrix of them is for. A loss that knows its
-    classes is asked, because its outputs may hold some of them only; all ranks of a reader ask together.
+    None for outputs of another kind, or with more than `MAX_CONFUSION_CLASSES`. The loss is asked, since under tensor
+    parallelism this rank's outputs hold some of the classes only; collective over the ranks with one dp_rank.
     """
     if not isinstance(outputs, paddle.Tensor) or outputs.ndim != 2:
         return None, 0
     if targets.is_floating_point() or targets.size != outputs.shape[0]:
         return None, 0
     classes = loss.num_classes(outputs)
-    if not 1 < classes <= CONFUSABLE:
+    if not 1 < classes <= MAX_CONFUSION_CLASSES:
         return None, classes
     return loss.predictions(outputs), classes
 
@@ -69,8 +69,8 @@ def _answers(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
-    Raises DataError if the samples counted are not the samples there are, which would make every number wrong; or if
-    the loss counted nothing in all of them.
+    Raises DataError if the number of samples counted is not that of the data set, since then every result would be
+    wrong, or if no target counted.
     """
     learner.sync_buffers()
     modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
@@ -85,7 +85,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     except TargetError as error:
         raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None
     finally:
-        for layer, training in modes:  # not train(): a layer that is frozen stays in its evaluation mode
+        for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
             layer.training = training
     rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
@@ -96,19 +96,19 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     if count == 0:
         raise DataError(
             f"not one target of the {samples} held-out samples counts, so there is no loss: look at the data set's "
-            "test split, and at what the loss leaves out (loss.ignore_index)."
+            "test split, and at the targets that the loss ignores (loss.ignore_index)."
         )
     names = list(dict.fromkeys(name for row in rows for name in row[0]))
     numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
     confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
-    if confusion is not None and confusion.any():  # a loss without scores of its own: the counts know
+    if confusion is not None and confusion.any():  # the accuracy, for a loss without scores
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     classes = class_names(loader.dataset) or None
     return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes)
 
 
 def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:
-    """The ranks' confusion counts, added up; a rank without samples brings zeros of the right shape."""
+    """The sum of all ranks' confusion counts; a rank without samples contributes zeros of the same shape."""
     side = max(mesh.gather(0 if tally.confusion is None else len(tally.confusion)))
     mine = tally.confusion if tally.confusion is not None else np.zeros((side, side), "int64")
     return mesh.sum_tensor(paddle.to_tensor(mine.astype("int64"))).numpy()

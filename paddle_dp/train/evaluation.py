@@ -1,4 +1,4 @@
-"""What an evaluation found. No paddle."""
+"""The result of an evaluation. Does not import paddle."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 
 
 def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    """Standard JSON, which has no NaN and no infinity: such a number is null, and `not_finite` says what it was."""
-    strange = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
-    if strange:
-        content = {**content, **dict.fromkeys(strange), "not_finite": strange}
+    """Standard JSON, which has no NaN and no infinity: such a number becomes null, with its text in `not_finite`."""
+    not_finite = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
+    if not_finite:
+        content = {**content, **dict.fromkeys(not_finite), "not_finite": not_finite}
     separators = (", ", ": ") if indent is None else None
     return json.dumps(content, allow_nan=False, indent=indent, separators=separators) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found: means over all samples, never means of means.
+    """The result of an evaluation: `numbers` are means over all that counted, never means of means.
 
     `confusion` [true class, predicted class] counts samples (classifiers only); `classes` are their names.
     """
@@ -43,17 +43,17 @@ class Evaluation:
         return ", ".join(f"{name} {self.numbers[name]}" for name in self.not_finite)
 
     def per_class(self) -> list[dict[str, Any]]:
-        """Precision, recall, F1 and support of each class, 0 where nothing was there (as scikit-learn does)."""
+        """Precision, recall, F1 and support of each class; 0 where a denominator is 0, as in scikit-learn."""
         if self.confusion is None:
             return []
-        hits, true, said = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
+        hits, true, predicted = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
         names = self.classes or tuple(map(str, range(len(hits))))
         return [
             {
                 "class": name,
-                "precision": float(hits[i] / max(said[i], 1)),
+                "precision": float(hits[i] / max(predicted[i], 1)),
                 "recall": float(hits[i] / max(true[i], 1)),
-                "f1": float(2 * hits[i] / max(said[i] + true[i], 1)),
+                "f1": float(2 * hits[i] / max(predicted[i] + true[i], 1)),
                 "support": int(true[i]),
             }
             for i, name in enumerate(names)

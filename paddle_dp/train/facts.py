@@ -1,4 +1,4 @@
-"""What a training is, as facts that can be compared and kept: settings, code, versions and kinds of objects."""
+"""A training as facts: settings, code, versions and types of objects, to compare ranks and to keep in checkpoints."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from paddle_dp.version import __version__
 
 Facts = Mapping[str, Any]
 MAY_DIFFER = ("output_dir", "name", "loader")
-_LARGEST = 2**28  # bytes of a file that is worth reading to compare it
+_LARGEST = 2**28  # bytes; a larger file is not read for its checksum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What decides what a training learns, as its checkpoints keep it.
+    """Everything that decides what a training learns, as its checkpoints keep it.
 
-    `facts`: settings, kinds and versions by dotted key. `data`: of each split, its samples and their fingerprint.
-    `rates`: the learning rate of some updates, [[step, rate], …], where the schedule tells it beforehand. `accepted`:
-    what was changed on purpose so far, [{"step", "key", "was", "is"}, …].
+    `facts`: settings, types and versions by dotted key. `data`: by split, the number of samples and their fingerprint.
+    `rates`: the learning rate of some updates, [[step, rate], …], if the schedule is a function of the step.
+    `accepted`: the changes made with --accept so far, [{"step", "key", "was", "is"}, …].
     """
 
     facts: Facts
@@ -47,13 +47,13 @@ class Identity:
     accepted: Sequence[Mapping[str, Any]] = ()
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        found: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
-        return found
+        """As plain JSON values."""
+        state: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
+        return state
 
 
 def packages(mesh: Mesh) -> dict[str, Any]:
-    """The versions that decide what is computed. Python's last number does not."""
+    """The versions that results depend on; Python's patch number is not one."""
     import numpy
     import paddle
 
@@ -73,14 +73,14 @@ def recipe_code(recipe: Recipe) -> dict[str, str]:
 
 
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:
-    """The resolved recipe by dotted key, without what may differ."""
+    """The resolved recipe by dotted key, without the keys in MAY_DIFFER."""
     content = recipe.model_dump(mode="json")
     kept = {key: value for key, value in content.items() if key not in MAY_DIFFER}
     return {name: fact for key, value in kept.items() for name, fact in flat(key, value).items()}
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:
-    """{"train": {"batch": 64}} → {"train.batch": 64}; paths are told from other texts."""
+    """{"train": {"batch": 64}} → {"train.batch": 64}; a path becomes {"path", "crc32"}."""
     if isinstance(value, Mapping):
         return {n: v for key, inner in value.items() for n, v in flat(f"{name}.{key}", inner).items()}
     if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple)) for item in value):
@@ -89,23 +89,25 @@ def flat(name: str, value: Any) -> dict[str, Any]:
 
 
 def _path(text: str, content: bool) -> Any:
-    """A text, or, where it leads to something on this disk, {"path": …} with the checksum of a file's `content`."""
-    place = os.path.expanduser(text)
-    there = os.path.exists(place) or (glob.has_magic(place) and bool(glob.glob(place)))
-    if not there or os.sep not in place:
+    """The text, or, for an existing path, {"path", "crc32"}: the checksum of a file, if `content` is to be read."""
+    path = os.path.expanduser(text)
+    exists = os.path.exists(path) or (glob.has_magic(path) and bool(glob.glob(path)))
+    if not exists or os.sep not in path:
         return text
-    return {"path": text, "crc32": file_crc(place) if content else None}
+    return {"path": text, "crc32": file_crc(path) if content else None}
 
 
 def task_facts(task: Task) -> dict[str, Any]:
-    """Kinds and settings of model, loss, optimizer, schedule and every layer; what applies to some parameters only."""
-    made = {
+    """Types and settings of model, loss, optimizer, schedule and every layer, and settings of single parameters."""
+    objects = {
         "model": task.model,
         "loss": task.loss.given,
         "optimizer": task.optimizer,
         "schedule": task.schedule,
     }
-    facts: dict[str, Any] = {name: None if thing is None else kind_of(thing) for name, thing in made.items()}
+    facts: dict[str, Any] = {
+        name: None if thing is None else kind_of(thing) for name, thing in objects.items()
+    }
     facts |= _layer_facts("model", task.model)
     if isinstance(loss := task.loss.given, nn.Layer):
         facts |= _layer_facts("loss", loss, without=task.model)
@@ -119,17 +121,18 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def schedule_of(task: Task) -> Any:
-    """The schedule, also where only a finished optimizer has it; None where the rate is a number."""
-    rate = getattr(task.optimizer, "_learning_rate", None)
+    """The task's schedule, or that inside a finished optimizer; None for a constant rate."""
+    rate = task.optimizer._learning_rate if isinstance(task.optimizer, Optimizer) else None
     return task.schedule or (rate if isinstance(rate, LRScheduler) else None)
 
 
 def _layer_facts(word: str, whole: nn.Layer, without: nn.Layer | None = None) -> dict[str, Any]:
-    """Kinds and settings of all layers by name. A loss's tensors are settings, too; a model's are what it learns."""
+    """Types and settings of all layers by name, but those of `without`. A loss's tensors are settings, too; a model's
+    are what it learns."""
     facts: dict[str, Any] = {}
-    others = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
+    left_out = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
     for name, layer in whole.named_sublayers(include_self=True):
-        if id(layer) in others:
+        if id(layer) in left_out:
             continue
         within = f"{word}.{name}" if name else word
         settings = settings_of(layer) if without is None else {**settings_of(layer), **tensors_of(layer)}
@@ -139,15 +142,15 @@ def _layer_facts(word: str, whole: nn.Layer, without: nn.Layer | None = None) ->
 
 @cache
 def _sources() -> int:
-    """One number from all files of this package: a version says little about a clone."""
-    folder, found = Path(__file__).parent.parent, 0
+    """The checksum of all files of this package: in a clone, the version says little."""
+    folder, crc = Path(__file__).parent.parent, 0
     for file in sorted(folder.rglob("*.py")):
-        found = zlib.crc32(file.read_bytes(), zlib.crc32(str(file.relative_to(folder)).encode(), found))
-    return found
+        crc = zlib.crc32(file.read_bytes(), zlib.crc32(str(file.relative_to(folder)).encode(), crc))
+    return crc
 
 
 def code_of(part: Part) -> str | None:
-    """The checksum of the file that a part stands in; None for this package and Paddle: versions are told."""
+    """The checksum of the part's source file; None for parts of this package and Paddle, whose versions are facts."""
     kind = getattr(type(part.config), "called", type(part.config))
     if (getattr(kind, "__module__", None) or "").partition(".")[0] in ("paddle_dp", "paddle"):
         return None
@@ -158,18 +161,20 @@ def code_of(part: Part) -> str | None:
 
 
 def script_facts() -> dict[str, Any]:
-    """The checksum of the script that runs, where a file holds it."""
-    return {"code of the script": file_crc(getattr(sys.modules.get("__main__"), "__file__", None))}
+    """The checksum of the script that runs; None if it is not a file."""
+    main = sys.modules.get("__main__")
+    return {"code of the script": file_crc(vars(main).get("__file__") if main else None)}
 
 
 def file_crc(file: str | None) -> str | None:
+    """«CRC-32 0a1b2c3d»; None for no file, or one that is too large to read for it."""
     if file is None or not os.path.isfile(file) or os.path.getsize(file) > _LARGEST:
         return None
     return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
 
 
 def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
-    """Those of a finished optimizer of Paddle's, which keeps them under private names; of a function, its own."""
+    """The settings of a finished Paddle optimizer, which keeps them under private names, or of a function's closure."""
     if not isinstance(optimizer, Optimizer):
         return settings_of(optimizer)
     own = {name.lstrip("_"): value for name, value in vars(optimizer).items()}

@@ -1,9 +1,10 @@
-"""What each rank of a job would hold, before there is a job: worked out, and for one rank built, to see it is true."""
+"""The memory that a rank of a job would need, computed without starting it; `check --build` builds a rank's layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.meta_init import built, describe_weights
@@ -12,33 +13,34 @@ from paddle_dp.plan.activations import Tokens, kept, waiting
 from paddle_dp.plan.memory import STATES, Widths
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories, rank_memory, whole
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.meter import memory
+from paddle_dp.train.meter import peak_memory
 
 GB = 1e9
 
 
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[str]:
-    """Lines for the screen: the layout, the whole model, and one rank's part: `rank`'s, which is then built, or the
-    fullest's. Raises UsageError for a layout that cannot run, PaddleDPError if what is built is not what was planned.
+    """Lines for the screen: the layout, the whole model, and the part of one rank: of `rank`, whose layers are then
+    built, or of the rank with the most. Raises UsageError for a layout that cannot run, PaddleDPError if the layers
+    built have another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
     if rank is not None and not 0 <= rank < ranks:
-        raise UsageError(f"--build {rank}: {ranks} ranks are numbered from 0 to {ranks - 1}.")
+        raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with lazily():
         blocks = describe_weights(recipe.model.build())
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {whole(blocks):,} parameters"
     if rank is None:
-        everyone = rank_memories(blocks, layout)
-        mine = max(everyone, key=lambda p: p.state.total + (activations(recipe, layout, blocks, p) or 0.0))
+        memories = rank_memories(blocks, layout)
+        shown = max(memories, key=lambda m: m.state.total + (activations(recipe, layout, blocks, m) or 0.0))
     else:
-        mine = rank_memory(blocks, layout, rank)
-    yield from _described(recipe, layout, blocks, mine)
+        shown = rank_memory(blocks, layout, rank)
+    yield from _described(recipe, layout, blocks, shown)
     if rank is not None:
-        yield _built(recipe, layout, mine)
+        yield _built(recipe, layout, shown)
 
 
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
-    """The layout of the recipe's strategy on so many ranks. Raises UsageError where it cannot run."""
+    """The layout of the recipe's strategy on `ranks` ranks. Raises UsageError if it cannot run."""
     precision = recipe.train.precision
     recipe.strategy.refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
     widths = Widths.of(
@@ -50,31 +52,41 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     return replace(layout, widths=widths)
 
 
-def _described(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> Iterator[str]:
-    coords = ", ".join(f"{axis} {place}" for axis, place in mine.coords.items() if layout.degrees[axis] > 1)
-    holds = f"rank {mine.rank}{f' ({coords})' if coords else ''} holds {mine.parameters:,} parameters"
-    several = len(blocks) > 1
-    yield f"{holds} of {_runs(mine.stages)} of {len(blocks)} blocks" if several else holds
-    found = {
-        "weights": mine.state.parameters,
-        "gradients": mine.state.gradients,
-        "optimizer": mine.state.optimizer,
+def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
+    coords = ", ".join(f"{axis} {coord}" for axis, coord in memory.coords.items() if layout.degrees[axis] > 1)
+    rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} holds {memory.parameters:,} parameters"
+    yield f"{rank} of {_runs(memory.stages)} of {len(blocks)} blocks" if len(blocks) > 1 else rank
+    sizes = {
+        "weights": memory.state.parameters,
+        "gradients": memory.state.gradients,
+        "optimizer": memory.state.optimizer,
     }
-    forward = activations(recipe, layout, blocks, mine)
+    forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
-        found["activations (estimate)"] = forward
-    parts = ", ".join(f"{name} {size / GB:.3g} GB" for name, size in found.items())
-    yield f"{parts}: {sum(found.values()) / GB:.3g} GB in all"
+        sizes["activations (estimate)"] = forward
+    parts = ", ".join(f"{name} {size / GB:.3g} GB" for name, size in sizes.items())
+    yield f"{parts}: {sum(sizes.values()) / GB:.3g} GB in all"
 
 
 def _runs(stages: tuple[tuple[int, ...], ...]) -> str:
     return " and ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in stages)
 
 
-def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory) -> float | None:
-    """Bytes of activations on this rank, as `plan.activations` estimates them; None for what is no transformer."""
+@runtime_checkable
+class TransformerSizes(Protocol):
+    """The settings of a model for which activations can be estimated."""
+
+    width: int
+    heads: int
+    depth: int
+    length: int
+    vocab: int
+
+
+def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
+    """Bytes of activations on the rank, as `plan.activations` estimates them; None unless it is a transformer."""
     model, degrees = recipe.model.config, layout.degrees
-    if not all(hasattr(model, name) for name in ("width", "heads", "depth", "length", "vocab")):
+    if not isinstance(model, TransformerSizes):
         return None
     samples = -(-recipe.train.batch // (recipe.train.micro_batches * degrees.dp_size))
     tokens = Tokens(
@@ -85,27 +97,28 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, mine: RankMemory
     micro_batches = waiting(
         layout.pipeline_schedule,
         degrees.pipeline,
-        mine.coords["pipeline"],
+        memory.coords["pipeline"],
         recipe.train.micro_batches,
         layout.virtual_stages,
     )
-    return kept(tokens, mine.stages, len(blocks), layout.recompute, micro_batches)
+    return kept(tokens, memory.stages, len(blocks), layout.recompute, micro_batches)
 
 
-def _built(recipe: Recipe, layout: Layout, mine: RankMemory) -> str:
-    """Builds that rank's part on this machine's processor. Raises PaddleDPError unless it is what was planned."""
+def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
+    """Builds that rank's layers on the CPU. Raises PaddleDPError unless they have the parameters that were computed."""
     import paddle
 
     paddle.set_device("cpu")
-    layers = built(recipe.model.build, mine.blocks, mine.coords["tensor"], layout.degrees.tensor)
-    found = {id(parameter): parameter for layer in layers for parameter in layer.parameters()}.values()
-    count, size = sum(int(p.size) for p in found), sum(int(p.size) * p.element_size() for p in found)
-    if count != mine.parameters:
+    layers = built(recipe.model.build, memory.blocks, memory.coords["tensor"], layout.degrees.tensor)
+    parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
+    count = sum(int(p.size) for p in parameters)
+    size = sum(int(p.size) * p.element_size() for p in parameters)
+    if count != memory.parameters:
         raise PaddleDPError(
-            f"rank {mine.rank} was built with {count:,} parameters, and planned with {mine.parameters:,}: "
-            f"the plan does not know what {recipe.model.name}'s tables cut."
+            f"rank {memory.rank} was built with {count:,} parameters, but {memory.parameters:,} were computed: the "
+            f"`cuts` and `blocks` of {recipe.model.name} do not describe all of its layers."
         )
     return (
         f"built: {count:,} parameters, as planned, {size / GB:.3g} GB in float32; "
-        f"this process held {memory('cpu') / GB:.3g} GB at most"
+        f"peak memory of this process {peak_memory('cpu') / GB:.3g} GB"
     )

@@ -1,18 +1,32 @@
-"""Writes on from a prompt with what a run has learned, in one process, whatever layout it learned in."""
+"""Generates text from a prompt with a run's weights, in one process, whatever layout trained them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
 
 
-def generate(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Prints options["prompt"] and what follows it: `tokens` more, at `temperature` (0: the likeliest), from `top_k`.
+@runtime_checkable
+class Generates(Protocol):
+    """A model with `generate(tokens [1, n], steps, temperature, top_k, seed)` → tokens [1, n + steps]."""
 
-    Raises UsageError for a model that cannot generate, or data without a tokenizer.
+    def generate(self, *args: Any) -> Any: ...
+
+
+@runtime_checkable
+class Tokenized(Protocol):
+    """A data set with a tokenizer: `encode(bytes)` → numbers, `decode(numbers)` → text."""
+
+    tokenizer: Any
+
+
+def generate(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Prints options["prompt"] and its continuation: `tokens` more, at `temperature` (0: the likeliest), from `top_k`.
+
+    Raises UsageError for a model without `generate`, or data without a tokenizer.
     """
     import paddle
 
@@ -22,18 +36,19 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
-    words = getattr(recipe.dataset.build("test"), "tokenizer", None)
-    if not hasattr(learner.model, "generate") or words is None:
+    model, dataset = learner.model, recipe.dataset.build("test")
+    tokenizer = dataset.tokenizer if isinstance(dataset, Tokenized) else None
+    if not isinstance(model, Generates) or tokenizer is None:
         raise UsageError(
             f"model {recipe.model.name} on dataset {recipe.dataset.name} cannot write text: it takes a model with a "
             "method generate(tokens, steps, …) and a data set with a tokenizer, such as gpt on text_files."
         )
     load_model(find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh), learner)
-    prompt = words.encode(options["prompt"].encode())
+    prompt = tokenizer.encode(options["prompt"].encode())
     if not len(prompt):
-        raise UsageError("--prompt needs a character at least to begin with.")
+        raise UsageError("--prompt is empty: give at least one character.")
     tokens = paddle.to_tensor(prompt.astype("int64")[None])
-    written = learner.model.generate(
+    written = model.generate(
         tokens, options["tokens"], options["temperature"], options["top_k"], options["seed"]
     )
-    print(words.decode(written.numpy()[0]), flush=True)
+    print(tokenizer.decode(written.numpy()[0]), flush=True)

@@ -1,4 +1,4 @@
-"""The keywords of Trainer.of, read as strictly as a recipe's keys, and those of before 0.1.0 answered with today's."""
+"""Checks the keywords of Trainer.of as strictly as a recipe's keys, and names today's word for a keyword's old one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RENAMED = {
 }
 
 
-def todays_names(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, which answers a keyword of before 0.1.0 by a UsageError with today's."""
+def refuse_old_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator: a keyword from before 0.1.0 raises a UsageError with today's word for it."""
 
     @wraps(function)
     def called(*given: P.args, **named: P.kwargs) -> T:
@@ -38,7 +38,7 @@ def todays_names(function: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run lives, and how it goes on there."""
+    """A run's folder, and what to resume in it."""
 
     folder: str
     resume: bool | str = False
@@ -50,17 +50,17 @@ class Place:
 
 
 def read_train(precision: Precision, **settings: Any) -> Train:
-    """A recipe's `train`, of settings given in Python. Raises RecipeError with every mistake."""
+    """A recipe's `train`, from settings given in Python. Raises RecipeError with every mistake."""
     return replace(read_settings(Train, _plain(settings), OWNER), precision=precision)
 
 
 def read_place(**settings: Any) -> Place:
-    """Raises RecipeError with every mistake."""
+    """A Place from settings given in Python. Raises RecipeError with every mistake."""
     return read_settings(Place, _plain(settings), OWNER)
 
 
 def check_collections(lists: Mapping[str, Any], mappings: Mapping[str, Any]) -> None:
-    """Raises UsageError for one thing where a list of them is meant, and for what is no mapping."""
+    """Raises UsageError for a value of `lists` that is no list, and for one of `mappings` that is no mapping."""
     for name, given in lists.items():
         if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
             raise UsageError(f"Trainer.of.{name}: {given!r} is not a list: write {name}=[…].")
@@ -70,7 +70,7 @@ def check_collections(lists: Mapping[str, Any], mappings: Mapping[str, Any]) -> 
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """NumPy's numbers as Python's."""
+    """With NumPy numbers as Python numbers."""
     return {
         name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
     }

@@ -1,4 +1,4 @@
-"""The training loop: feeds the learner global batches, counts the progress, tells the callbacks."""
+"""The training loop: feeds the learner global batches, counts the progress, calls the callbacks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from paddle_dp.units import Every, Length
 
 
 class TrainingLoop:
-    """Trains a learner on a loader's batches; `Trainer` is this one, with a way to be made from a script.
+    """Trains a learner on a loader's batches. `Trainer` adds `Trainer.of`, which builds the parts for a script.
 
-    `run` says where the run lives and what it is evaluated on; `check_every`, how often the ranks compare weights.
-    No line here asks which layout it trains: that was decided when the learner was placed.
+    `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights.
+    Nothing here depends on the layout: the learner was placed before.
     """
 
     def __init__(
@@ -44,40 +44,40 @@ class TrainingLoop:
         self.learner, self.loader, self.mesh = learner, loader, learner.mesh
         self.run = run or Run.plain(learner.mesh, loader)
         self.callbacks: tuple[Callback, ...] = ()
-        self._hear_steps: tuple[Callback, ...] = ()
+        self._step_callbacks: tuple[Callback, ...] = ()
         self.check_every = check_every
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
-        self.differences: list[str] = []  # from what one process learns; known at the end
-        self.empty_batches = 0  # of which nothing was learned, for nothing in them counted
+        self.differences: list[str] = []  # from one process's result; complete at the end
+        self.empty_batches = 0  # in which no target counted, so that no update was made
         self.soundness = Soundness(self.run, loader)
-        self._said_lost = False
-        self._telling = False  # callbacks are being told of a step, an epoch or the end
-        self._refused: Evaluation | None = None  # its numbers were none: it ends the training
+        self._lost_is_printed = False
+        self._in_callbacks = False  # callbacks of a step, an epoch or the end are being called
+        self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
         self.meter = Meter(self.mesh)
         for callback in callbacks:
             self.add(callback)
 
     def add(self, callback: Callback) -> None:
-        """Takes one more callback, from the next moment on. To be called on every rank alike.
+        """Adds a callback, which is called from the next moment on. Call it on every rank.
 
-        Raises UsageError for what is no Callback, and for a method that looks like a moment and is none.
+        Raises UsageError unless it is a Callback, and for a method that looks like a moment's but is never called.
         """
         refuse_overrides(callback)
-        # An epoch and the end are told to those that work (evaluate, save) before those that write about it. A step,
-        # the other way round: metrics must be on disk before the checkpoint that contains them.
+        # At an epoch and at the end, callbacks that work (evaluate, save) come before those that write about it. At a
+        # step, after them: metrics must be on disk before the checkpoint of the same step.
         self.callbacks = tuple(sorted([*self.callbacks, callback], key=lambda c: c.reads))
-        # Numbers are read for those alone that do something at a step.
-        self._hear_steps = tuple(c for c in reversed(self.callbacks) if is_overridden(c, "step"))
+        # Metrics are read only if a callback overrides `step`.
+        self._step_callbacks = tuple(c for c in reversed(self.callbacks) if is_overridden(c, "step"))
 
     def fit(self, until: Length | str | None = None) -> Progress:
-        """Trains from where it is until `until`, counted from the very beginning, and returns the progress.
+        """Trains from the current progress to `until`, counted from step 0, and returns the progress.
 
-        `until` may be left out where the run was made with a length. Whatever ends it early is told to the callbacks
-        as `failed` and raised.
+        `until` may be left out if the run has a length. Any exception is passed to the callbacks' `failed`, then
+        raised.
         """
         if until is None and not self.run.total_steps:
-            raise UsageError('fit: say how long, as in fit("3 epochs"), or give the run a length.')
+            raise UsageError('fit: give a length, as in fit("3 epochs"), or give the run one.')
         until = Length(self.run.total_steps, "steps") if until is None else until
         self.until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = self.until.steps(self.loader.batches)
@@ -86,48 +86,50 @@ class TrainingLoop:
             self.tell_start()
             self.check("before the first update", states=True)
             self._train()
-            # Whoever takes the model from here has the same one on every rank, whether it was saved or not.
-            self.learner.sync_buffers()
+            self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
             self.check("at the end of the training")
             self.differences = self.learner.differences()
             moment = self._moment("end")
-            for reads in (False, True):  # nobody writes of a good end before those that work have had theirs
-                self._tell_due([c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+            for reads in (
+                False,
+                True,
+            ):  # the last evaluation and checkpoint may fail: report a good end after them
+                self._call([c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
         except BaseException as error:
-            self._tell_failed(error)
+            self._call_failed(error)
             raise
         finally:
             self.loader.close()
         return self.progress
 
     def stop(self, reason: str) -> None:
-        """Ends the training after the current update, in good order. To be called on every rank alike."""
+        """Ends the training after the current update; `end` is still called. Call it on every rank."""
         self.stopped = reason
 
     def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample and tells the callbacks. Collective.
+        """Evaluates on every held-out sample and calls `evaluated` of all callbacks. Collective.
 
-        Raises UsageError when the run has nothing held out, NotFiniteError, once they have heard of it, when a number
-        of the evaluation is NaN or infinite. Within a training, that ends it when the callbacks of the moment are done:
-        weights that are good can still be saved.
+        Raises UsageError without held-out data, and NotFiniteError, after the callbacks, if a number of the evaluation
+        is NaN or infinite. When a callback called it, the error is raised after the other callbacks of that moment, so
+        that weights that are finite can still be saved.
         """
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
-        found = evaluate(self.learner, self.run.test_loader, self.mesh)
+        evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
         moment = self._moment("evaluated")
         for callback in self.callbacks:
-            callback.evaluated(moment, found)
-        if found.not_finite:
-            self._refused = found
-            if not self._telling:
-                self._refuse_evaluation(found)
-        return found
+            callback.evaluated(moment, evaluation)
+        if evaluation.not_finite:
+            self._refused = evaluation
+            if not self._in_callbacks:
+                self._refuse_evaluation(evaluation)
+        return evaluation
 
     def check(self, when: str, states: bool = False) -> None:
-        """Raises NotFiniteError unless all weights are finite, DivergenceError unless ranks that hold the same weights
-        hold the same bits; with `states`, so for the optimizer's states. Collective, and the same error on every rank.
+        """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit;
+        with `states`, for optimizer states, too. Collective; the same error on every rank.
 
-        The message says which tensor, on which rank, until when all was good, and which checkpoint to go back to.
+        The message names the tensor, its rank, the last good step and the checkpoint to go back to.
         """
         try:
             with self.learner.optimizer_states_on_device() if states else nullcontext():
@@ -137,29 +139,30 @@ class TrainingLoop:
         self.soundness.step = self.progress.step
 
     def snapshot(self) -> Snapshot:
-        """What this rank brings to a checkpoint. Collective: running statistics meet first.
+        """This rank's part of a checkpoint, after buffers are synchronised. Collective.
 
-        Raises NotFiniteError or DivergenceError, as `check` does, instead of handing over what is not good.
+        Raises NotFiniteError or DivergenceError, as `check` does: bad weights are not saved.
         """
         self.learner.sync_buffers()
         step = self.progress.step
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
-        self._say_lost()
+        self._print_lost()
         checks = Checks(agreed=True, finite=True, step=step)
         return state.snapshot(self.learner, self.progress, self.run, self.loader, checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint: bitwise on as many ranks as saved it, exactly counted on any other number."""
+        """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
+        and the same counts."""
         self.progress, self.soundness.step = state.restore(checkpoint, self.learner), None
 
     def tell_start(self) -> None:
-        """Tells all callbacks that updates are about to begin."""
+        """Calls `start` of all callbacks."""
         moment = self._moment("start")
         for callback in self.callbacks:
             callback.start(moment)
 
     def tell_saved(self, path: Path) -> None:
-        """Tells all callbacks that a checkpoint was written to `path`. To be called on every rank."""
+        """Calls `saved` of all callbacks, after a checkpoint was written to `path`. Call it on every rank."""
         moment = self._moment("saved")
         for callback in self.callbacks:
             callback.saved(moment, path)
@@ -176,24 +179,24 @@ class TrainingLoop:
                     break
             if self.progress.batch >= self.loader.batches:
                 self.progress = self.progress.next_epoch()
-                self._tell_epoch()
+                self._call_epoch()
 
     def _update(self, batch: Batch) -> None:
         step = self.progress.step + 1
-        due = [callback for callback in self._hear_steps if callback.due_at_step(step)]
+        due = [callback for callback in self._step_callbacks if callback.due_at_step(step)]
         reads = any(callback.reads for callback in due)
         rate = self.learner.optimizer.get_lr() if reads else 0.0
         metrics = self._learn(batch, reads)
         self.progress = self.progress.advance(batch.samples)
         if self.learner.empty:
-            self._say_empty(batch)
+            self._print_empty(batch)
         self.meter.add(batch.samples, batch.waited)
         if self.check_every is not None and self.check_every.due_at_step(step):
             self.check(f"after step {step}")
         if due:
             numbers = {} if metrics is None else self._numbers(metrics, rate, batch)
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
-            self._tell_due(due, lambda c: c.step(moment), is_step=True)
+            self._call(due, lambda c: c.step(moment), is_step=True)
 
     def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:
         try:
@@ -203,85 +206,84 @@ class TrainingLoop:
         except TargetError as error:
             raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
 
-    def _say_empty(self, batch: Batch) -> None:
-        """A line for the first, the tenth, the hundredth batch of which nothing was learned: it may be a slip."""
+    def _print_empty(self, batch: Batch) -> None:
+        """A line for the first, tenth, hundredth and thousandth batch without an update: it may be a mistake."""
         self.empty_batches += 1
         if self.mesh.is_main and self.empty_batches in (1, 10, 100, 1000):
             often = f" ({self.empty_batches} batches so far)" if self.empty_batches > 1 else ""
             print(
                 f"step {self.progress.step}: not one target of this global batch of {batch.samples} samples counts, so "
-                f"no update was made from it{often}. Look at the data, and at what the loss leaves out "
+                f"no update was made from it{often}. Look at the data, and at the targets that the loss ignores "
                 "(loss.ignore_index).",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def _say_lost(self) -> None:
-        """A line, once, for what forward keeps and no checkpoint holds. Collective."""
-        if self._said_lost or not self.progress.step:
+    def _print_lost(self) -> None:
+        """A line, once, for tensors that training changes and that no checkpoint holds. Collective."""
+        if self._lost_is_printed or not self.progress.step:
             return
-        self._said_lost = True
+        self._lost_is_printed = True
         if (names := self.learner.lost()) and self.mesh.is_main:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             print(
-                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run goes on "
-                "with what the model was made with. If later batches read it, make it with "
-                "register_buffer(name, tensor); a tensor that is assigned to a layer's attribute, or made with "
-                "persistable=False, is not saved.",
+                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run starts "
+                "with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
+                "that is assigned to a layer's attribute, or made with persistable=False, is not saved.",
                 file=sys.stderr,
                 flush=True,
             )
         if (names := self.learner.lost_of_optimizer()) and self.mesh.is_main:
             print(
                 f"optimizer {type(self.learner.optimizer).__name__}: its attribute{'s' * (len(names) > 1)} "
-                f"{', '.join(names)} changed in training, and not in its state_dict, so a resumed run goes on with "
-                "what the optimizer was made with. Keep it in an accumulator, which is saved: "
-                "self._add_accumulator(name, parameter).",
+                f"{', '.join(names)} changed in training, and not in its state_dict, so a resumed run starts with the "
+                "first value. Keep it in an accumulator, which is saved: self._add_accumulator(name, parameter).",
                 file=sys.stderr,
                 flush=True,
             )
 
     def _numbers(self, metrics: dict[str, float], rate: float, batch: Batch) -> dict[str, float]:
-        """The update just done: its metrics, its rate and how fast it goes. Raises NotFiniteError when the loss or the
-        gradient norm is not finite; on every rank, since metrics are global.
+        """The metrics of the update just done, its learning rate and the speed. Raises NotFiniteError, on every rank,
+        if the loss or the gradient norm is not finite.
         """
         scale = self.learner.mixed.scale
         if not math.isfinite(metrics["loss"]) and not self.learner.empty:
             self.soundness.refuse_loss(metrics["loss"], self.progress.step)
-        # With a loss scale, an update whose gradients had overflowed was left out.
+        # With a loss scale, an update whose gradients overflow is skipped instead.
         if not math.isfinite(metrics["gradient_norm"]) and scale is None:
             faulty = self.learner.faulty_gradients
             self.soundness.refuse_gradients(metrics["gradient_norm"], faulty, self.progress.step)
         numbers = {**metrics, "lr": rate, **self.meter.read(batch)}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 
-    def _tell_epoch(self) -> None:
+    def _call_epoch(self) -> None:
         moment = self._moment("epoch")
         due = [callback for callback in self.callbacks if callback.due_at_epoch(self.progress.epoch)]
-        self._tell_due(due, lambda c: c.epoch(moment))
+        self._call(due, lambda c: c.epoch(moment))
 
-    def _tell_due(
-        self, callbacks: Sequence[Callback], tell: Callable[[Callback], None], is_step: bool = False
+    def _call(
+        self, callbacks: Sequence[Callback], call: Callable[[Callback], None], is_step: bool = False
     ) -> None:
-        """Tells these callbacks; then an evaluation of theirs whose numbers are none ends the training."""
-        self._telling = True
+        """Calls these callbacks. Then raises NotFiniteError if an evaluation of theirs was not finite."""
+        self._in_callbacks = True
         try:
             for callback in callbacks:
                 with nullcontext() if is_step and callback.reads else self.meter.paused():
-                    tell(callback)
+                    call(callback)
         finally:
-            self._telling = False
+            self._in_callbacks = False
         if self._refused is not None:
             self._refuse_evaluation(self._refused)
 
-    def _refuse_evaluation(self, found: Evaluation) -> NoReturn:
-        """Raises NotFiniteError for an evaluation with numbers that are none: the weights are to blame, or its data."""
+    def _refuse_evaluation(self, evaluation: Evaluation) -> NoReturn:
+        """Raises NotFiniteError for an evaluation that is not finite: names bad weights or, if there are none, the bad
+        sample."""
         when = f"the evaluation after step {self.progress.step}"
         self.check(f"by {when}")
-        self.soundness.refuse_evaluation(found, when)
+        self.soundness.refuse_evaluation(evaluation, when)
 
-    def _tell_failed(self, error: BaseException) -> None:
-        """Lets callbacks close their files; a second failure there must not hide the first."""
+    def _call_failed(self, error: BaseException) -> None:
+        """Calls `failed` of all callbacks, which close their files. An error there must not hide the first."""
         moment = self._moment("failed")
         for callback in self.callbacks:
             try:

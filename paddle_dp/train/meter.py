@@ -1,4 +1,4 @@
-"""How fast it goes: samples and tokens per second, the share of time spent waiting for data, memory."""
+"""Measures speed: samples and tokens per second, the share of time spent waiting for data, peak memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Counts between two readings; costs one addition per step."""
+    """Counts samples, steps and waiting between two readings, at the cost of some additions per step."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -30,7 +30,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is not training: evaluating, saving."""
+        """For work that is not training, such as evaluating and saving: its time does not count."""
         start = time.perf_counter()
         try:
             yield
@@ -38,13 +38,13 @@ class Meter:
             self.began += time.perf_counter() - start
 
     def read(self, batch: Batch | None = None) -> dict[str, float]:
-        """The speed since the last reading, and begins anew; in tokens, too, where samples are like `batch`'s texts."""
+        """The speed since the last reading, which it resets; in tokens, too, if `batch` holds token ids."""
         seconds = max(time.perf_counter() - self.began, 1e-9)
         numbers = {
             "samples_per_second": self.samples / seconds,
             "seconds_per_step": seconds / max(self.steps, 1),
             "waiting": min(self.waited / seconds, 1.0),
-            "memory": float(memory(self.mesh.device)),
+            "memory": float(peak_memory(self.mesh.device)),
         }
         if batch is not None and (length := tokens(batch)):
             numbers["tokens_per_second"] = numbers["samples_per_second"] * length
@@ -53,12 +53,12 @@ class Meter:
 
 
 def tokens(batch: Batch) -> int:
-    """How many tokens each sample is, padding included; 0 where samples are not rows of whole numbers."""
+    """Tokens per sample, padding included; 0 unless inputs are integers [n, length]."""
     inputs = batch.micro_batches[0].inputs
     return inputs.shape[1] if len(inputs.shape) == 2 and "int" in str(inputs.dtype) else 0
 
 
-def memory(device: str) -> int:
+def peak_memory(device: str) -> int:
     """Peak bytes: allocated on the GPU, or resident in this process on the CPU."""
     if device.startswith("gpu"):
         import paddle

@@ -1,7 +1,7 @@
-"""Whether a callback's methods are ones that a trainer calls: what it would never call is refused before training.
+"""Refuses, before training, a callback with a method that looks like a moment's and that the trainer would never call.
 
-Keras, Lightning and Paddle's own `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written that way would be
-accepted and would never run. Methods of its own a callback may have: what another of its methods names is one.
+Keras, Lightning and Paddle's own `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written for them would be
+accepted and never run. A callback may have further methods: one that another of its methods names is taken for such.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from paddle_dp.errors import UsageError, near
 from paddle_dp.train.callback import Callback
 from paddle_dp.units import Every
 
-# The methods of a Callback that a trainer calls for a moment, and with what.
+# The methods of a Callback that a trainer calls for a moment, and their arguments.
 MOMENTS = {
     "start": ("moment",),
     "step": ("moment",),
@@ -32,7 +32,8 @@ _UNIT = (
     "train|training|run|fit|epoch|step|batch|iter|iteration|update|evaluation|eval|val|validation|validate|test|"
     "backward|optimizer_step|zero_grad|save_checkpoint|load_checkpoint"
 )
-_OTHERS = re.compile(
+# Methods of other trainers' callbacks.
+_FOREIGN = re.compile(
     rf"on_.+|((train|training)_)?({_UNIT})_(begin|start|end)|(before|after)_(train_|val_|test_)?({_UNIT})"
 )
 # The bare words for a moment in Lightning, TensorFlow's hooks, Accelerate's trackers, or plain English.
@@ -41,7 +42,7 @@ _WORDS = re.compile(
     "iteration|iter|iterate|batch|updated?|(every|each)_(step|epoch)|log|logged|logging|"
     "saving|checkpoint|checkpointed|loaded|evaluating|validated?|validation|exception|error|failure|crashed|interrupted"
 )
-# The first whose pattern is found in a name says which moment is meant.
+# The moment that a name probably means: that of the first pattern found in it.
 _MEANT = (
     ("exception|error|fail|interrupt|crash", "failed"),
     ("load", "start"),
@@ -55,8 +56,8 @@ _MEANT = (
 
 
 def refuse_overrides(callback: Any) -> None:
-    """Raises UsageError for what is no Callback, for a method that looks like a moment and would never be called, and
-    for a moment that cannot be called with what it comes with.
+    """Raises UsageError unless it is a Callback, for a method that looks like a moment's and would never be called, and
+    for a moment's method that does not take the moment's arguments.
     """
     kind = type(callback)
     where = f"callback {kind.__module__}.{kind.__qualname__}"
@@ -66,31 +67,29 @@ def refuse_overrides(callback: Any) -> None:
             "with a moment (docs/add-a-part.md)."
         )
     for name in _CALLS:
-        _check_call(callback, name, where)
+        _check_call(getattr(callback, name), name, where)
     for name in sorted({*dir(kind), *vars(callback)} - {*dir(Callback), *vars(Callback)}):
-        if not name.startswith("_") and callable(getattr(callback, name, None)):
-            _check_name(callback, name, where)
+        if not name.startswith("_") and callable(method := getattr(callback, name, None)):
+            _check_name(callback, method, name, where)
     _check_settings(callback, where)
 
 
 def _check_settings(callback: Callback, where: str) -> None:
-    """Refuses an `every` that is no interval, and a `reads` that is no truth value: "false" would be true."""
+    """Refuses an `every` that is no Every, and a `reads` that is no bool: "false" would count as true."""
     every: Any = callback.every
     reads: Any = callback.reads
     if every is not None and not isinstance(every, Every):
         words = every if isinstance(every, str) else Every.example
         raise UsageError(f"{where}: every is {every!r}: write Every.parse({words!r}).")
     if not isinstance(reads, bool):
-        raise UsageError(
-            f"{where}: reads is {reads!r}: write True, where step wants moment.numbers, or False."
-        )
+        raise UsageError(f"{where}: reads is {reads!r}: write True if step needs moment.numbers, else False.")
 
 
-def _check_name(callback: Callback, name: str, where: str) -> None:
-    """Refuses `on_epoch_end` and its like; and `evaluate`, `finish` or anything else that was written for a moment,
-    where no other method of the callback names it.
+def _check_name(callback: Callback, method: Any, name: str, where: str) -> None:
+    """Refuses `on_epoch_end` and its like; and `evaluate`, `finish` or anything else that looks written for a moment,
+    unless another method of the callback names it.
     """
-    if _OTHERS.fullmatch(name):
+    if _FOREIGN.fullmatch(name):
         meant = _meant(name)
         late = meant in ("epoch", "step") and re.search("begin|start|before", name)
         after = (
@@ -100,21 +99,20 @@ def _check_name(callback: Callback, name: str, where: str) -> None:
         )
         raise UsageError(
             f"{where}: nobody calls its method {name}. Did you mean {_written(meant)}{after}? The moments are "
-            f"{_listed(MOMENTS)} (docs/add-a-part.md). A method of its own needs another name, such as _{name}."
+            f"{_listed(MOMENTS)} (docs/add-a-part.md). If you call it yourself, rename it, such as to _{name}."
         )
-    if _is_named(callback, name):
+    if _is_named(callback, method, name):
         return
-    method = getattr(callback, name)
     close = near(name, MOMENTS) if _takes_moment(method) else None
     if likely := _meant(name) if _WORDS.fullmatch(name) and _may_be_for_moment(method) else close:
         raise UsageError(
-            f"{where}: nobody calls its method {name}. Did you mean {_written(likely)}? If it is a method of its "
-            f"own, call it _{name}."
+            f"{where}: nobody calls its method {name}. Did you mean {_written(likely)}? If you call it yourself, "
+            f"rename it to _{name}."
         )
     if _is_for_moment(method):
         raise UsageError(
-            f"{where}: nobody calls its method {name}. A moment is told to {_listed(MOMENTS)} (docs/add-a-part.md). "
-            f"If it is a method of its own, call it _{name}."
+            f"{where}: nobody calls its method {name}. The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md). "
+            f"If you call it yourself, rename it to _{name}."
         )
 
 
@@ -122,7 +120,7 @@ def _meant(name: str) -> str:
     return next(moment for pattern, moment in _MEANT if re.search(pattern, name))
 
 
-# What does nothing until somebody waits for it or draws from it.
+# Functions whose call runs nothing until the result is awaited or iterated.
 _LAZY = {
     inspect.iscoroutinefunction: "async",
     inspect.isasyncgenfunction: "an async generator",
@@ -130,8 +128,7 @@ _LAZY = {
 }
 
 
-def _check_call(callback: Callback, name: str, where: str) -> None:
-    method = getattr(callback, name)
+def _check_call(method: Any, name: str, where: str) -> None:
     given = _CALLS[name]
     hint = (
         ": the step is moment.progress.step, the numbers are moment.numbers" if given == ("moment",) else ""
@@ -143,24 +140,24 @@ def _check_call(callback: Callback, name: str, where: str) -> None:
             f"Write def {_written(name)}{hint}."
         )
     function = _function(method)
-    for called in (function, type(function).__call__):  # an object may be called by a method
+    for called in (function, type(function).__call__):  # an object may be callable by its __call__
         if what := next((what for is_such, what in _LAZY.items() if is_such(called)), None):
             raise UsageError(f"{where}: {name} is {what}: called, it would do nothing. Write a plain method.")
 
 
 def is_overridden(callback: Callback, name: str) -> bool:
-    """Whether a method does anything: of the callback's class, or a function that was given to the object."""
-    return getattr(getattr(callback, name), "__func__", None) is not getattr(Callback, name)
+    """Whether the callback's class overrides the method, or a function was assigned to the object."""
+    return _behind(getattr(callback, name)) is not vars(Callback)[name]
 
 
 def _takes_moment(method: Any) -> bool:
-    """Whether it looks as if it was written for a moment: it takes one argument, or its first is called so."""
+    """Whether it takes one argument, or its first is a moment by name or type."""
     return _takes(method, 1) or _is_for_moment(method)
 
 
 def _may_be_for_moment(method: Any) -> bool:
-    """Whether it may have been written for a moment, or for another tool's trainer: it needs one argument, which is
-    not said to be something else.
+    """Whether it may have been written for a moment, or for another tool's trainer: it needs one argument, of no other
+    declared type.
     """
     first = _first(method)
     if first is None or _is_for_moment(method) or first.name == "trainer":
@@ -169,53 +166,54 @@ def _may_be_for_moment(method: Any) -> bool:
 
 
 def _is_for_moment(method: Any) -> bool:
-    """Whether it was written for a moment: its first argument is called so, or said to be one."""
+    """Whether it was written for a moment: its first argument is named `moment`, or annotated as Moment."""
     first = _first(method)
     if first is None:
         return False
-    said = (
-        first.annotation if isinstance(first.annotation, str) else getattr(first.annotation, "__name__", "")
-    )
-    return first.name == "moment" or said.strip("'\"").rpartition(".")[2] == "Moment"
+    annotation = inspect.formatannotation(first.annotation).strip("'\"")
+    return first.name == "moment" or annotation.rpartition(".")[2] == "Moment"
 
 
 def _first(method: Any) -> inspect.Parameter | None:
-    """The first argument that it is called with, as far as Python knows."""
+    """The first argument, without self; None if there is none, or Python knows no signature."""
     try:
         return next(iter(inspect.signature(method).parameters.values()), None)
     except (TypeError, ValueError):
         return None
 
 
-def _is_named(callback: Callback, name: str) -> bool:
-    """Whether another method of the callback names this one, and so may call it; or it is a method under two names."""
+def _is_named(callback: Callback, method: Any, name: str) -> bool:
+    """Whether another method of the callback names this one, and so may call it; or is the same one, renamed."""
     kinds = [kind for kind in type(callback).__mro__ if kind not in Callback.__mro__]
     others = [
         (word, value) for place in (*kinds, callback) for word, value in vars(place).items() if word != name
     ]
-    function = _function(getattr(callback, name))
+    function = _function(method)
     return any(
-        found is function or name in _names(getattr(found, "__code__", None))
+        other is function or (isinstance(other, FunctionType) and name in _names(other.__code__))
         for _, value in others
-        for found in _functions(value)
+        for other in _functions(value)
     )
 
 
+def _behind(method: Any) -> Any:
+    """The function of a bound, class or static method; anything else unchanged."""
+    return method.__func__ if isinstance(method, (MethodType, classmethod, staticmethod)) else method
+
+
 def _function(method: Any) -> Any:
-    return inspect.unwrap(getattr(method, "__func__", method))
+    return inspect.unwrap(_behind(method))
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """The functions behind what stands in a class: a method, a property's, a decorated one's."""
-    for found in (value.fget, value.fset) if isinstance(value, property) else (value,):
-        if callable(found) or hasattr(found, "__func__"):
-            yield _function(found)
+    """The functions behind a class attribute: a method, a property, a decorated method."""
+    for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+        if callable(function) or isinstance(function, (classmethod, staticmethod)):
+            yield _function(function)
 
 
-def _names(code: CodeType | None) -> Iterator[str]:
-    """The attributes that a function's code names, in functions within it too, and its texts (for getattr)."""
-    if code is None:
-        return
+def _names(code: CodeType) -> Iterator[str]:
+    """The attributes that code names, also in functions within it, and its strings, which may be looked up by name."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -225,7 +223,7 @@ def _names(code: CodeType | None) -> Iterator[str]:
 
 
 def _takes(method: Any, number: int) -> bool:
-    """Whether it can be called with so many arguments. What has no signature that Python knows can."""
+    """Whether it can be called with `number` arguments; taken to be so if Python knows no signature."""
     if not callable(method):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What an optimizer does with some parameters and not with others: groups, factors of the rate, decay, clipping."""
+"""The settings that apply to some parameters only: parameter groups, learning rate factors, decay, clipping."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _SHOWN = 3  # names of parameters in a value
 
 
 def parameter_facts(task: Task) -> dict[str, Any]:
-    """By setting, which parameters of the model it is for, by their names in the model; what is usual is left out.
+    """By setting, the parameters that it applies to, by their names in the model; defaults are left out.
 
-    Paddle's names of parameters count up in a process, so the model's are told.
+    Paddle's own parameter names count up in a process, so they cannot be compared.
     """
     named = [(name, p) for name, p in task.model.named_parameters() if not p.stop_gradient]
-    factors = {name: getattr(p, "optimize_attr", {}).get("learning_rate", 1.0) for name, p in named}
+    factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named}
     facts: dict[str, Any] = {
         "rate_factors": _values({name: factor for name, factor in factors.items() if factor != 1.0}),
-        "not_clipped": _names([name for name, p in named if not getattr(p, "need_clip", True)]),
+        "not_clipped": _names([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {
-                name: [kind_of(r), described(_public(vars(r)))]
+                name: [kind_of(p.regularizer), described(_public(vars(p.regularizer)))]
                 for name, p in named
-                if (r := getattr(p, "regularizer", None)) is not None
+                if p.regularizer is not None
             }
         ),
     }
@@ -39,30 +39,34 @@ def parameter_facts(task: Task) -> dict[str, Any]:
 
 
 def _by_function(optimizer: Any, named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """What the functions of AdamW and Lamb say of each parameter."""
-    decays: Callable[[str], bool] | None = getattr(optimizer, "_apply_decay_param_fun", None)
-    leaves_out: Callable[[Any], bool] | None = getattr(optimizer, "_exclude_from_weight_decay_fn", None)
-    ratio: Callable[[Any], float] | None = getattr(optimizer, "_lr_ratio", None)
+    """The results of AdamW's and Lamb's functions for each parameter."""
+    own = vars(optimizer)
+    is_decayed: Callable[[str], bool] | None = own.get("_apply_decay_param_fun")
+    is_excluded: Callable[[Any], bool] | None = own.get("_exclude_from_weight_decay_fn")
+    rate_ratio: Callable[[Any], float] | None = own.get("_lr_ratio")
     return {
-        "decayed": decays and (_names([n for n, p in named if decays(p.name)]) or "none"),
-        "not_decayed": leaves_out and (_names([n for n, p in named if leaves_out(p)]) or "none"),
-        "rate_ratios": ratio and _values({n: float(ratio(p)) for n, p in named}),
+        "decayed": is_decayed and (_names([n for n, p in named if is_decayed(p.name)]) or "none"),
+        "not_decayed": is_excluded and (_names([n for n, p in named if is_excluded(p)]) or "none"),
+        "rate_ratios": rate_ratio and _values({n: float(rate_ratio(p)) for n, p in named}),
     }
 
 
 def _groups(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """Of each parameter group, its settings and its parameters; of an ungrouped optimizer, its parameters."""
+    """The settings and the parameters of each parameter group; without groups, the parameters if not all are there."""
     if not any(isinstance(group, dict) for group in optimizer._param_groups):
-        held = [names.get(id(p), p.name) for p in optimizer._param_groups if not p.stop_gradient]
-        return {} if {*held} == {*names.values()} else {"parameters": _names(held) or "none"}
+        updated = [names.get(id(p), p.name) for p in optimizer._param_groups if not p.stop_gradient]
+        return {} if {*updated} == {*names.values()} else {"parameters": _names(updated) or "none"}
     facts: dict[str, Any] = {}
     for number, group in enumerate(optimizer._param_groups):
         own = {key: value for key, value in group.items() if key != "params"}
-        told = {**described(own), "parameters": _names([names.get(id(p), p.name) for p in group["params"]])}
+        of_group = {
+            **described(own),
+            "parameters": _names([names.get(id(p), p.name) for p in group["params"]]),
+        }
         for key in ("grad_clip", "weight_decay"):
-            if (part := own.get(key)) is not None and key not in told:
-                told |= {key: [kind_of(part), described(_public(vars(part)))]}
-        facts |= {f"groups.{number}.{key}": value for key, value in told.items()}
+            if (part := own.get(key)) is not None and key not in of_group:
+                of_group |= {key: [kind_of(part), described(_public(vars(part)))]}
+        facts |= {f"groups.{number}.{key}": value for key, value in of_group.items()}
     return facts
 
 

@@ -1,4 +1,4 @@
-"""How far a training is: an immutable count, replaced after every update, and all that a resume needs to know."""
+"""The position in a training: an immutable count that is replaced after every update, and that a resume starts from."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """`epoch`: epochs completed. `batch`: global batches done in the current epoch. `step`: updates done. `samples`:
-    samples learned from, by all ranks together."""
+    """`epoch`: complete epochs. `batch`: global batches done in the current epoch. `step`: updates done. `samples`:
+    samples read in them, by all ranks together."""
 
     epoch: int = 0
     batch: int = 0

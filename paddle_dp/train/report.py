@@ -1,4 +1,4 @@
-"""What `paddle-dp evaluate` prints, and the file it leaves."""
+"""Prints the result of `paddle-dp evaluate`, and writes it to evaluation.json."""
 
 from __future__ import annotations
 

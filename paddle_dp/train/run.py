@@ -1,4 +1,4 @@
-"""A run: one training's name and folder, its data, and what it was asked to do."""
+"""A run: the name, folder, data and settings of one training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What callbacks are built with.
+    """The argument of a callback's `build`.
 
-    `recipe` is None for a run made in Python; `resumed`, the checkpoint it goes on from; `changes`, sentences on what
-    is otherwise than there. `layout`: how the model lies on the ranks. `identity`: what its checkpoints say of what it
-    learns.
+    `recipe` is None for a training described in Python. `resumed`: the checkpoint that it resumes, and `changes`:
+    sentences on the settings that differ from that checkpoint's. `layout`: how the model is split over the ranks.
+    `identity`: the facts that its checkpoints keep.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Is a training the one that a checkpoint is of? What decides what is learned is kept in it, and compared at a resume.
+"""Compares a training with the checkpoint that it resumes: what decides the result is kept in the checkpoint.
 
-The rule: a resume is refused where a run that had had the new settings from its beginning would not be where the
-checkpoint is. So the number of ranks, the layout or the place of the data may change, and the far end of a schedule,
-too; another loss may not, unless it is accepted by name, and then the checkpoints that follow say so.
+The rule: a resume is refused if a run with the new settings from step 0 would not have reached this checkpoint. So the
+number of ranks, the layout, the data's path, or the part of a schedule that is still to come may change; the loss may
+not, unless --accept names it, and then the checkpoints that follow record it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from paddle.optimizer import lr
 
 from paddle_dp.data.fingerprint import common
 from paddle_dp.errors import UsageError
@@ -236,15 +238,13 @@ def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
 def _another(schedule: Any) -> Any:
     """A copy of a schedule that can be moved on, with copies of those within it; their functions are the same."""
     found = copy.copy(schedule)
-    within = {key: _another(value) for key, value in vars(found).items() if hasattr(value, "last_epoch")}
+    within = {key: _another(value) for key, value in vars(found).items() if isinstance(value, lr.LRScheduler)}
     vars(found).update(within, verbose=False)
     return found
 
 
 def _tells_beforehand(schedule: Any) -> bool:
     """Whether a schedule of Paddle's, and the one within it, gives the rate of any step without those before it."""
-    from paddle.optimizer import lr
-
     if not isinstance(schedule, lr.LambdaDecay) and type(schedule).__module__ != lr.__name__:
         return False
     recursive = (lr.ReduceOnPlateau, lr.MultiplicativeDecay, lr.LinearLR)

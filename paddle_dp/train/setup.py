@@ -1,4 +1,4 @@
-"""What a training is assembled from, whoever described it: a recipe, a script, a proof."""
+"""The description of a training that `Assembly` takes, made from a recipe, a script or a proof."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The parts of a training, and how they are made when it is known how long it is.
+    """The settings of a training, and functions that make its parts.
 
-    `dataset` gives the data set of a split, or None where there is none; `task`, what is learned in so many steps with
-    so many an epoch; `callbacks`, those of a run. `length` is None where only `fit` will know. `batch` is global.
-    `asked` is the recipe that strategy and callbacks may refuse; `recipe` is None where nobody wrote one. `words`: the
-    parts that a script named in a recipe's words, with their settings.
+    `dataset(split)` gives a data set or None; `task(steps, steps_per_epoch)`, what is learned; `callbacks(run)`, the
+    callbacks of the run. `length` is None if only `fit` gets it. `batch` is global.
+    `asked` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a script,
+    whose `asked` is made up. `words`: the parts that a script gave as a recipe does, by name, with their settings.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From a training to a checkpoint's snapshot and back."""
+"""Takes a snapshot of a training for a checkpoint, and restores one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FORMAT = 1
 def snapshot(
     learner: Learner, progress: Progress, run: Run, loader: Loader, checks: Checks | None = None
 ) -> Snapshot:
-    """What this rank brings to a checkpoint: its slices, and what it is the first to hold. The learner's running
-    statistics are averaged, and `checks` says what was looked at."""
+    """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
+    `checks`: what was checked before."""
     tensors = model_shards(learner) | optimizer_shards(learner)
     state = _state(learner, progress, run, loader)
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
-    """The optimizer's tensors on this rank: name, tensor, and the parameter that it is a state of.
+    """The optimizer's tensors on this rank: name, tensor, and its parameter.
 
-    To be called, and used, within `learner.optimizer_states_on_device()`.
+    Call it, and use the tensors, within `learner.optimizer_states_on_device()`.
     """
     named = dict(learner.named_parameters())
     tensors = optimizer_tensors(learner.optimizer, named.items())
@@ -41,20 +41,20 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
 
 
 def model_shards(learner: Learner) -> dict[str, TensorShard]:
-    """The weights and statistics that this rank is the one to save, under whole-model names."""
+    """The weights and buffers whose main replica is on this rank, under whole-model names."""
     placed = ((f"model/{name}", *where) for name, *where in learner.shards())
     return {name: placed_shard(name, *where) for name, *where in placed}
 
 
 def optimizer_shards(learner: Learner) -> dict[str, TensorShard]:
-    """The optimizer's state of the parameters that this rank is the one to save."""
+    """The optimizer states whose main replica is on this rank."""
     with learner.optimizer_states_on_device():
         placed = learner.main_replicas(optimizer_states(learner))
         return {name: placed_shard(name, *where) for name, *where in placed}
 
 
 def placed_shard(name: str, tensor: Any, placement: Placement) -> TensorShard:
-    """A host copy of a tensor, as the part of the whole one that it is."""
+    """A host copy of a tensor, with its offset in the whole tensor."""
     return tensor_shard(name, tensor, placement.global_shape(tensor.shape), placement.offset(tensor.shape))
 
 
@@ -82,10 +82,10 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
 
 
 def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
-    """Puts a checkpoint into a learner and returns where it was.
+    """Loads a checkpoint into a learner and returns its progress.
 
-    In the layout that saved it, every rank gets its own random streams back and the run goes on bitwise; in another,
-    ranks get fresh ones: what ranks have in common is the layout's. Neither batches nor exact dropout need them.
+    In the layout that saved it, every rank gets its own RNG state back and the run continues bit by bit; in another
+    layout the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     load_model(checkpoint, learner)
@@ -107,9 +107,9 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
 
 
 def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Puts a checkpoint's weights and running statistics into the model.
+    """Loads a checkpoint's weights and buffers into the model.
 
-    Raises CheckpointError that names the first tensor that is missing, left over or of another shape.
+    Raises CheckpointError with the name of the first tensor that is missing, left over or of another shape.
     """
     import paddle
 
@@ -132,14 +132,14 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
 
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Gives the optimizer its state, this rank's parts of it."""
+    """Loads the optimizer states of the parameters that this rank updates."""
     named = {name: p for name, p in learner.named_parameters() if learner.is_updated(p)}
 
     def read(name: str) -> Any:
         parameter = named[_parameter(name)]
         placement, shape = learner.placements.of(parameter), tuple(parameter.shape)
         if checkpoint.shape(name) != placement.global_shape(shape):
-            return checkpoint.read(name)  # a count, say: whole on every rank
+            return checkpoint.read(name)  # not split, such as a step count
         return checkpoint.read(name, placement.offset(shape), shape)
 
     mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]

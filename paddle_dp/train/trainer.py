@@ -20,7 +20,7 @@ from paddle_dp.recipe.schema import CALLBACKS
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
-from paddle_dp.train.keywords import check_collections, read_place, read_train, todays_names
+from paddle_dp.train.keywords import check_collections, read_place, read_train, refuse_old_keywords
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.setup import Setup
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import paddle
     from typing_extensions import Self
 
-_SOME = Length(1, "epochs")  # for those who ask how long a training is, of which nobody has said so yet
+_UNKNOWN_LENGTH = Length(1, "epochs")  # stands in the made-up recipe while only `fit` will get a length
 Words = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
@@ -41,11 +41,11 @@ class Trainer(TrainingLoop):
         Trainer.of(model=model, loss=loss, optimizer="adamw", train=dataset, batch=64, length="3 epochs").fit()
         Trainer(learner, loader, callbacks).fit("3 epochs")
 
-    The first way makes everything else as a recipe would; the second takes a learner that is placed already.
+    The first builds strategy, loaders and learner as for a recipe; the second takes a learner that is placed already.
     """
 
     @classmethod
-    @todays_names
+    @refuse_old_keywords
     def of(  # noqa: PLR0913 - a recipe's keys, as keywords
         cls,
         *,
@@ -74,42 +74,44 @@ class Trainer(TrainingLoop):
     ) -> Self:
         """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
 
-        `train` and `test` are data sets with `len(d)` and `d[i] → (input, target)`. `batch` is the global batch;
-        `micro_batches` cuts it in time. `loss(outputs, targets)` gives one number per sample, or (total, count).
-        `optimizer` is finished, or a function of (learning rate, named parameters). `length` ("3 epochs") is what
-        `fit()` trains and what a schedule is stretched over. `resume` goes on from the newest checkpoint in `folder`
-        (True), from "best", or from a path; `accept` names what may be otherwise than in that checkpoint, such as
-        ["loss"] (docs/checks.md). `dropout`: `exact` is the same on any number of ranks,
-        `own` each rank's own. Parts may be words, as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}. `cuts`, `attention_methods` and `blocks` say how a model that nobody
-        prepared can be split: patterns of layers, as in a recipe, and in `blocks` also layers and functions themselves
-        (docs/add-a-part.md).
+        Args:
+            train, test: data sets with `len(d)` and `d[i] → (input, target)`.
+            batch: the global batch, in samples; `micro_batches` cuts it into passes, one after the other.
+            loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
+            optimizer: a finished one, or a function of (learning rate, named parameters).
+            length: "3 epochs"; what `fit()` trains, and what a schedule is spread over.
+            dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
+            folder: where logs and checkpoints go. resume: the newest checkpoint in it (True), "best", or a path.
+            accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
+            cuts, attention_methods, blocks: how to split a model that has no tables of its own: patterns of layer
+                names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
 
-        Raises UsageError where these do not fit each other, the ranks, or the run in `folder` that is resumed.
+        loss, optimizer, schedule, strategy and callbacks may also be given as in a recipe: "adamw", or
+        {"use": "adamw", "clip": 1.0}.
+        Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
         check_collections(
             {"callbacks": callbacks, "blocks": blocks},
             {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
         )
         place = read_place(folder=folder, resume=resume, accept=accept)
-        how = read_train(
+        settings = read_train(
             read_precision(precision),
-            length=str(_SOME if length is None else length),
+            length=str(_UNKNOWN_LENGTH if length is None else length),
             batch=batch,
             micro_batches=micro_batches,
             drop_last=drop_last,
             seed=seed,
             dropout=dropout,
         )
-        until = None if length is None else how.length
         mesh = join()
-        home = one_folder(Path(place.folder), mesh)
-        told = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
-        for made in told:
-            if not isinstance(made, Part):
-                refuse_overrides(made)
-        if test is None:  # there is nothing for it to do
-            told = [c for c in told if not (isinstance(c, Part) and c.name == "evaluate")]
+        run_folder = one_folder(Path(place.folder), mesh)
+        chosen = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
+        for callback in chosen:
+            if not isinstance(callback, Part):
+                refuse_overrides(callback)
+        if test is None:  # the default callbacks include `evaluate`, which needs held-out data
+            chosen = [c for c in chosen if not (isinstance(c, Part) and c.name == "evaluate")]
         given_loss = _loss(loss)
         _annotate(
             model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks
@@ -120,9 +122,9 @@ class Trainer(TrainingLoop):
                 model=model,
                 loss=given_loss,
                 optimizer=_optimizer(optimizer),
-                schedule=_schedule(schedule, steps, steps_per_epoch, how.batch),
-                precision=how.precision,
-                dropout=how.dropout,
+                schedule=_schedule(schedule, steps, steps_per_epoch, settings.batch),
+                precision=settings.precision,
+                dropout=settings.dropout,
             )
 
         asked = Recipe.model_construct(
@@ -130,21 +132,21 @@ class Trainer(TrainingLoop):
             dataset=_made("datasets", train),
             loss=_made("losses", given_loss),
             strategy=_part("strategies", strategy),
-            train=how,
-            callbacks=tuple(c for c in told if isinstance(c, Part)),
+            train=settings,
+            callbacks=tuple(c for c in chosen if isinstance(c, Part)),
         )
         setup = Setup(
-            name=home.name,
-            folder=home,
+            name=run_folder.name,
+            folder=run_folder,
             strategy=asked.strategy,
             asked=asked,
             dataset=lambda split: train if split == "train" else test,
             task=task,
-            batch=how.batch,
-            micro_batches=how.micro_batches,
-            drop_last=how.drop_last,
-            seed=how.seed,
-            length=until,
+            batch=settings.batch,
+            micro_batches=settings.micro_batches,
+            drop_last=settings.drop_last,
+            seed=settings.seed,
+            length=None if length is None else settings.length,
             loader=_loader_settings(loader),
             words={
                 word: _part(shelf, given).settings
@@ -155,16 +157,16 @@ class Trainer(TrainingLoop):
                 )
                 if isinstance(given, (str, Mapping))
             },
-            callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in told],
+            callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
         )
-        _open(home, mesh, bool(place.resume))
+        _claim_folder(run_folder, mesh, bool(place.resume))
         which = "newest" if place.resume is True else place.resume or None
         return Assembly(setup, mesh).trainer(cls, which, place.accepted)
 
 
 @dataclass(frozen=True)
 class Made:
-    """What was made in Python, where a recipe has the Config of a part: all that a strategy asks of it."""
+    """Stands for a part's Config where a script gave the object itself; has what a strategy reads of a Config."""
 
     made: Any
 
@@ -193,13 +195,13 @@ def _made(shelf: str, thing: Any) -> Part:
 
 
 def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
-    """Raises RecipeError for a pattern that means no layer, or a way that there is not."""
+    """Raises RecipeError for a pattern that matches no layer, or an unknown way to cut one."""
     if blocks or any(tables.values()):
-        said = read_settings(Annotation, tables, Owner(subject="Trainer.of"))
-        annotate(model, replace(said, blocks=tuple(blocks)), "Trainer.of")
+        annotation = read_settings(Annotation, tables, Owner(subject="Trainer.of"))
+        annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
 
 
-def _open(folder: Path, mesh: Mesh, resume: bool) -> None:
+def _claim_folder(folder: Path, mesh: Mesh, resume: bool) -> None:
     """Claims the run's folder, once for all ranks. Collective."""
     if mesh.is_main:
         claim(folder, resume)
@@ -220,12 +222,12 @@ def _optimizer(given: Any) -> Any:
 
 
 def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
-    """Raises UsageError for a schedule in words when nobody has said how long the training is."""
+    """Raises UsageError for a schedule given as in a recipe when the length is not known."""
     if not isinstance(given, (str, Mapping)):
         return given
     if not steps:
         raise UsageError(
-            f'schedule {given}: it is stretched over the whole training: give length="3 epochs", too, and call fit().'
+            f'schedule {given}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )
     return _part("schedules", given).build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
 
@@ -234,7 +236,7 @@ def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> Loader
     """As a recipe's `loader`; a timeout may be a number of seconds."""
     if isinstance(given, LoaderSettings):
         return given
-    said = dict(given or {})
-    if isinstance(timeout := said.get("timeout"), (int, float)):
-        said["timeout"] = f"{timeout} s"
-    return read_settings(LoaderSettings, said, Owner(subject="loader", prefix="loader"))
+    settings = dict(given or {})
+    if isinstance(timeout := settings.get("timeout"), (int, float)):
+        settings["timeout"] = f"{timeout} s"
+    return read_settings(LoaderSettings, settings, Owner(subject="loader", prefix="loader"))

@@ -127,11 +127,11 @@ def test_a_reader_without_a_sample_gets_a_dummy():
 
 
 def batches_first(samples, batch):
-    return Sampler(samples, batch).whole(0, samples // batch)[:1]
+    return Sampler(samples, batch).global_batch(0, samples // batch)[:1]
 
 
 def test_a_share_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="deals out 9 samples, the data set has 10"):
+    with pytest.raises(ValueError, match="made for 9 samples, but the data set has 10"):
         Loader(Numbers(10), Sampler(9, 4))
 
 

@@ -70,7 +70,7 @@ def test_a_reading_that_is_left_or_overtaken_ends_cleanly():
         left = loader.read(0)
         next(left)
         assert rows(loader, epoch=1) == expected
-        with pytest.raises(RuntimeError, match="a newer one"):
+        with pytest.raises(RuntimeError, match="a newer read"):
             next(left)
         for _ in loader.read(0):
             break

@@ -39,8 +39,8 @@ def test_a_global_batch_and_its_micros_are_the_same_sets_for_any_number_of_reade
     for k in range(alone.batches):
         together = [np.concatenate(parts) for parts in zip(*(s.mine(1, k) for s in everyone), strict=True)]
         assert [list(part) for part in together] == [list(part) for part in alone.mine(1, k)]
-        assert list(np.concatenate(together)) == list(alone.whole(1, k))
-        assert len(alone.whole(1, k)) == alone.size(k)
+        assert list(np.concatenate(together)) == list(alone.global_batch(1, k))
+        assert len(alone.global_batch(1, k)) == alone.size(k)
 
 
 def test_readers_differ_by_at_most_one_sample_in_each_micro():
@@ -89,7 +89,7 @@ def test_a_reader_without_samples_reads_a_dummy():
     assert sum(map(sum, counts)) == 1
     dummies = [indices for sampler in everyone for indices, count in sampler.reads(0, 1) if count == 0]
     assert len(dummies) == 7
-    assert all(dummy.tolist() == everyone[0].whole(0, 1).tolist() for dummy in dummies)
+    assert all(dummy.tolist() == everyone[0].global_batch(0, 1).tolist() for dummy in dummies)
 
 
 @pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
@@ -108,7 +108,7 @@ def test_cuts_cover_everything_in_order():
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [({"batch": 0}, "batch"), ({"dp_size": 0}, "dp_size"), ({"dp_rank": 2, "dp_size": 2}, "reader: 2"),
+    [({"batch": 0}, "batch"), ({"dp_size": 0}, "dp_size"), ({"dp_rank": 2, "dp_size": 2}, "dp_rank: 2"),
      ({"micro_batches": 0}, "micro_batches")],
 )  # fmt: skip
 def test_nonsense_is_refused_by_name(settings, word):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.data import Loader, Sampler
-from paddle_dp.datasets.masked_texts import KEPT, Config
+from paddle_dp.datasets.masked_texts import IGNORED, Config
 from paddle_dp.datasets.text_files import Config as Texts
 
 LENGTH, MASK = 100, 256
@@ -28,7 +28,7 @@ def read(data, seed=0, epoch=0):
 def test_targets_are_the_text_where_something_is_to_be_predicted(texts):
     inputs, targets = read(Config(**texts).build("train"))
     whole, _ = Texts(**texts).build("train").take(np.arange(len(inputs)))
-    chosen = targets != KEPT
+    chosen = targets != IGNORED
     assert (targets[chosen] == whole[chosen]).all() and (inputs[~chosen] == whole[~chosen]).all()
     assert (chosen.sum(1) == 15).all()
     masked, same = inputs[chosen] == MASK, inputs[chosen] == whole[chosen]
@@ -55,7 +55,7 @@ def test_held_out_gaps_stay(texts):
 def test_at_least_one_token_is_masked(texts, masked, gaps):
     """A batch without any would have nothing to divide its loss by."""
     _, targets = read(Config(**texts, masked=masked, mask=3).build("train"))
-    assert ((targets != KEPT).sum(1) == gaps).all()
+    assert ((targets != IGNORED).sum(1) == gaps).all()
 
 
 def test_the_mask_can_be_a_token_of_the_tokenizers(texts):

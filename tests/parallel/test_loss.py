@@ -109,7 +109,7 @@ def texts(loss: str) -> Texts:
     """The data for a loss: with padding for those that leave it out; "empty": also a batch in which nothing counts."""
     data = Texts(padded=loss not in ("per_token", "whole_count"))
     if loss == "empty":
-        data.y[Sampler(SAMPLES, BATCH, seed=4).whole(0, 1)] = IGNORED
+        data.y[Sampler(SAMPLES, BATCH, seed=4).global_batch(0, 1)] = IGNORED
     return data
 
 
@@ -122,7 +122,7 @@ def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
     )
     share, losses = Sampler(SAMPLES, BATCH, seed=4), []
     for k in range(share.batches):
-        chosen = share.whole(0, k)
+        chosen = share.global_batch(0, k)
         inputs, targets = paddle.to_tensor(data.x[chosen]), paddle.to_tensor(data.y[chosen])
         # Paddle's own mean divides by all targets, also by those of a negative ignore_index (3.3.1).
         total = F.cross_entropy(model(inputs), targets, reduction="sum", ignore_index=IGNORED)

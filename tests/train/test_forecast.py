@@ -64,8 +64,10 @@ def test_a_strategy_without_degrees_is_data_alone():
 def test_what_cannot_be_is_said(monkeypatch):
     with pytest.raises(UsageError, match="tensor 3 does not divide the model's classes"):
         said("large_classifier", 3, None, "strategy.tensor=3")
-    with pytest.raises(UsageError, match="8 ranks are numbered from 0 to 7"):
+    with pytest.raises(UsageError, match="--build 8: give a rank from 0 to 7"):
         said("gpt_tensor2_pipeline2_data2", 8, 8)
     monkeypatch.setitem(meta_init.PARTLY, "rowwise", ())  # a plan that takes what is cut by rows for whole
-    with pytest.raises(PaddleDPError, match="the plan does not know what gpt's tables cut"):
+    with pytest.raises(
+        PaddleDPError, match="the `cuts` and `blocks` of gpt do not describe all of its layers"
+    ):
         said("gpt_tensor2_pipeline2_data2", 8, 3)

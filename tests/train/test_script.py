@@ -249,7 +249,7 @@ def test_a_wrong_word_is_met_at_the_door(
 
 
 def test_a_training_without_a_length_is_not_fitted_by_guess(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="say how long"):
+    with pytest.raises(UsageError, match="give a length"):
         Trainer.of(**described(tmp_path / "run")).fit()
 
 

@@ -100,7 +100,7 @@ def test_a_sample_that_is_none_is_named_though_the_loss_looks_well(tmp_path: Pat
     with pytest.raises(NotFiniteError) as caught:
         trainer.fit()
     said = str(caught.value)
-    step = next(s for s in range(1, 6) if 37 in trainer.loader.sampler.whole(0, s - 1))
+    step = next(s for s in range(1, 6) if 37 in trainer.loader.sampler.global_batch(0, s - 1))
     assert f"the gradient norm is nan at step {step}: that of '0.weight' has" in said
     assert (
         f"Sample 37 (/points/37.npy) of the training data, read in step {step}, has inputs that are not"

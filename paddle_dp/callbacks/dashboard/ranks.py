@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.train.meter import memory
+from paddle_dp.train.meter import peak_memory
 
 FEW = 16  # ranks with a curve of memory each; of more, the largest and the smallest are shown
 
@@ -37,7 +37,10 @@ class Ranks:
             return {}
         seconds = time.perf_counter() - self._began
         spent = self._watch.read() if self._watch else {}
-        mine = [memory(self.mesh.device) / 2**20, *(spent.get(axis, 0.0) / seconds for axis in self._axes)]
+        mine = [
+            peak_memory(self.mesh.device) / 2**20,
+            *(spent.get(axis, 0.0) / seconds for axis in self._axes),
+        ]
         rows = _gathered(self.mesh, mine)
         self.begin()
         shares = {
