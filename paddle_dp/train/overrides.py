@@ -82,7 +82,7 @@ def _check_settings(callback: Callback, where: str) -> None:
         words = every if isinstance(every, str) else Every.example
         raise UsageError(f"{where}: every is {every!r}: write Every.parse({words!r}).")
     if not isinstance(reads, bool):
-        raise UsageError(f"{where}: reads is {reads!r}: write True if step needs moment.numbers, else False.")
+        raise UsageError(f"{where}: reads is {reads!r}: write True, if step needs moment.numbers, or False.")
 
 
 def _check_name(callback: Callback, method: Any, name: str, where: str) -> None:

@@ -102,7 +102,7 @@ def two_samples_change_places() -> AbstractContextManager[None]:
 
         return swapped
 
-    return replaced(f"{SHARE}.whole", make)
+    return replaced(f"{SHARE}.global_batch", make)
 
 
 MLP = Setting("mlp")
