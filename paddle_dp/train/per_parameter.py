@@ -6,7 +6,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paddle.optimizer import Optimizer
+from paddle.incubate.optimizer import DistributedFusedLamb
+from paddle.optimizer import AdamW, Lamb, Optimizer
 
 from paddle_dp.parallel import Task
 from paddle_dp.train.settings import described, kind_of
@@ -40,10 +41,13 @@ def parameter_facts(task: Task) -> dict[str, Any]:
 
 def _by_function(optimizer: Any, named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """The results of AdamW's and Lamb's functions for each parameter."""
-    own = vars(optimizer)
-    is_decayed: Callable[[str], bool] | None = own.get("_apply_decay_param_fun")
-    is_excluded: Callable[[Any], bool] | None = own.get("_exclude_from_weight_decay_fn")
-    rate_ratio: Callable[[Any], float] | None = own.get("_lr_ratio")
+    is_decayed: Callable[[str], bool] | None = None
+    is_excluded: Callable[[Any], bool] | None = None
+    rate_ratio: Callable[[Any], float] | None = None
+    if isinstance(optimizer, AdamW):
+        is_decayed, rate_ratio = optimizer._apply_decay_param_fun, optimizer._lr_ratio
+    elif isinstance(optimizer, (Lamb, DistributedFusedLamb)):
+        is_excluded = optimizer._exclude_from_weight_decay_fn
     return {
         "decayed": is_decayed and (_names([n for n, p in named if is_decayed(p.name)]) or "none"),
         "not_decayed": is_excluded and (_names([n for n, p in named if is_excluded(p)]) or "none"),
