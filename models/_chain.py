@@ -1,4 +1,4 @@
-"""A model that is a chain of blocks, one behind the other: what a pipeline can cut between any two."""
+"""A model that is a chain of blocks, which a pipeline can cut between any two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paddle import nn
 
 
 class Chain(nn.Layer):
-    """`blocks` in their order; each takes what the one before gives."""
+    """Runs `blocks` in order; each takes the output of the one before."""
 
     def __init__(self, blocks: Iterable[nn.Layer]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the language models share: writing on from a text, token by token, without reading any of it twice."""
+"""Shared by the language models: generation token by token, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from paddle import nn
 
 
 class Cache:
-    """The keys and values of every token read so far, [n, tokens, heads, head] for each block."""
+    """The keys and values of every token read so far, [n, tokens, heads, head_width] for each block."""
 
     def __init__(self) -> None:
         self.start = 0  # the position of the next token to be read
-        self._held: dict[int, tuple[paddle.Tensor, paddle.Tensor]] = {}
+        self._cached: dict[int, tuple[paddle.Tensor, paddle.Tensor]] = {}
 
     def extend(
         self, block: nn.Layer, keys: paddle.Tensor, values: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """All keys and values of this block, the new ones behind those it had."""
-        if held := self._held.get(id(block)):
-            keys, values = paddle.concat([held[0], keys], 1), paddle.concat([held[1], values], 1)
-        self._held[id(block)] = keys, values
+        """All keys and values of this block: the cached ones, then the new ones, which are cached."""
+        if cached := self._cached.get(id(block)):
+            keys, values = paddle.concat([cached[0], keys], 1), paddle.concat([cached[1], values], 1)
+        self._cached[id(block)] = keys, values
         return keys, values
 
 
 class Generates:
-    """Gives `generate` to a model of `blocks`, each called with (hidden, cache), that reads `length` tokens."""
+    """Adds `generate` to a model of `blocks`, each called with (hidden, cache), for texts of up to `length` tokens."""
 
     blocks: nn.LayerList
     length: int
@@ -42,20 +42,23 @@ class Generates:
         top_k: int | None = None,
         seed: int = 0,
     ) -> paddle.Tensor:
-        """`tokens` int64 [n, t] with `steps` more behind them, [n, t + steps].
+        """`tokens` int64 [n, t] followed by `steps` generated ones, [n, t + steps].
 
-        Temperature 0 takes the likeliest token; above, one is drawn, of the `top_k` likeliest only if that is
-        given; equal seeds draw equally on every device. A text that grows past the model's `length` is read
-        again from half a length back.
+        Temperature 0 takes the likeliest token; above 0 one is sampled, from the `top_k` likeliest if given; equal
+        seeds sample equally on every device. When a text exceeds the model's `length`, its last half length is read
+        again.
         """
-        was_training, draw = self.training, Random(seed)
+        was_training, random = self.training, Random(seed)
         self.eval()  # type: ignore[attr-defined]
         cache, unread = Cache(), tokens
         for _ in range(steps):
             if cache.start + unread.shape[1] > self.length:
                 cache, unread = Cache(), tokens[:, -max(1, self.length // 2) :]
             scores = self._read(unread, cache)[:, -1].astype("float32")
-            unread = _likeliest(scores) if temperature == 0 else _drawn(scores / temperature, top_k, draw)
+            if temperature == 0:
+                unread = scores.argmax(-1, keepdim=True)
+            else:
+                unread = _sample(scores / temperature, top_k, random)
             tokens = paddle.concat([tokens, unread], 1)
         if was_training:
             self.train()  # type: ignore[attr-defined]
@@ -69,21 +72,13 @@ class Generates:
         return hidden
 
 
-def _likeliest(scores: paddle.Tensor) -> paddle.Tensor:
-    return scores.argmax(-1, keepdim=True)
-
-
-def _drawn(scores: paddle.Tensor, top_k: int | None, draw: Random) -> paddle.Tensor:
-    """One token a row [n, 1], each as often as softmax of its score [n, vocab] says."""
+def _sample(scores: paddle.Tensor, top_k: int | None, random: Random) -> paddle.Tensor:
+    """One token per row [n, 1], with the probabilities softmax(scores) [n, vocab]."""
     if top_k is not None:
         least = scores.topk(min(top_k, scores.shape[-1]), axis=-1)[0][:, -1:]
         scores = paddle.where(scores < least, paddle.full_like(scores, float("-inf")), scores)
-    reached = F.softmax(scores, axis=-1).cumsum(-1)
-    drawn = paddle.to_tensor([[draw.random()] for _ in range(scores.shape[0])], dtype=reached.dtype)
-    # Sums of rounded numbers may end a little beside 1: what is drawn is scaled to where they do end.
-    return (
-        (reached <= drawn * reached[:, -1:])
-        .astype("int64")
-        .sum(-1, keepdim=True)
-        .clip(max=scores.shape[-1] - 1)
-    )
+    cumulative = F.softmax(scores, axis=-1).cumsum(-1)
+    uniform = paddle.to_tensor([[random.random()] for _ in range(scores.shape[0])], dtype=cumulative.dtype)
+    # Rounding leaves the last sum a little off 1, so the uniform numbers are scaled to it.
+    below = (cumulative <= uniform * cumulative[:, -1:]).astype("int64")
+    return below.sum(-1, keepdim=True).clip(max=scores.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""BERT: a transformer that fills gaps from both sides (Devlin et al., arXiv:1810.04805), normed after layers."""
+"""BERT: a bidirectional transformer that predicts masked tokens (Devlin et al., arXiv:1810.04805), post-norm."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paddle.nn.initializer import Normal
 
 from models import _transformer
 from models._chain import Chain
-from models._checks import at_least_one, below_one, divides
+from models._checks import at_least_one, check_dropout, divides
 from models._transformer import STD, linear
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: what each is, and where it stands. Texts have one segment."""
+    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added. Texts have one segment."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -42,7 +42,7 @@ class Block(_transformer.Block):
 
 
 class Head(nn.Layer):
-    """[n, t, width] → scores [n, t, vocab] of what each token was."""
+    """[n, t, width] → scores [n, t, vocab] of each original token."""
 
     cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
@@ -56,7 +56,7 @@ class Head(nn.Layer):
 
 
 class BERT(Chain):
-    """Scores [n, t, vocab] of what each token was before some were masked, for tokens int64 [n, t]."""
+    """Scores [n, t, vocab] of each token before masking, for tokens int64 [n, t]."""
 
     def __init__(self, config: Config):
         blocks = [Block(config) for _ in range(config.depth)]
@@ -68,27 +68,27 @@ class Config:
     """Attention weights are never dropped."""
 
     vocab: int = 264
-    """Tokens of the vocabulary, the mask among them."""
+    """Tokens of the vocabulary, including the mask."""
 
     width: int = 128
-    """Numbers of a token between the blocks."""
+    """Width of a token between the blocks."""
 
     depth: int = 4
-    """Blocks, one after another."""
+    """Number of blocks."""
 
     heads: int = 4
-    """Attention heads; they divide `width`."""
+    """Attention heads; must divide `width`."""
 
     length: int = 128
-    """The longest text, in tokens."""
+    """Longest text, in tokens."""
 
     dropout: float = 0.0
-    """Chance that a number is dropped: of the embedding, and of what each layer adds."""
+    """Dropout probability of the embedding and of each layer's output."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")
         divides(self, "heads", "width")
-        below_one(self, "dropout")
+        check_dropout(self)
 
     def build(self) -> nn.Layer:
         return BERT(self)

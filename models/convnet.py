@@ -1,4 +1,4 @@
-"""A small convolutional network: stages of a 3×3 convolution, halved in between, averaged at the end."""
+"""A small convolutional network: 3×3 convolutions with 2×2 pooling between them, then a global mean."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any, Literal
 import paddle
 from paddle import nn
 
-from models._checks import at_least_one, below_one
+from models._checks import at_least_one, check_dropout, check_widths
 
 ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 POOLS: dict[str, type[nn.Layer]] = {"max": nn.MaxPool2D, "mean": nn.AvgPool2D}
 
 
 def _convolution(inputs: int, width: int, norm: str) -> list[nn.Layer]:
-    """A 3×3 convolution, and the norm if one is asked for: it takes the mean away, so no bias is needed then."""
+    """A 3×3 convolution, and the norm if there is one: it subtracts the mean, so the convolution needs no bias."""
     if norm == "none":
         return [nn.Conv2D(inputs, width, 3, padding=1)]
     return [nn.Conv2D(inputs, width, 3, padding=1, bias_attr=False), nn.BatchNorm2D(width)]
 
 
 def _averaged(images: paddle.Tensor) -> paddle.Tensor:
-    """[n, width, height, width] → [n, width]: each channel's mean."""
+    """[n, channels, height, width] → [n, channels]: each channel's mean."""
     return images.mean([2, 3])
 
 
 class ConvNet(nn.Layer):
     """Scores [n, classes] for images [n, channels, height, width] of 2^(stages - 1) pixels a side or more.
 
-    Its blocks are the stages, and the mean over the pixels with the head.
+    Its blocks are the stages, then the mean over the pixels together with the head.
     """
 
     def __init__(self, config: Config):
@@ -54,34 +54,35 @@ class ConvNet(nn.Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A convolution and a halving of the image for each of `widths`, then one linear layer."""
+    """A convolution for each of `widths`, 2×2 pooling between them, then one linear layer."""
 
     channels: int = 1
     """Channels of an image."""
 
     widths: tuple[int, ...] = (32, 64)
-    """Channels behind each stage's convolution."""
+    """Output channels of each convolution."""
 
     classes: int = 10
-    """Scores of a sample."""
+    """Number of classes."""
 
     norm: Literal["batch", "none"] = "batch"
-    """`batch` puts BatchNorm2D behind each convolution."""
+    """`batch` adds BatchNorm2D after each convolution."""
 
     activation: Literal["relu", "gelu"] = "relu"
-    """A function of paddle.nn.functional."""
+    """Activation after each convolution."""
 
     pool: Literal["max", "mean"] = "max"
-    """How each stage halves the image."""
+    """Pooling between the convolutions."""
 
     dropout: float = 0.0
-    """Chance that a number behind an activation is dropped."""
+    """Dropout probability after each activation."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "channels", "classes")
-        below_one(self, "dropout")
-        if not self.widths or any(width < 1 for width in self.widths):
-            raise ValueError(f"widths: give one or more widths of 1 or more, not {list(self.widths)}")
+        check_dropout(self)
+        check_widths(self, "widths")
+        if not self.widths:
+            raise ValueError("widths: give one or more, such as [32, 64]")
 
     def build(self) -> nn.Layer:
         return ConvNet(self)

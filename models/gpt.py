@@ -1,4 +1,4 @@
-"""GPT-2: a decoder-only transformer with learned positions (Radford et al. 2019), normed before each layer."""
+"""GPT-2: a decoder-only transformer with learned positions, pre-norm (Radford et al. 2019)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paddle.nn.initializer import Normal
 
 from models import _transformer
 from models._chain import Chain
-from models._checks import at_least_one, below_one, divides
+from models._checks import at_least_one, check_dropout, divides
 from models._generate import Cache, Generates
-from models._transformer import STD, added_up, linear
+from models._transformer import STD, linear, residual_std
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: what each is, and where it stands."""
+    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -39,22 +39,22 @@ class Block(_transformer.Block):
     """[n, t, width] → the same: causal self-attention, then an MLP."""
 
     def __init__(self, config: Config):
-        super().__init__(config, last=added_up(config.depth))
+        super().__init__(config, residual_std(config.depth))
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)), cache)))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate=True)))
 
     def _attend(self, qkv: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        q, k, v = qkv.reshape([0, 0, -1, 3 * self.head]).split(3, axis=-1)  # however many heads live here
+        q, k, v = qkv.reshape([0, 0, -1, 3 * self.head_width]).split(3, axis=-1)  # -1: the heads on this rank
         if cache:
             k, v = cache.extend(self, k, v)
-        causal = cache is None or q.shape[1] > 1  # a single new token comes after all others
+        causal = cache is None or q.shape[1] > 1  # a single new token follows all others
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
 
 
-class Tied(nn.Layer):
-    """[n, t, width] → scores [n, t, vocab]: how much each hidden vector is like each token's embedding."""
+class TiedOutput(nn.Layer):
+    """[n, t, width] → scores [n, t, vocab]: products with the token embeddings."""
 
     def __init__(self, token: nn.Embedding):
         super().__init__()
@@ -83,7 +83,7 @@ class GPT(Generates, Chain):
     def __init__(self, config: Config):
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
-        out = Tied(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
+        out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
         super().__init__([embedding, *blocks, Head(config.width, out)])
         self.length = config.length
 
@@ -96,27 +96,27 @@ class Config:
     """Tokens of the vocabulary."""
 
     width: int = 128
-    """Numbers of a token between the blocks."""
+    """Width of a token between the blocks."""
 
     depth: int = 4
-    """Blocks, one after another."""
+    """Number of blocks."""
 
     heads: int = 4
-    """Attention heads; they divide `width`."""
+    """Attention heads; must divide `width`."""
 
     length: int = 128
-    """The longest text, in tokens."""
+    """Longest text, in tokens."""
 
     dropout: float = 0.0
-    """Chance that a number is dropped: of the embedding, and of what each layer adds."""
+    """Dropout probability of the embedding and of each layer's output."""
 
     tied: bool = False
-    """The scores are computed with the embedding's weights."""
+    """The output layer uses the embedding's weights."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")
         divides(self, "heads", "width")
-        below_one(self, "dropout")
+        check_dropout(self)
 
     def build(self) -> nn.Layer:
         return GPT(self)

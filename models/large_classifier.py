@@ -1,4 +1,4 @@
-"""A classifier with very many classes: an embedding of each sample, and one column of weights for each class."""
+"""A classifier with very many classes: a backbone embeds each sample, the head has one weight column per class."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paddle import nn
 from paddle.nn.initializer import Normal
 from paddle.vision import models as vision
 
-from models._checks import at_least_one, widths
+from models._checks import at_least_one, check_widths
 
 
 class Cosines(nn.Layer):
     """[n, width] → [n, classes]: the cosine of the angle between each embedding and each class's weights.
 
-    Products are divided by both lengths, so that no second copy of the weights is made.
+    Products are divided by both norms, which needs no normalized copy of the weights.
     """
 
     def __init__(self, width: int, classes: int):
@@ -31,7 +31,7 @@ class Cosines(nn.Layer):
 
 
 class Perceptron(nn.Layer):
-    """[n, …] of `inputs` numbers each → [n, the last of `widths`]."""
+    """[n, …] with `inputs` numbers per sample → [n, widths[-1]]."""
 
     def __init__(self, inputs: int, widths: Sequence[int]):
         super().__init__()
@@ -71,7 +71,7 @@ class LargeClassifier(nn.Layer):
         self.blocks: tuple[Any, ...] = (*first, (*last, nn.Flatten(), "embed"), "head")
 
     def embedding(self, samples: paddle.Tensor) -> paddle.Tensor:
-        """[n, width]: what two samples of one class have in common, whether or not the head knows the class."""
+        """[n, width]: similar for samples of one class, also of a class that was not trained."""
         return self.embed(self.backbone(samples).flatten(1))
 
     def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
@@ -84,26 +84,26 @@ class Config:
     """The last layer can be split by classes over the tensor axis."""
 
     inputs: int = 64
-    """Numbers of a sample, under `backbone: mlp`."""
+    """Numbers in a sample, for `backbone: mlp`."""
 
     hidden: tuple[int, ...] = (256,)
-    """Widths of the layers, under `backbone: mlp`."""
+    """Widths of the layers, for `backbone: mlp`."""
 
     backbone: Literal["mlp", "resnet18", "resnet34", "resnet50"] = "mlp"
     """`mlp` takes any samples, a ResNet takes images."""
 
     width: int = 64
-    """Numbers of a sample's feature."""
+    """Width of the embedding."""
 
     classes: int = 1000
-    """Scores of a sample."""
+    """Number of classes."""
 
     cosines: bool = True
-    """Scores are cosines, which margin_softmax needs; false: plain products and a bias."""
+    """Scores are cosines, as margin_softmax requires; false: products and a bias."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "inputs", "width", "classes")
-        widths(self, "hidden")
+        check_widths(self, "hidden")
 
     def build(self) -> nn.Layer:
         return LargeClassifier(self)

@@ -13,25 +13,20 @@ from paddle.nn.initializer import Normal
 from models._chain import Chain
 from models._checks import at_least_one, divides
 from models._generate import Cache, Generates
-
-STD = 0.02
-
-
-def _linear(inputs: int, outputs: int, std: float = STD) -> nn.Linear:
-    return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, std), bias_attr=False)
+from models._transformer import STD, linear, residual_std
 
 
 def rotate(x: paddle.Tensor, base: float, start: int = 0) -> paddle.Tensor:
-    """[n, t, heads, head], turned by angles that grow with the position, which is `start` for the first token.
+    """[n, t, heads, head_width] with rotary positions, `start` for the first token (Su et al., arXiv:2104.09864).
 
-    The products of two vectors then depend on how far apart they are, not on where (Su et al., arXiv:2104.09864).
-    The first half of a head is turned against the second, as in the weights published for transformers.
+    Products of two vectors then depend on their distance only. The pairs that are rotated are element i of the first
+    half of a head and element i of the second half, as in the published weights.
     """
     half = x.shape[-1] // 2
     wide = "float64" if x.dtype == paddle.float64 else "float32"
-    speeds = base ** (-paddle.arange(half, dtype=wide) / half)
-    where = paddle.arange(start, start + x.shape[1], dtype=wide)
-    angles = (where.unsqueeze(-1) * speeds).unsqueeze(1)  # [t, 1, half]
+    frequencies = base ** (-paddle.arange(half, dtype=wide) / half)
+    positions = paddle.arange(start, start + x.shape[1], dtype=wide)
+    angles = (positions.unsqueeze(-1) * frequencies).unsqueeze(1)  # [t, 1, half]
     cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
     first, second = x.split(2, axis=-1)
     return paddle.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -47,13 +42,12 @@ class RMSNorm(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         wide = x if x.dtype == paddle.float64 else x.astype("float32")
-        return (wide * ((wide * wide).mean(-1, keepdim=True) + self.epsilon).rsqrt()).astype(
-            x.dtype
-        ) * self.weight
+        scale = ((wide * wide).mean(-1, keepdim=True) + self.epsilon).rsqrt()
+        return (wide * scale).astype(x.dtype) * self.weight
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: what each is; attention knows where it stands."""
+    """Tokens int64 [n, t] → [n, t, width]; positions are added in attention."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -68,8 +62,8 @@ class Embedding(nn.Layer):
 class Block(nn.Layer):
     """[n, t, width] → the same: causal self-attention, then a SwiGLU MLP.
 
-    `shared` heads of q look through one head of k and v. How many heads there are is read from the tensors;
-    `head` is how wide each is. Only the methods in `attention_methods` mix tokens.
+    `group_size` heads of q share one head of k and v. The number of heads is read from the tensors; `head_width` is the
+    width of each. Only the methods in `attention_methods` mix tokens.
     """
 
     cuts: ClassVar[dict[str, str]] = {
@@ -80,14 +74,14 @@ class Block(nn.Layer):
 
     def __init__(self, config: Config):
         super().__init__()
-        width, hidden, last = config.width, config.hidden, STD / (2 * config.depth) ** 0.5
-        self.head, self.shared = width // config.heads, config.heads // config.kv_heads
+        width, hidden, std = config.width, config.hidden, residual_std(config.depth)
+        self.head_width, self.group_size = width // config.heads, config.heads // config.kv_heads
         self.base = config.rope_base
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
-        self.q, self.out = _linear(width, width), _linear(width, width, last)
-        self.k, self.v = (_linear(width, config.kv_heads * self.head) for _ in range(2))
-        self.gate, self.up = _linear(width, hidden), _linear(width, hidden)
-        self.down = _linear(hidden, width, last)
+        self.q, self.out = linear(width, width, bias=False), linear(width, width, std, bias=False)
+        self.k, self.v = (linear(width, config.kv_heads * self.head_width, bias=False) for _ in range(2))
+        self.gate, self.up = linear(width, hidden, bias=False), linear(width, hidden, bias=False)
+        self.down = linear(hidden, width, std, bias=False)
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         y = self.norm1(x)
@@ -98,17 +92,17 @@ class Block(nn.Layer):
     def _attend(
         self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, cache: Cache | None
     ) -> paddle.Tensor:
-        q, k, v = (x.reshape([0, 0, -1, self.head]) for x in (q, k, v))  # however many heads live here
+        q, k, v = (x.reshape([0, 0, -1, self.head_width]) for x in (q, k, v))  # -1: the heads on this rank
         start = cache.start if cache else 0
         q, k = rotate(q, self.base, start), rotate(k, self.base, start)
         if cache:
             k, v = cache.extend(self, k, v)
-        if self.shared > 1:
-            # Each head as often as it is shared, side by side. Not repeat_interleave, which does the same bit for bit:
-            # paddle2onnx 2.1 makes a Tile of it that onnxruntime refuses.
-            k = paddle.concat([k] * self.shared, -1).reshape([0, 0, -1, self.head])
-            v = paddle.concat([v] * self.shared, -1).reshape([0, 0, -1, self.head])
-        causal = cache is None or q.shape[1] > 1  # a single new token comes after all others
+        if self.group_size > 1:
+            # Each head `group_size` times, side by side. Not repeat_interleave, which gives the same bits: paddle2onnx
+            # 2.1 exports it as a Tile that onnxruntime refuses.
+            k = paddle.concat([k] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
+            v = paddle.concat([v] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
+        causal = cache is None or q.shape[1] > 1  # a single new token follows all others
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
 
 
@@ -119,7 +113,7 @@ class Head(nn.Layer):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.norm, self.out = RMSNorm(config.width), _linear(config.width, config.vocab)
+        self.norm, self.out = RMSNorm(config.width), linear(config.width, config.vocab, bias=False)
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         return self.out(self.norm(x))
@@ -140,22 +134,22 @@ class Config:
     """Tokens of the vocabulary."""
 
     width: int = 128
-    """Numbers of a token between the blocks."""
+    """Width of a token between the blocks."""
 
     depth: int = 4
-    """Blocks, one after another."""
+    """Number of blocks."""
 
     heads: int = 4
-    """Attention heads of the queries; they divide `width`."""
+    """Attention heads of the queries; must divide `width`."""
 
     kv_heads: int = 2
-    """Heads of keys and values, each for several of the queries'; as many as `heads` by default."""
+    """Heads of keys and values, each shared by `heads` / `kv_heads` of the queries'; must divide `heads`."""
 
     hidden: int = 352
-    """Numbers of a token between the two layers of a SwiGLU."""
+    """Width inside the SwiGLU MLP."""
 
     length: int = 128
-    """The longest text, in tokens."""
+    """Longest text, in tokens."""
 
     rope_base: float = 10000.0
     """Base of the rotary embedding's wavelengths."""
@@ -165,8 +159,8 @@ class Config:
         divides(self, "heads", "width")
         if self.width // self.heads % 2:
             raise ValueError(
-                f"heads: {self.heads} of width {self.width} are {self.width // self.heads} wide, and rotary "
-                "positions turn pairs: a head's width must be even"
+                f"heads: {self.heads} of width {self.width} are {self.width // self.heads} wide, and rotary positions "
+                "need an even width: choose another heads or width"
             )
         divides(self, "kv_heads", "heads")
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import paddle
 from paddle import nn
 
-from models._checks import at_least_one, below_one, widths
+from models._checks import at_least_one, check_dropout, check_widths
 
 ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.Silu, "tanh": nn.Tanh}
 
 
 class MLP(nn.Layer):
-    """Scores [n, classes] for samples [n, …] that hold `inputs` numbers each.
+    """Scores [n, classes] for samples [n, …] of `inputs` numbers each.
 
     Its blocks are the hidden layers, each with its activation and dropout, and the head.
     """
@@ -41,24 +41,24 @@ class MLP(nn.Layer):
 @dataclass(frozen=True, kw_only=True)
 class Config:
     inputs: int = 64
-    """Numbers of a sample."""
+    """Numbers in a sample."""
 
     hidden: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers."""
 
     classes: int = 10
-    """Scores of a sample."""
+    """Number of classes."""
 
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
-    """A function of paddle.nn.functional."""
+    """Activation after each hidden layer."""
 
     dropout: float = 0.0
-    """Chance that a number behind a hidden layer is dropped."""
+    """Dropout probability after each hidden layer."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "inputs", "classes")
-        widths(self, "hidden")
-        below_one(self, "dropout")
+        check_widths(self, "hidden")
+        check_dropout(self)
 
     def build(self) -> nn.Layer:
         return MLP(self.inputs, self.hidden, self.classes, self.activation, self.dropout)

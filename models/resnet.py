@@ -1,4 +1,4 @@
-"""ResNet 18 to 152 of `paddle.vision.models`, with the small-image stem as an option."""
+"""ResNet 18 to 152 of `paddle.vision.models`, optionally with a stem for small images."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Config:
     layer."""
 
     depth: Literal[18, 34, 50, 101, 152] = 50
-    """How many layers there are."""
+    """Number of layers."""
 
     classes: int = 1000
-    """Scores of a sample."""
+    """Number of classes."""
 
     width: int = 64
-    """Channels of a bottleneck's middle at the first stage; 128 is a Wide ResNet."""
+    """Inner channels of the first stage's bottlenecks; 128 is a Wide ResNet."""
 
     small_images: bool = False
-    """For 32×32 pixels: a 3×3 stem of stride 1 and no pooling behind it."""
+    """For 32×32 pixels: a 3×3 stem with stride 1, without pooling."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "classes", "width")

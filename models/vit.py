@@ -12,22 +12,23 @@ from paddle.nn.initializer import Normal
 
 from models import _transformer
 from models._chain import Chain
-from models._checks import at_least_one, below_one, divides
-from models._transformer import STD, added_up, linear
+from models._checks import at_least_one, check_dropout, divides
+from models._transformer import STD, linear, residual_std
 
 
 class Patches(nn.Layer):
-    """Images [n, channels, image, image] → [n, tokens, width]: one token a patch, and a first one of its own."""
+    """Images [n, channels, image, image] → [n, tokens, width]: a class token if pooled so, one token per patch."""
 
     def __init__(self, config: Config):
         super().__init__()
         width, patch = config.width, config.patch
-        first = config.pool == "class"
-        tokens = (config.image // patch) ** 2 + first
+        has_class_token = config.pool == "class"
+        tokens = (config.image // patch) ** 2 + has_class_token
         self.patch = nn.Conv2D(config.channels, width, patch, stride=patch, weight_attr=Normal(0.0, STD))
         self.position = self.create_parameter([tokens, width], default_initializer=Normal(0.0, STD))
+        initial = Normal(0.0, STD)
         self.first = (
-            self.create_parameter([1, 1, width], default_initializer=Normal(0.0, STD)) if first else None
+            self.create_parameter([1, 1, width], default_initializer=initial) if has_class_token else None
         )
         self.dropout = nn.Dropout(config.dropout)
 
@@ -43,7 +44,7 @@ class Block(_transformer.Block):
     """[n, tokens, width] → the same: self-attention, then an MLP."""
 
     def __init__(self, config: Config):
-        super().__init__(config, last=added_up(config.depth))
+        super().__init__(config, residual_std(config.depth))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)))))
@@ -51,7 +52,7 @@ class Block(_transformer.Block):
 
 
 class Head(nn.Layer):
-    """[n, tokens, width] → scores [n, classes], from the mean of all tokens or from the first."""
+    """[n, tokens, width] → scores [n, classes], from the mean of all tokens or from the class token."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -76,37 +77,37 @@ class Config:
     """Attention weights are never dropped."""
 
     image: int = 224
-    """Pixels of an image's side; images are square."""
+    """Side of an image in pixels; images are square."""
 
     patch: int = 16
-    """Pixels of a patch's side."""
+    """Side of a patch in pixels; must divide `image`."""
 
     channels: int = 3
     """Channels of an image."""
 
     classes: int = 1000
-    """Scores of a sample."""
+    """Number of classes."""
 
     width: int = 192
-    """Numbers of a token between the blocks."""
+    """Width of a token between the blocks."""
 
     depth: int = 12
-    """Blocks, one after another."""
+    """Number of blocks."""
 
     heads: int = 3
-    """Attention heads; they divide `width`."""
+    """Attention heads; must divide `width`."""
 
     dropout: float = 0.0
-    """Chance that a number is dropped: of the patches, and of what each layer adds."""
+    """Dropout probability of the patches and of each layer's output."""
 
     pool: Literal["mean", "class"] = "mean"
-    """Scores come from the `mean` of all tokens, or from a token of their own."""
+    """Scores come from the `mean` of all tokens, or from a `class` token."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "image", "patch", "channels", "classes", "width", "depth", "heads")
         divides(self, "patch", "image")
         divides(self, "heads", "width")
-        below_one(self, "dropout")
+        check_dropout(self)
 
     def build(self) -> nn.Layer:
         return ViT(self)

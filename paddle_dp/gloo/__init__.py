@@ -1,16 +1,16 @@
 """The bridge: what of Paddle is replaced on CPUs, so that fleet's hybrid parallelism runs over gloo.
 
-Call `install("cpu")` before `fleet.init`. It serves any fleet script (docs/parallelism.md has one); on an accelerator
-nothing is replaced. How a model is cut, staged or sharded never stands here: that is `parallel`'s, and what is silently
-wrong in fleet on every device is put right by `fleet_mends`, whose functions a script calls itself.
+Call `install("cpu")` before `fleet.init`. It works for any fleet script (docs/parallelism.md has one); on an
+accelerator nothing is replaced. How a model is cut, staged or sharded is in `parallel`. `fleet_mends` corrects faults
+that fleet has on every device: `install` does not apply it, a script calls its functions.
 
-Seen on Paddle 3.3.1 (CPU wheel, Python 3.11; what was tried on others stands in `installer`). G is
-paddle.base.core.ProcessGroupGloo, F paddle.distributed.fleet; of the names of G the `_on_calc_stream` twin is replaced
-too, because gloo has none.
+Checked on Paddle 3.3.1 (CPU wheel, Python 3.11); `installer` lists the other versions that were tried. G is
+paddle.base.core.ProcessGroupGloo, F is paddle.distributed.fleet. Each name of G is also added as `…_on_calc_stream`,
+which gloo lacks.
 
 | name                                              | symptom without it                               | file
 |---------------------------------------------------|--------------------------------------------------|----------------
-| G.create                                          | groups meet under equal store keys: the second   | process_groups
+| G.create                                          | groups use the same keys of one store: the second| process_groups
 |                                                   | hangs or dies (0 of 18 starts on 4 ranks)        |
 | TCPStore (its sockets, through /proc/self/fd)     | 40 to 90 ms a call: Nagle, delayed ACKs          | rendezvous
 | FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception     | rendezvous
@@ -25,9 +25,9 @@ too, because gloo has none.
 | G.barrier                                         | gives up after a fixed 30 s                      | collectives
 | G.all_gather G.all_gather_into_tensor G.broadcast | refuse strided tensors; no _on_calc_stream twin  | collectives
 | G.scatter G.scatter_tensor G.gather               | the same                                         | collectives
-| any of them, int16 or complex                     | exit(-1) without a word                          | originals
-| the time limit of gloo's contexts, in C++         | a peer 30 s late ends the job, in the backward   | time_limit
-|                                                   | of DataParallel, too, where no patch reaches     |
+| any of them, int16 or complex                     | exit(-1) without a message                       | originals
+| the time limit of gloo's contexts, in C++         | a peer 30 s late ends the job, also in backward  | time_limit
+|                                                   | of DataParallel, which calls gloo from C++       |
 | F.layers.mpu.mp_ops: _c_identity _mp_allreduce    | no CPU kernel                                    | tensor_ops
 | _c_concat _c_split                                | no CPU kernel; c_split's gradient joins the wrong| tensor_ops
 |                                                   | dim on every device                              |

@@ -1,6 +1,6 @@
-"""The collectives that ProcessGroupGloo lacks or gets wrong; the right ones only get a second name.
+"""The collectives that ProcessGroupGloo lacks or gets wrong; the correct ones are added as `…_on_calc_stream`, too.
 
-All work in place on the tensors given, as the library's do, and hand out a task that is done.
+All work in place on the tensors given, as the library's do, and return a completed task.
 """
 
 from __future__ import annotations
@@ -13,49 +13,43 @@ import paddle
 from paddle.base import core
 
 from paddle_dp.gloo import p2p
-from paddle_dp.gloo.originals import KEPT, Done, check_type, observed, own
+from paddle_dp.gloo.originals import SAVED, CompletedTask, check_dtype, observed, original
 from paddle_dp.gloo.patch import Patch
 
 Tensors = Sequence[paddle.Tensor]
 
 
-def fill(target: paddle.Tensor, source: paddle.Tensor) -> Done:
-    """Copies `source` into `target`'s own memory, keeping its shape and type."""
+def fill(target: paddle.Tensor, source: paddle.Tensor) -> CompletedTask:
+    """Copies `source` into `target`'s own memory, keeping its shape and dtype."""
     with paddle.no_grad():
         if target is not source:
             target.copy_(source.reshape(target.shape).astype(target.dtype), True)
-    return Done()
+    return CompletedTask()
 
 
 def gathered(process_group: Any, tensor: paddle.Tensor) -> list[paddle.Tensor]:
     """Every rank's tensor, in the order of the group."""
-    flat = check_type(tensor).detach().contiguous().reshape([-1])
+    flat = check_dtype(tensor).detach().contiguous().reshape([-1])
     out = paddle.empty([process_group.size() * flat.size], flat.dtype)
-    own("all_gather_into_tensor")(process_group, out, flat, True).wait()
+    original("all_gather_into_tensor")(process_group, out, flat, True).wait()
     return [one.reshape(tensor.shape) for one in paddle.split(out, process_group.size())]
 
 
-def all_reduce(process_group: Any, tensor: paddle.Tensor, op: Any = None, *_: Any) -> Done:
+def all_reduce(process_group: Any, tensor: paddle.Tensor, op: Any = None, *_: Any) -> CompletedTask:
     """Reduces `tensor` in place. Averages and float16 are summed in float32; a strided tensor is reduced as a copy."""
     ops = core.ReduceOp
     op = ops.SUM if op is None else op
     mean = op == ops.AVG
     wide = tensor.dtype == paddle.float16 or (mean and tensor.dtype != paddle.float64)
-    work = check_type(tensor).detach()
+    work = check_dtype(tensor).detach()
     if wide:
         work = work.astype("float32")
     elif mean or not work.is_contiguous():
         work = work.clone().contiguous()
-    own("all_reduce")(process_group, work, ops.SUM if mean else op, True).wait()
-    return (
-        fill(tensor, work / process_group.size() if mean else work)
-        if wide or _apart(work, tensor)
-        else Done()
-    )
-
-
-def _apart(work: paddle.Tensor, tensor: paddle.Tensor) -> bool:
-    return work.data_ptr() != tensor.data_ptr()
+    original("all_reduce")(process_group, work, ops.SUM if mean else op, True).wait()
+    if not mean and work.data_ptr() == tensor.data_ptr():
+        return CompletedTask()
+    return fill(tensor, work / process_group.size() if mean else work)
 
 
 def reduced(process_group: Any, tensor: paddle.Tensor, op: Any = None) -> paddle.Tensor:
@@ -65,26 +59,28 @@ def reduced(process_group: Any, tensor: paddle.Tensor, op: Any = None) -> paddle
     return work
 
 
-def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None, *_: Any) -> Done:
+def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None, *_: Any) -> CompletedTask:
     """Reduces to one rank of the group and leaves the others' tensors as they were."""
     total = reduced(process_group, tensor, op)
-    return fill(tensor, total) if process_group.rank() == rank else Done()
+    return fill(tensor, total) if process_group.rank() == rank else CompletedTask()
 
 
-def reduce_scatter(process_group: Any, out: paddle.Tensor, given: Any, op: Any = None, *_: Any) -> Done:
+def reduce_scatter(
+    process_group: Any, out: paddle.Tensor, given: Any, op: Any = None, *_: Any
+) -> CompletedTask:
     """Reduces, and leaves each rank its share; `given` is one tensor, or a list with one for each rank."""
     whole = paddle.concat([one.reshape([-1]) for one in given]) if isinstance(given, list | tuple) else given
     total = reduced(process_group, whole, op).reshape([-1])
     return fill(out, paddle.split(total, process_group.size())[process_group.rank()])
 
 
-def all_to_all(process_group: Any, outs: Tensors, ins: Tensors, *_: Any) -> Done:
+def all_to_all(process_group: Any, outs: Tensors, ins: Tensors, *_: Any) -> CompletedTask:
     """Sends the j-th input to rank j and receives the j-th output from it."""
     for rank, tensor in enumerate(ins):
         p2p.send(process_group, tensor, rank)
     for rank, tensor in enumerate(outs):
         p2p.receive(process_group, tensor, rank)
-    return Done()
+    return CompletedTask()
 
 
 def all_to_all_single(
@@ -94,96 +90,91 @@ def all_to_all_single(
     out_sizes: Sequence[int] | None = None,
     in_sizes: Sequence[int] | None = None,
     *_: Any,
-) -> Done:
+) -> CompletedTask:
     """The same with the tensors joined along dim 0, in equal parts or in those given."""
 
-    def cut(tensor: paddle.Tensor, sizes: Sequence[int] | None) -> list[paddle.Tensor]:
+    def split(tensor: paddle.Tensor, sizes: Sequence[int] | None) -> list[paddle.Tensor]:
         return list(paddle.split(tensor, [int(size) for size in sizes] if sizes else process_group.size()))
 
-    parts = [paddle.empty_like(part) for part in cut(out, out_sizes)]
-    all_to_all(process_group, parts, cut(given, in_sizes))
+    parts = [paddle.empty_like(part) for part in split(out, out_sizes)]
+    all_to_all(process_group, parts, split(given, in_sizes))
     return fill(out, paddle.concat(parts))
 
 
 def all_gather_part(
     process_group: Any, out: paddle.Tensor, given: paddle.Tensor, parts: int, index: int, *_: Any
-) -> Done:
+) -> CompletedTask:
     """Puts every rank's own part of a partially received tensor together."""
     return fill(out, paddle.concat(gathered(process_group, p2p.part(given, parts, index))))
 
 
-def barrier(process_group: Any, *_: Any) -> Done:
-    """Returns when every rank has come, however late: gloo gives up after a fixed 30 s."""
-    word, others = paddle.zeros([1]), range(1, process_group.size())
+def barrier(process_group: Any, *_: Any) -> CompletedTask:
+    """Returns when every rank has called it, within `Patience.seconds`: gloo's own gives up after a fixed 30 s."""
+    token, others = paddle.zeros([1]), range(1, process_group.size())
     if process_group.rank():
-        p2p.send(process_group, word, 0)
-        p2p.receive(process_group, word, 0)
-        return Done()
+        p2p.send(process_group, token, 0)
+        p2p.receive(process_group, token, 0)
+        return CompletedTask()
     for rank in others:
-        p2p.receive(process_group, word, rank)
+        p2p.receive(process_group, token, rank)
     for rank in others:
-        p2p.send(process_group, word, rank)
-    return Done()
+        p2p.send(process_group, token, rank)
+    return CompletedTask()
 
 
-def _plain(name: str, *flags: bool) -> Callable[..., Any]:
-    """The library's own collective, for tensors of every layout in memory, refusing what would end the process.
+def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
+    """The library's own collective, which refuses strided tensors, on contiguous copies of them.
 
-    `flags` come behind the caller's arguments: under its `_on_calc_stream` name it has none that says «wait». (Without
-    one, all_gather and scatter take their input first, and their output behind it.)
+    Raises UsageError for a dtype that would end the process. `flags` are appended to the caller's arguments: the
+    `_on_calc_stream` form has no `sync_op`. (Without one, all_gather and scatter take their input before their output.)
     """
-    kept = own(name)
+    collective = original(name)
 
-    @functools.wraps(kept)
-    def ours(process_group: Any, *args: Any) -> Any:
+    @functools.wraps(collective)
+    def on_copies(process_group: Any, *args: Any) -> Any:
         copies: list[tuple[paddle.Tensor, paddle.Tensor]] = []
 
-        def straight(given: Any) -> Any:
+        def contiguous(given: Any) -> Any:
             if isinstance(given, list | tuple):
-                return [straight(one) for one in given]
-            if not hasattr(given, "is_contiguous"):
+                return [contiguous(one) for one in given]
+            if not isinstance(given, paddle.Tensor):
                 return given
-            check_type(given)
+            check_dtype(given)
             if given.is_contiguous():
                 return given
             copies.append((given, given.detach().contiguous()))
             return copies[-1][1]
 
-        task = kept(process_group, *map(straight, args), *flags)
-        for given, copy in copies:  # among them are those that were written to
+        task = collective(process_group, *map(contiguous, args), *flags)
+        for given, copy in copies:  # the outputs are among them
             fill(given, copy)
         return task
 
-    return ours
+    return on_copies
 
 
 def patches() -> Iterator[Patch]:
     gloo = "paddle.base.core.ProcessGroupGloo"
     absent = "NotImplementedError: «ProcessGroupGLOO does not support … with sync_op flag»"
-    for name, ours, symptom, known in (
-        (
-            "all_reduce",
-            all_reduce,
-            "float16 sums come out as inf, AVG is missing, 2.6 scrambles strided tensors",
-            True,
-        ),
-        ("reduce", reduce, "leaves partial sums in the other ranks' tensors", True),
-        ("reduce_scatter", reduce_scatter, absent, True),
-        ("reduce_scatter_tensor", reduce_scatter, absent, True),
-        ("all_to_all", all_to_all, absent, True),
-        ("all_to_all_tensor", all_to_all_single, absent, True),
-        ("all_to_all_single", all_to_all_single, absent, True),
-        ("all_gather_partial", all_gather_part, absent, True),
-        ("barrier", barrier, "gives up after a fixed 30 s", False),
+    wrong_sums = "float16 sums come out as inf, AVG is missing, 2.6 scrambles strided tensors"
+    for name, replacement, symptom in (
+        ("all_reduce", all_reduce, wrong_sums),
+        ("reduce", reduce, "leaves partial sums in the other ranks' tensors"),
+        ("reduce_scatter", reduce_scatter, absent),
+        ("reduce_scatter_tensor", reduce_scatter, absent),
+        ("all_to_all", all_to_all, absent),
+        ("all_to_all_tensor", all_to_all_single, absent),
+        ("all_to_all_single", all_to_all_single, absent),
+        ("all_gather_partial", all_gather_part, absent),
     ):
-        value = observed(ours)
+        value = observed(replacement)
         yield Patch(owner=gloo, name=name, value=value, symptom=symptom)
-        if known:
-            yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=value, symptom=absent, missing="add")
-    for name in KEPT[2:]:
+        yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=value, symptom=absent, missing="add")
+    yield Patch(owner=gloo, name="barrier", value=observed(barrier), symptom="gives up after a fixed 30 s")
+    for name in SAVED[2:]:
         yield Patch(
-            owner=gloo, name=name, value=observed(_plain(name)),
-            symptom="refuses strided tensors; exit(-1) without a word for int16 and complex",
+            owner=gloo, name=name, value=observed(_for_strided(name)),
+            symptom="refuses strided tensors; exit(-1) without a message for int16 and complex",
         )  # fmt: skip
-        on_stream = observed(_plain(name, True))
+        on_stream = observed(_for_strided(name, True))
         yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=on_stream, symptom=absent, missing="add")

@@ -1,8 +1,8 @@
-"""Fleet's parallel layers for one rank of an axis whose other ranks are not there: to be built, never to compute.
+"""Lets fleet's parallel layers be built for one rank of an axis without the other ranks; they cannot compute.
 
-Fleet's layers want fleet.init, which wants all ranks. What they really ask while they are built is their group's
-numbers, a strategy's settings, and the random stream of their own rank (Paddle 3.3.1:
-`fleet.fleet._user_defined_strategy`, `get_rng_state_tracker().states_`).
+Fleet's layers need fleet.init, which needs all ranks. While they are built, they only read their group's numbers, a
+strategy's settings, and the random stream of their own rank (Paddle 3.3.1: `fleet.fleet._user_defined_strategy`,
+`get_rng_state_tracker().states_`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.layers.mpu import random
 from paddle.distributed.fleet.utils.log_util import logger
 
-STREAM_SEED = 2**31 - 1  # of numbers that nobody learns from
+STREAM_SEED = 2**31 - 1  # of initial values that are overwritten
 
 
 @contextmanager
 def alone(rank: int, ranks: int) -> Iterator[Any]:
-    """A group of `ranks` in which only `rank` is here; inside, fleet's layers can be built with it."""
+    """A group of `ranks` ranks as rank `rank` sees it, without the others: fleet's layers can be built with it inside."""
     owner, tracker, stream = fleet.fleet, random.get_rng_state_tracker(), random.MODEL_PARALLEL_RNG
     settings, new = getattr(owner, "_user_defined_strategy", None), stream not in tracker.states_
     if new:
         tracker.add(stream, STREAM_SEED)
     level = logger.level
-    # «distributed strategy initialized», on the screen of a command that starts nothing
-    logger.setLevel("WARNING")
+    logger.setLevel("WARNING")  # no «distributed strategy initialized» from a command that starts nothing
     owner._user_defined_strategy = settings or fleet.DistributedStrategy()
     logger.setLevel(level)
     try:

@@ -1,11 +1,11 @@
-"""Where fleet is silently wrong, on any device, and what puts it right. Nothing here is applied by `install`.
+"""Faults of fleet that nothing reports, on any device, and their corrections. `install` applies none of them.
 
-| fleet 3.3.1 (and 2.6.2 unless said)                    | what one sees              | mend                           |
+| fleet 3.3.1 (and 2.6.2 unless noted)                   | symptom                    | correction                     |
 |--------------------------------------------------------|----------------------------|--------------------------------|
 | tied weights under pipeline are in the global norm once| loss off by 4e-4 in 5 steps| `count_tied_weights_once`      |
 | per stage (3.x: it compares names with attribute names)|                            |                                |
-| norms and biases on split sequences keep their own     | loss off by 4e-3           | `mark_sequence_parallel`       |
-| gradients unless they are marked                       |                            |                                |
+| gradients of norms and biases on sequence shards are   | loss off by 4e-3           | `mark_sequence_parallel`       |
+| not summed unless they are marked                      |                            |                                |
 | partial send/receive cuts activations that sequence    | loss off by 8e-2           | `PIPELINE_SETTINGS`            |
 | parallelism has cut already (default: on)              |                            |                                |
 | sharding v2's fused gradients survive `clear_grad()`   | loss off by 0.48           | `clear_gradients`              |
@@ -26,16 +26,18 @@ PIPELINE_SETTINGS = {"enable_partial_send_recv": False}
 
 
 def count_tied_weights_once(pipeline: Any) -> int:
-    """Lets a global-norm clip count each shared weight of a PipelineLayer on one stage; returns how many are shared.
+    """Makes a global-norm clip count each shared weight of a PipelineLayer on one stage; returns how many are shared.
 
     Call it before the optimizer's first step. The clip leaves out parameters whose `is_firstly_shared` is false.
     """
     shared = getattr(pipeline, "shared_comm", {})  # 2.6 has none without a pipeline
     count = 0
-    for meeting in shared.values():
-        names = meeting.get("weight_attr", meeting.get("shared_weight_attr"))  # a word in 2.6, a list in 3.x
+    for weights in shared.values():
+        names = weights.get(
+            "weight_attr", weights.get("shared_weight_attr")
+        )  # a string in 2.6, a list in 3.x
         for name in [names] if isinstance(names, str) else names:
-            getattr(meeting["layer"], name).is_firstly_shared = dist.get_rank() == min(meeting["ranks"])
+            getattr(weights["layer"], name).is_firstly_shared = dist.get_rank() == min(weights["ranks"])
             count += 1
     return count
 
@@ -43,10 +45,10 @@ def count_tied_weights_once(pipeline: Any) -> int:
 def mark_sequence_parallel(
     model: paddle.nn.Layer, whole: Callable[[str, Any], bool], micro_batches: int = 1, fuse: bool = False
 ) -> list[str]:
-    """Lets every parameter that sees only its own stretch of the sequence sum its gradient over the tensor axis.
+    """Makes gradients of parameters that are applied to sequence shards be summed over the tensor axis.
 
-    `whole(name, parameter)` says which of them these are: norms, and biases added to split activations; a parameter
-    that is itself cut never is. `micro_batches` is how many backward passes make one update. Returns the marked names.
+    `whole(name, parameter)` selects them: norms, and biases added to sharded activations; a parameter that is itself
+    cut never is one. `micro_batches` is how many backward passes make one update. Returns the marked names.
     """
     marked = []
     for name, parameter in model.named_parameters():
@@ -58,9 +60,9 @@ def mark_sequence_parallel(
 
 
 def clear_gradients(parameters: Iterable[paddle.Tensor]) -> None:
-    """Zeroes gradients in place; instead of `optimizer.clear_grad()` where sharding v2 has fused them.
+    """Zeroes gradients in place. Use it instead of `optimizer.clear_grad()` under sharding v2 with fused gradients.
 
-    There a gradient is a view of a buffer that the hooks add to; dropping the view leaves the sums in the buffer.
+    There a gradient is a view of a buffer that hooks add to; `clear_grad` drops the view and leaves the sums.
     """
     with paddle.no_grad():
         for parameter in parameters:
@@ -70,8 +72,8 @@ def clear_gradients(parameters: Iterable[paddle.Tensor]) -> None:
 
 
 def scale_for_sequence_axis(loss: paddle.Tensor, hcg: Any) -> paddle.Tensor:
-    """A rank's mean loss over its stretch of the sequence, such that the sum over the sep axis is the whole mean.
+    """A rank's mean loss over its sequence shard, scaled so that the sum over the sep axis is the mean over all.
 
-    `hcg` is the HybridCommunicateGroup. A loss already divided by the whole count must not be scaled.
+    `hcg` is the HybridCommunicateGroup. Do not scale a loss that is already divided by the whole count.
     """
     return loss / max(1, hcg.get_sep_parallel_world_size())

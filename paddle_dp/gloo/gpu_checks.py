@@ -1,4 +1,4 @@
-"""The places where fleet asks for a GPU and would do as well without: inputs, recompute, device numbers."""
+"""The places where fleet asks for a GPU although it does not need one: inputs, recompute, device numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paddle_dp.gloo.patch import Patch
 
 
 def broadcast_input_data(hcg: Any, *inputs: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gives every tensor among the inputs, also inside lists and dicts, the first tensor-parallel rank's value.
+    """Broadcasts every tensor among the inputs, also inside lists and dicts, from the first tensor-parallel rank.
 
-    `hcg` is the HybridCommunicateGroup. In place, as in fleet: the shapes of the others' tensors may differ.
+    `hcg` is the HybridCommunicateGroup. In place, as in fleet; the other ranks' tensors may have other shapes.
     """
     with paddle.no_grad():
         for tensor in _tensors((inputs, keywords)):
@@ -40,21 +40,21 @@ def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
     if whole is not tensor:
         tensor._clear_data()
         whole._share_buffer_to(tensor)
-        tensor.get_tensor()._set_dims(whole.shape)  # fleet's own forgets it, and reads past a shorter buffer
+        tensor.get_tensor()._set_dims(whole.shape)  # fleet's own does not, and reads past a shorter buffer
 
 
 def recompute_hybrid(context: dict[str, Any], function: Any, *args: Any, **keywords: Any) -> Any:
-    """Recompute without the split and offload of its inputs, which a CPU has no use for."""
+    """Recompute without splitting or offloading its inputs, which is of no use on a CPU."""
     return recompute(function, *args, **keywords)
 
 
 def stay(tensor: paddle.Tensor, *_: Any, **__: Any) -> paddle.Tensor:
-    """The tensor itself: there is no other place to move it to."""
+    """`Tensor.cuda` on a CPU build: the tensor itself."""
     return tensor
 
 
 def recent_nccl() -> int:
-    """A version of NCCL (2.10.0) that knows averages; ours come from `collectives`."""
+    """The first version of NCCL with AVG (2.10.0); `collectives` computes it here."""
     return 21000
 
 

@@ -15,8 +15,8 @@ SHARDING = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_"
 FUSION = "paddle.distributed.fleet.utils.tensor_fusion_helper"
 
 
-class As:
-    """A module, seen with a few attributes replaced: for one importer, where a patch of the module is for all."""
+class ModuleView:
+    """A module with a few attributes replaced, for one importer only; patching the module would change it for all."""
 
     def __init__(self, base: Any, **replaced: Any):
         self.__dict__.update(replaced, _base=base)
@@ -25,31 +25,32 @@ class As:
         return getattr(self._base, name)
 
 
-def kept_in_place(add: Callable[..., None]) -> Callable[..., None]:
-    """`ParamStorage.add_rank_params` without its way through the host, which empties a tensor that lives there."""
+def without_host_copy(add: Callable[..., None]) -> Callable[..., None]:
+    """`ParamStorage.add_rank_params` without its copy through the host, which empties a tensor on the host."""
 
     @functools.wraps(add)
-    def ours(storage: Any, parameters: Any, align: Any, convert_gpu: bool = True) -> None:
+    def add_in_place(storage: Any, parameters: Any, align: Any, convert_gpu: bool = True) -> None:
         add(storage, parameters, align, False)
 
-    return ours
+    return add_in_place
 
 
 def patches() -> Iterator[Patch]:
     asserts = "AssertionError: «Only GPU and XPU and CustomDevice is supported now»"
-    with_gpu = As(core, is_compiled_with_cuda=lambda: True)
-    numbered = As(paddle, get_device=lambda: "cpu:0")
+    with_gpu = ModuleView(core, is_compiled_with_cuda=lambda: True)
+    numbered = ModuleView(paddle, get_device=lambda: "cpu:0")
     for module in ("optimizer_stage2", "stage3"):
         yield Patch(owner=SHARDING + module, name="core", value=with_gpu, symptom=asserts)
         reads = "IndexError: reads a device number from «cpu»"
         yield Patch(owner=SHARDING + module, name="paddle", value=numbered, symptom=reads)
-    as_custom = As(paddle, device=As(paddle.device, get_all_custom_device_type=lambda: ["cpu"]))
+    device = ModuleView(paddle.device, get_all_custom_device_type=lambda: ["cpu"])
+    as_custom = ModuleView(paddle, device=device)
     yield Patch(
         owner="paddle.distributed.sharding.group_sharded", name="paddle", value=as_custom, symptom=asserts,
     )  # fmt: skip
     storage = f"{SHARDING}storage.ParamStorage"
     yield Patch(
-        owner=storage, name="add_rank_params", value=kept_in_place(look_up(storage).add_rank_params),  # type: ignore[union-attr]
+        owner=storage, name="add_rank_params", value=without_host_copy(look_up(storage).add_rank_params),  # type: ignore[union-attr]
         symptom="parameters are empty: a copy through the host clears what is already there",
     )  # fmt: skip
     sizes = {**look_up(f"{FUSION}.alignment"), "cpu": 256}  # type: ignore[dict-item]

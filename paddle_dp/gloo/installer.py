@@ -1,4 +1,4 @@
-"""Puts the bridge in place, on a CPU; on an accelerator it does nothing."""
+"""Installs the bridge on CPUs; on an accelerator it does nothing."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from paddle_dp.gloo import (
 from paddle_dp.gloo.patch import Patch, apply
 from paddle_dp.gloo.rendezvous import Patience
 
-# The tests run on 3.3.1. On 3.0.0, 3.1.1 and 3.2.2 (protobuf below 7, which they need) tensor2 x pipeline2 with tied
-# weights, sharding v2 and stage 3 matched one process; so they did on 2.6.2 (NumPy below 2), but for
-# group_sharded_parallel, which asserts a GPU there in a way that is not mended.
+# The tests run on 3.3.1. On 3.0.0, 3.1.1 and 3.2.2 (which need protobuf < 7) tensor2 x pipeline2 with tied weights,
+# sharding v2 and stage 3 matched one process. On 2.6.2 (NumPy < 2) the same layouts matched, except
+# group_sharded_parallel, which still asserts a GPU there.
 KNOWN = ((2, 6), (3, 0), (3, 1), (3, 2), (3, 3))
-ANYWAY = "PADDLE_DP_BRIDGE"  # =try lets an unknown version through
+OVERRIDE = "PADDLE_DP_BRIDGE"  # =try accepts an unknown version
 _installed: list[str] = []
 
 
 def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     """Makes fleet's hybrid parallelism run over gloo; returns the dotted names in Paddle that were replaced.
 
-    `device` is the mesh's: on anything but a CPU nothing is touched, and () comes back; so it does from a second call.
-    Call it before `fleet.init`; before or after `join`. `patience`: seconds that an exchange waits for a
-    late peer; by default what `join` was told, or 600.
+    Call it before `fleet.init`, before or after `join`. `device` is the mesh's: on anything but a CPU, and from the
+    second call on, nothing is replaced and () is returned. `patience`: seconds that an exchange waits for a late peer;
+    the default is what `join` was given, or 600.
 
     Raises UsageError on a version of Paddle that the bridge does not know.
     """
@@ -43,17 +43,17 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
         return ()
     check_version(paddle.__version__)
     Patience.seconds = patience = Patience.seconds if patience is None else patience
-    originals.keep()
+    originals.save()
     _installed.extend(apply(list(patches())))
     if paddle.distributed.is_initialized():
-        time_limit.wait_for(0, patience)
+        time_limit.set_time_limit(0, patience)
         process_groups.quicken_job_store()
         transport.endpoint()
     return tuple(_installed)
 
 
 def patches() -> Iterator[Patch]:
-    """Every replaced name of Paddle. Needs `originals.keep()` first."""
+    """Every replaced name of Paddle. Call `originals.save()` first."""
     for module in (process_groups, p2p, collectives, tensor_ops, gpu_checks, group_sharded):
         yield from module.patches()
 
@@ -61,11 +61,10 @@ def patches() -> Iterator[Patch]:
 def check_version(version: str) -> None:
     """Raises UsageError unless the bridge knows this version of Paddle, or PADDLE_DP_BRIDGE=try."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers in KNOWN or os.environ.get(ANYWAY) == "try":
+    if numbers in KNOWN or os.environ.get(OVERRIDE) == "try":
         return
     known = ", ".join(".".join(map(str, one)) for one in KNOWN)
     raise UsageError(
-        f"Paddle {version} is not a version that the CPU bridge knows ({known}): hybrid layouts may hang there, or "
-        f"learn something else. Install paddlepaddle==3.3.1, or set {ANYWAY}=try and first run "
-        "pytest tests/gloo."
+        f"Paddle {version} is not a version that the CPU bridge knows ({known}): hybrid layouts may hang or compute "
+        f"wrong updates. Install paddlepaddle==3.3.1, or set {OVERRIDE}=try and run pytest tests/gloo first."
     )

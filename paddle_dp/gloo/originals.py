@@ -1,4 +1,4 @@
-"""Paddle's own gloo collectives, kept aside before they are replaced; the bridge calls them wherever they are right."""
+"""Paddle's own gloo collectives, saved before they are replaced; the bridge calls them wherever they are correct."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paddle.base import core
 from paddle.distributed import collective
 
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import rolls
+from paddle_dp.mesh import late_ranks
 
-KEPT = (
+SAVED = (
     "create",
     "all_reduce",
     "all_gather",
@@ -25,31 +25,31 @@ KEPT = (
     "scatter_tensor",
     "gather",
 )
-# Of another type, gloo ends the process with exit(-1) and not a word (GENERATE_FUNC in process_group_gloo.cc).
-CARRIED = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool")
-_own: dict[str, Any] = {}
+# For any other dtype gloo ends the process with exit(-1) and no message (GENERATE_FUNC in process_group_gloo.cc).
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool")
+_originals: dict[str, Any] = {}
 
-# What wants to know of exchanges: asked for a context around each one, with the group (its `id`, `rank` and `ranks`)
-# along which it goes. An exchange within an exchange is told, too.
+# Called with the group (`id`, `rank`, `ranks`) of each exchange, returns a context to run it in. Nested exchanges are
+# observed, too.
 Observer = Callable[[Any], AbstractContextManager[Any]]
 observers: list[Observer] = []
 
 
 @dataclass(frozen=True)
-class Known:
+class GroupInfo:
     """A process group that the bridge made: its number among the job's messages, this rank in it, the global ranks."""
 
-    process_group: Any  # held on to: ids of objects are used again
+    process_group: Any  # a reference, so that no other object gets its id()
     id: int
     rank: int
     ranks: list[int]
 
 
-_known: dict[int, Known] = {}
+_groups: dict[int, GroupInfo] = {}  # by id() of the process group
 
 
-class Done:
-    """A task that was finished when it was handed out: gloo's collectives return when they are through."""
+class CompletedTask:
+    """A task that is complete when it is returned: gloo's collectives are synchronous."""
 
     def wait(self, *_: Any) -> bool:
         return True
@@ -57,36 +57,35 @@ class Done:
     is_completed = synchronize = wait
 
 
-def keep() -> None:
-    """Remembers the library's functions. Only the first call counts: later ones would remember ours."""
-    if not _own:
-        _own.update({name: getattr(core.ProcessGroupGloo, name) for name in KEPT})
-        _own.update({name: _on_the_roll(name, _own[name]) for name in KEPT[1:]})
+def save() -> None:
+    """Saves the library's functions. Only the first call does: a later one would save the replacements."""
+    if not _originals:
+        _originals.update({name: getattr(core.ProcessGroupGloo, name) for name in SAVED})
+        _originals.update({name: _reporting_late_ranks(name, _originals[name]) for name in SAVED[1:]})
 
 
-def _on_the_roll(name: str, original: Any) -> Any:
-    """A collective that observers hear of, and that this rank is known to have come to, or not: whoever waits can say
-    for whom."""
-    seen: dict[int, tuple[Any, str, list[int]]] = {}
+def _reporting_late_ranks(name: str, original: Any) -> Any:
+    """The collective, observed and counted, so that a rank that waits long can name the ranks that are late."""
+    cached: dict[int, tuple[Any, str, list[int]]] = {}
 
     @functools.wraps(original)
-    def ours(process_group: Any, *args: Any) -> Any:
-        roll = rolls.here()
-        if roll is None:
+    def counted(process_group: Any, *args: Any) -> Any:
+        arrivals = late_ranks.arrivals()
+        if arrivals is None:
             return original(process_group, *args)
-        if id(process_group) not in seen:
+        if id(process_group) not in cached:
             group = group_of(process_group)
-            seen[id(process_group)] = process_group, f"group {group.id}", list(group.ranks)
-        _, group_name, members = seen[id(process_group)]
-        with roll.waiting(group_name, members, name):
+            cached[id(process_group)] = process_group, f"group {group.id}", list(group.ranks)
+        _, group_name, members = cached[id(process_group)]
+        with arrivals.waiting(group_name, members, name):
             return original(process_group, *args)
 
-    return observed(ours)
+    return observed(counted)
 
 
 @contextmanager
 def around(group: Any) -> Iterator[None]:
-    """Every observer's context for an exchange along `group`."""
+    """Runs an exchange along `group` inside every observer's context."""
     with ExitStack() as contexts:
         for observer in observers:
             contexts.enter_context(observer(group))
@@ -94,44 +93,44 @@ def around(group: Any) -> Iterator[None]:
 
 
 def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:
-    """An exchange whose first argument is a process group, of which observers hear."""
+    """An exchange whose first argument is a process group, run inside the observers' contexts."""
 
     @functools.wraps(exchange)
-    def ours(process_group: Any, *args: Any, **named: Any) -> Any:
+    def with_observers(process_group: Any, *args: Any, **named: Any) -> Any:
         if not observers:
             return exchange(process_group, *args, **named)
         with around(group_of(process_group)):
             return exchange(process_group, *args, **named)
 
-    return ours
+    return with_observers
 
 
-def kept() -> bool:
-    """Whether the bridge is installed: the library's own functions are put aside, ours stand in their places."""
-    return bool(_own)
+def is_installed() -> bool:
+    """Whether the bridge is installed: the library's own functions are saved and replaced."""
+    return bool(_originals)
 
 
-def own(name: str) -> Any:
+def original(name: str) -> Any:
     """The library's own `ProcessGroupGloo.<name>`."""
-    return _own[name]
+    return _originals[name]
 
 
-def check_type(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Raises UsageError for a type that would end the process silently."""
-    if (name := str(tensor.dtype).rpartition(".")[2]) not in CARRIED:
-        raise UsageError(f"gloo cannot carry {name} tensors; cast to one of {', '.join(CARRIED)} first.")
+def check_dtype(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Raises UsageError for a dtype at which gloo would end the process without a message."""
+    if (name := str(tensor.dtype).rpartition(".")[2]) not in DTYPES:
+        raise UsageError(f"gloo cannot carry {name} tensors; cast to one of {', '.join(DTYPES)} first.")
     return tensor
 
 
-def remember(process_group: Any, number: int, rank: int, ranks: list[int]) -> None:
-    """Takes note of a process group just made: there may never be a Group of `paddle.distributed` around it."""
-    _known[id(process_group)] = Known(process_group, number, rank, ranks)
+def register(process_group: Any, number: int, rank: int, ranks: list[int]) -> None:
+    """Registers a new process group: `paddle.distributed` may never make a Group around it."""
+    _groups[id(process_group)] = GroupInfo(process_group, number, rank, ranks)
 
 
 def group_of(process_group: Any) -> Any:
-    """What is known of a process group: its `id`, this rank in it (`rank`) and its global `ranks`."""
-    if known := _known.get(id(process_group)):
-        return known
+    """The `id` of a process group, this rank in it (`rank`) and its global `ranks`."""
+    if info := _groups.get(id(process_group)):
+        return info
     return next(g for g in collective._get_group_map_by_name().values() if g.process_group is process_group)
 
 

@@ -1,4 +1,4 @@
-"""Point-to-point on a process group: send, receive, their partial forms, and blocks in which nothing waits."""
+"""Point-to-point on a process group: send, receive, their partial forms, and blocks in which receives are deferred."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 import paddle
 
 from paddle_dp.gloo import transport
-from paddle_dp.gloo.originals import Done, around, group_of
+from paddle_dp.gloo.originals import CompletedTask, around, group_of
 from paddle_dp.gloo.patch import Patch
 
 Source = tuple[int, int]  # a group's id, a global rank
-_posted: collections.defaultdict[Source, collections.deque[Receipt]] = collections.defaultdict(
+_posted: collections.defaultdict[Source, collections.deque[ReceiveTask]] = collections.defaultdict(
     collections.deque
 )
-_blocks: list[list[Receipt]] = []  # the receives of each open block
+_blocks: list[list[ReceiveTask]] = []  # the receives of each open block
 
 
-class Receipt(Done):
-    """A receive that was posted; `wait` fills the tensor. Receives from one source are filled in the order posted."""
+class ReceiveTask(CompletedTask):
+    """A posted receive; `wait` fills the tensor. Receives from one source are filled in the order posted."""
 
     def __init__(self, group: Any, rank: int, tensor: paddle.Tensor):
         """From the `rank`-th of `group`."""
@@ -40,23 +40,24 @@ class Receipt(Done):
 
     def fill(self) -> None:
         with around(self.group):
-            data = transport.endpoint().take(*self.source)
-        shape, kind = self.tensor.shape, paddle.empty([0], self.tensor.dtype).numpy().dtype
-        if len(data) != kind.itemsize * math.prod(shape):
+            data = transport.endpoint().receive(*self.source)
+        shape, dtype = self.tensor.shape, paddle.empty([0], self.tensor.dtype).numpy().dtype
+        if len(data) != dtype.itemsize * math.prod(shape):
             raise ValueError(
-                f"group {self.source[0]}: rank {self.source[1]} sent {len(data)} bytes, and the tensor that receives "
-                f"them is {list(shape)} of {self.tensor.dtype}: the two ends do not agree on what comes next"
+                f"group {self.source[0]}: rank {self.source[1]} sent {len(data)} bytes, but the receiving tensor is "
+                f"{list(shape)} of {self.tensor.dtype}: sends and receives of the two ranks do not match. Compare the "
+                "order, shapes and dtypes of their calls."
             )
         with paddle.no_grad():
-            read = paddle.to_tensor(np.frombuffer(data, kind).reshape(shape))
-            if read.dtype != self.tensor.dtype:  # NumPy knows no bfloat16: its bits travel as another type
-                read = read.view(self.tensor.dtype)
-            self.tensor.copy_(read, True)
+            received = paddle.to_tensor(np.frombuffer(data, dtype).reshape(shape))
+            if received.dtype != self.tensor.dtype:  # NumPy has no bfloat16: its bits are sent as uint16
+                received = received.view(self.tensor.dtype)
+            self.tensor.copy_(received, True)
         self.done = True
 
 
-class PartialReceipt(Receipt):
-    """A receive of one n-th; the whole tensor holds it n times until `all_gather_partial` puts the others in."""
+class PartialReceiveTask(ReceiveTask):
+    """A receive of one of n parts; the whole tensor holds it n times until `all_gather_partial` adds the others."""
 
     def __init__(self, group: Any, rank: int, whole: paddle.Tensor, parts: int):
         super().__init__(group, rank, paddle.empty([whole.size // parts], whole.dtype))
@@ -68,28 +69,39 @@ class PartialReceipt(Receipt):
             self.whole.copy_(paddle.concat([self.tensor] * self.parts).reshape(self.whole.shape), True)
 
 
-def send(process_group: Any, tensor: paddle.Tensor, rank: int, *_: Any) -> Done:
-    """Queues a copy of `tensor` for a rank of the group and returns; the tensor may be changed at once."""
+def send(process_group: Any, tensor: paddle.Tensor, rank: int, *_: Any) -> CompletedTask:
+    """Queues a copy of `tensor` for a rank of the group and returns; the tensor may be changed immediately."""
     group = group_of(process_group)
     data = np.ascontiguousarray(tensor.detach().contiguous().numpy())
     transport.endpoint().send(group.id, group.ranks[rank], data.reshape(-1).view(np.uint8).data)
-    return Done()
+    return CompletedTask()
 
 
-def receive(process_group: Any, tensor: paddle.Tensor, rank: int, at_once: bool = True, *_: Any) -> Receipt:
-    """Posts a receive from a rank of the group, and fills it at once unless asked not to, or inside a block."""
-    return _post(Receipt(group_of(process_group), rank, tensor), at_once)
+def receive(
+    process_group: Any, tensor: paddle.Tensor, rank: int, sync_op: bool = True, *_: Any
+) -> ReceiveTask:
+    """Posts a receive from a rank of the group; with `sync_op`, and outside of a block, waits for it."""
+    return _post(ReceiveTask(group_of(process_group), rank, tensor), sync_op)
 
 
-def send_part(process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, index: int, *_: Any) -> Done:
+def send_part(
+    process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, index: int, *_: Any
+) -> CompletedTask:
     """Sends the `index`-th of `parts` equal parts of the flat tensor."""
     return send(process_group, part(tensor, parts, index), rank)
 
 
-def receive_part(process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, *rest: Any) -> Receipt:
-    """Receives what `send_part` sent. `rest` is the part's index, and whether to wait."""
-    at_once = rest[1] if len(rest) > 1 else True
-    return _post(PartialReceipt(group_of(process_group), rank, tensor, parts), at_once)
+def receive_part(
+    process_group: Any,
+    tensor: paddle.Tensor,
+    rank: int,
+    parts: int,
+    index: int,
+    sync_op: bool = True,
+    *_: Any,
+) -> ReceiveTask:
+    """Receives what `send_part` sent; where it belongs in the tensor (`index`), `all_gather_partial` decides."""
+    return _post(PartialReceiveTask(group_of(process_group), rank, tensor, parts), sync_op)
 
 
 def part(tensor: paddle.Tensor, parts: int, index: int) -> paddle.Tensor:
@@ -98,28 +110,28 @@ def part(tensor: paddle.Tensor, parts: int, index: int) -> paddle.Tensor:
     return tensor.detach().reshape([-1])[index * size : (index + 1) * size]
 
 
-def _post(receipt: Receipt, at_once: bool) -> Receipt:
+def _post(task: ReceiveTask, sync_op: bool) -> ReceiveTask:
     if _blocks:
-        _blocks[-1].append(receipt)
-    elif at_once:
-        receipt.wait()
-    return receipt
+        _blocks[-1].append(task)
+    elif sync_op:
+        task.wait()
+    return task
 
 
 def start_block(*_: Any) -> None:
-    """Opens a block: until it ends nothing waits, so every rank's sends are out before any rank's receives."""
+    """Opens a block: its receives wait when it ends, after all its sends, so that no two ranks block each other."""
     _blocks.append([])
 
 
 def end_block(*_: Any) -> None:
-    """Ends the block; its receives are filled."""
-    for receipt in _blocks.pop():
-        receipt.wait()
+    """Ends the block and waits for its receives."""
+    for task in _blocks.pop():
+        task.wait()
 
 
 @contextlib.contextmanager
 def block(*_: Any) -> Iterator[None]:
-    """A block as 2.6 writes it."""
+    """A block in the form that Paddle 2.6 uses."""
     start_block()
     try:
         yield
@@ -129,21 +141,23 @@ def block(*_: Any) -> Iterator[None]:
 
 def patches() -> Iterator[Patch]:
     gloo = "paddle.base.core.ProcessGroupGloo"
-    stuck = "gloo's send and receive block each other, and mistake messages in groups of three and more"
-    for name, ours in (
+    deadlock = "gloo's send and receive block each other, and mix up messages in groups of three and more"
+    for name, replacement in (
         ("send", send),
         ("recv", receive),
         ("send_partial", send_part),
         ("recv_partial", receive_part),
     ):
-        yield Patch(owner=gloo, name=name, value=ours, symptom=stuck)
-        missing = "gloo has none: «does not support with sync_op flag»"
-        yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=ours, symptom=missing, missing="add")
-    nested = (
-        "coalescing is NCCL's: on gloo the receives of a block wait one by one, and both sides wait for ever"
+        yield Patch(owner=gloo, name=name, value=replacement, symptom=deadlock)
+        absent = "gloo has none: «does not support with sync_op flag»"
+        yield Patch(
+            owner=gloo, name=f"{name}_on_calc_stream", value=replacement, symptom=absent, missing="add"
+        )
+    one_by_one = (
+        "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"
     )
-    yield Patch(owner=gloo, name="_start_coalescing", value=start_block, symptom=nested, missing="add")
-    yield Patch(owner=gloo, name="_end_coalescing", value=end_block, symptom=nested, missing="add")
+    yield Patch(owner=gloo, name="_start_coalescing", value=start_block, symptom=one_by_one, missing="add")
+    yield Patch(owner=gloo, name="_end_coalescing", value=end_block, symptom=one_by_one, missing="add")
     for module in ("communication.batch_isend_irecv", "fleet.meta_parallel.pp_utils.p2p_communication"):
         yield Patch(
             owner=f"paddle.distributed.{module}", name="_with_batch_p2p_guard", value=block,

@@ -1,4 +1,4 @@
-"""One replaced attribute of Paddle as a fact: where it stands, what stands there now, what went wrong before."""
+"""A replaced attribute of Paddle as data: its owner, the replacement, and the symptom without it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paddle_dp.errors import UsageError
 class Patch:
     """`owner.name` becomes `value`, because of `symptom` (seen on Paddle 3.3.1 unless it says otherwise).
 
-    `missing` says what a Paddle without that name means: "refuse" it is not the Paddle we know, "add" the name is new
-    on a CPU build, "skip" this version has no use for it.
+    `missing` says what to do where Paddle has no such name: "refuse" to install, "add" it (CPU builds lack it), or
+    "skip" it (that version does not need it).
     """
 
     owner: str
@@ -30,18 +30,18 @@ class Patch:
 
 
 def apply(patches: Iterable[Patch]) -> tuple[str, ...]:
-    """Puts every patch in its place and returns the dotted names that were changed.
+    """Applies every patch and returns the dotted names that were changed.
 
-    Nothing is changed before all owners are found. Raises UsageError on a Paddle that lacks a name we replace.
+    Nothing is changed before all owners are found. Raises UsageError on a Paddle that lacks a name to be replaced.
     """
-    found = [(patch, owner) for patch in patches if (owner := _owner(patch)) is not None]
-    for patch, owner in found:
+    with_owners = [(patch, owner) for patch in patches if (owner := _owner(patch)) is not None]
+    for patch, owner in with_owners:
         setattr(owner, patch.name, patch.value)
-    return tuple(patch.target for patch, _ in found)
+    return tuple(patch.target for patch, _ in with_owners)
 
 
 def _owner(patch: Patch) -> Any | None:
-    """The module or class that holds the name, or None where this Paddle has no use for the patch."""
+    """The module or class with the name to replace, or None where this version of Paddle does not need the patch."""
     owner = look_up(patch.owner)
     if owner is not None and (patch.missing == "add" or hasattr(owner, patch.name)):
         return owner
@@ -49,19 +49,19 @@ def _owner(patch: Patch) -> Any | None:
         return None
     raise UsageError(
         f"this Paddle has no {patch.target}, which must be replaced ({patch.symptom}). "
-        "Install a version that it knows: pip install 'paddlepaddle==3.3.1'."
+        "Install a version that paddle_dp knows: pip install 'paddlepaddle==3.3.1'."
     )
 
 
 def look_up(dotted: str) -> Any | None:
     """The module, class or function called `dotted`, or None."""
-    parts = dotted.split(".")
-    for cut in range(len(parts), 0, -1):
+    words = dotted.split(".")
+    for count in range(len(words), 0, -1):
         try:
-            found: Any = importlib.import_module(".".join(parts[:cut]))
+            value: Any = importlib.import_module(".".join(words[:count]))
         except ModuleNotFoundError:
             continue
-        for part in parts[cut:]:
-            found = getattr(found, part, None)
-        return found
+        for word in words[count:]:
+            value = getattr(value, word, None)
+        return value
     return None

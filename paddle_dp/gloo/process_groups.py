@@ -1,7 +1,7 @@
-"""How gloo groups start: each with a store of its own, when everybody is there.
+"""Creates gloo groups reliably: each with a store of its own, and only when all its ranks have arrived.
 
-ProcessGroupGloo meets its peers under the keys "0", "1", … of whatever store it is given, the same for every group. In
-the job's one store, the second group reads the addresses of the first: hybrid jobs on 4 ranks started 0 times of 18.
+ProcessGroupGloo publishes its addresses under the keys "0", "1", … of the store it is given, the same for every group.
+In the job's one store, the second group reads the addresses of the first: hybrid jobs on 4 ranks started 0 times of 18.
 """
 
 from __future__ import annotations
@@ -20,68 +20,70 @@ from paddle_dp.gloo import originals, transport
 from paddle_dp.gloo.patch import Patch
 from paddle_dp.gloo.rendezvous import (
     Patience,
-    answer_at_once,
+    disable_nagle,
+    named_barrier,
     open_store,
     own_host,
     reach_store,
-    roll_call,
 )
-from paddle_dp.gloo.time_limit import wait_for
+from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh.environment import Environment
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first rank serves the others
-AGAIN = 1 << 20  # above all ids that Paddle deals out
-_turns: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+REUSE = 1 << 20  # above all group ids that Paddle hands out
+_uses: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(
+    itertools.count
+)  # of each group id
 
 
 def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
-    """A process group of `size` ranks that have all come; takes ProcessGroupGloo.create's place.
+    """A process group of `size` ranks; replaces ProcessGroupGloo.create.
 
-    The first of them opens the group's own store and writes its address into the job's; all meet; then gloo connects,
-    whose fixed 30 s now count from a moment when nobody is late any more.
+    The group's first rank opens the group's store and writes its address into the job's store; all ranks wait for each
+    other; only then gloo connects, so that its fixed 30 s limit starts when no rank is late.
     """
     here = Environment.read()
     quicken_job_store()
     transport.open_endpoint(store)
     number = _number(group)
-    name = f"gloo group {group}" + (f" (made again, {number // AGAIN})" if number >= AGAIN else "")
+    name = f"gloo group {group}" + (f" (made again, {number // REUSE})" if number >= REUSE else "")
     store.set(f"{name}/rank/{rank}", str(here.rank))
     if rank == 0:
         private, port = open_store()
         store.set(f"{name}/address", f"{own_host()}:{port}")
-    roll_call(store, name, rank, size, here.rank)
+    named_barrier(store, name, rank, size, here.rank)
     if rank:
         host, port_word = bytes(store.get(f"{name}/address")).decode().rsplit(":", 1)
         private = reach_store(host, int(port_word))
     _stores.append(private)
-    made = originals.own("create")(private, rank, size, number)
-    wait_for(number, Patience.seconds)
+    process_group = originals.original("create")(private, rank, size, number)
+    set_time_limit(number, Patience.seconds)
     ranks = [int(bytes(store.get(f"{name}/rank/{other}")).decode()) for other in range(size)]
-    originals.remember(made, number, rank, ranks)
-    # A first word to everybody: nobody goes on, and nobody ends, while a peer still needs the store to connect.
-    originals.own("all_reduce")(made, paddle.ones([1]), core.ReduceOp.SUM, True).wait()
-    return made
+    originals.register(process_group, number, rank, ranks)
+    # No rank goes on, or ends, while a peer still needs the store to connect.
+    originals.original("all_reduce")(process_group, paddle.ones([1]), core.ReduceOp.SUM, True).wait()
+    return process_group
 
 
 def _number(group: int) -> int:
-    """A number of its own for every process group: Paddle lets a second one of the same id (0, where a raw group names
-    none) run over the connections of the first, whoever sits at their ends (3.3.1)."""
-    turn = next(_turns[group])
-    if not turn and group in collective._group_map:  # made before the bridge was there
-        turn = next(_turns[group])
-    return group + turn * AGAIN
+    """A unique number for every process group. Paddle runs a second group of the same id (0 for a raw group) over the
+    connections of the first, even where its members differ (3.3.1)."""
+    use = next(_uses[group])
+    if not use and group in collective._group_map:  # made before the bridge was installed
+        use = next(_uses[group])
+    return group + use * REUSE
 
 
 @cache
 def quicken_job_store() -> None:
-    """Takes the 40 ms delays from the job's own store, once this process has joined it."""
+    """Removes the 40 ms delays of the job's store, once this process has joined it."""
     master = Environment.read().master
     if master:
-        answer_at_once(int(master.rsplit(":", 1)[1]))
+        disable_nagle(int(master.rsplit(":", 1)[1]))
 
 
 def patches() -> Iterator[Patch]:
     yield Patch(
         owner="paddle.base.core.ProcessGroupGloo", name="create", value=staticmethod(create),
-        symptom="groups meet under the same store keys: the second hangs or dies",
+        symptom="groups use the same store keys: the second hangs or dies",
     )  # fmt: skip

@@ -24,22 +24,22 @@ class Patience:
 
 
 def own_host() -> str:
-    """The address at which the launcher says that other ranks can reach this one."""
+    """This rank's address for the other ranks, as the launcher gives it."""
     return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
 
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A free port that stays ours until the block ends, although somebody else is going to listen at it.
+    """A free port, reserved until the block ends, at which a store can listen meanwhile.
 
-    A socket that is bound but does not listen keeps the kernel from giving the port to anyone who asks for any port;
-    with SO_REUSEADDR on both (Paddle's store sets it), a named bind and listen at the same port succeeds. Probing,
-    closing and binding again leaves a gap in which another rank of the same job gets the same port.
+    A socket that is bound but does not listen keeps the kernel from handing out its port as a free one; with
+    SO_REUSEADDR on both (Paddle's store sets it), an explicit bind and listen at that port succeeds. Probing, closing
+    and binding again would leave a gap in which another rank of the job gets the same port.
     """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
-        yield holder.getsockname()[1]
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("", 0))
+        yield reservation.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -59,70 +59,74 @@ def catchable_bind() -> Iterator[None]:
 
 
 def open_store() -> tuple[Any, int]:
-    """A store of our own, listening on all interfaces, and its port. Raises JobError when none can be opened."""
-    said: Exception | None = None
+    """A new store, listening on all interfaces, and its port. Raises JobError when none can be opened."""
+    last_error: Exception | None = None
     for _ in range(ATTEMPTS):
         with reserved_port() as port, catchable_bind():
             try:
                 store = core.TCPStore(own_host(), port, True, 0)
-            except (ValueError, RuntimeError, OSError) as error:  # taken on one interface only: the next port
-                said = error
+            except (
+                ValueError,
+                RuntimeError,
+                OSError,
+            ) as error:  # taken on one interface only: try another port
+                last_error = error
                 continue
-        answer_at_once(port)
+        disable_nagle(port)
         return store, port
     raise JobError(
-        f"no store could be opened at {own_host()} in {ATTEMPTS} attempts; the last one said: {said}"
+        f"no store could be opened at {own_host()} in {ATTEMPTS} attempts; the last error was: {last_error}"
     )
 
 
 def reach_store(host: str, port: int) -> Any:
     """A connection to the store that listens at `host`:`port`."""
     store = core.TCPStore(host, port, False, 0)
-    answer_at_once(port)
+    disable_nagle(port)
     return store
 
 
-def answer_at_once(port: int) -> None:
-    """Switches off Nagle's delay on this process's ends of a store: `get` takes 0.1 ms instead of 90 ms.
+def disable_nagle(port: int) -> None:
+    """Sets TCP_NODELAY on this process's sockets to the store at `port`: `get` takes 0.1 ms instead of 90 ms.
 
-    Paddle writes a request in several small pieces, and each waits for the delayed acknowledgement of the one before.
-    The sockets are the library's; TCP_NODELAY set through a duplicate holds for the original, and what a listening
-    socket accepts inherits it.
+    Paddle writes a request in several small pieces, each of which waits for the delayed acknowledgement of the one
+    before. The sockets belong to the C++ library, so they are found among this process's descriptors. An option set on
+    a duplicate applies to the original, and accepted connections inherit it from the listening socket.
     """
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
-            copy = os.dup(int(name))
+            duplicate = os.dup(int(name))
             try:
-                end = socket.socket(fileno=copy)
+                connection = socket.socket(fileno=duplicate)
             except OSError:
-                os.close(copy)  # a file, a pipe
+                os.close(duplicate)  # a file or a pipe
                 continue
-            with end:
-                if end.family in (socket.AF_INET, socket.AF_INET6) and port in _ports(end):
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and port in _ports(connection):
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _ports(end: socket.socket) -> set[int]:
-    ports = {end.getsockname()[1]}
+def _ports(connection: socket.socket) -> set[int]:
+    ports = {connection.getsockname()[1]}
     with contextlib.suppress(OSError):  # a listening socket has no peer
-        ports.add(end.getpeername()[1])
+        ports.add(connection.getpeername()[1])
     return ports
 
 
-def roll_call(store: Any, name: str, member: int, size: int, rank: int) -> None:
-    """Returns when all `size` members have come to the meeting `name`; each calls it once, with its own number.
+def named_barrier(store: Any, name: str, member: int, size: int, rank: int) -> None:
+    """Returns when all `size` members have called it with this `name`, each once with its own number.
 
-    Raises JobError, naming the meeting, this rank and the members that did not come, when patience ends.
+    Raises JobError, naming the barrier, this rank and the missing members, after `Patience.seconds`.
     """
     store.add(f"{name}/member/{member}", 1)
-    come, pause, end = store.add(f"{name}/come", 1), 0.001, time.monotonic() + Patience.seconds
-    while come < size:
+    arrived, pause, end = store.add(f"{name}/arrived", 1), 0.001, time.monotonic() + Patience.seconds
+    while arrived < size:
         if time.monotonic() > end:
-            absent = [other for other in range(size) if not store.add(f"{name}/member/{other}", 0)]
+            missing = [other for other in range(size) if not store.add(f"{name}/member/{other}", 0)]
             raise JobError(
                 f"{name}: rank {rank} (member {member} of 0 to {size - 1}) waited {Patience.seconds:g} s for members "
-                f"{absent}. Did those ranks fail earlier, or take another way through the program? See their logs."
+                f"{missing}. Did those ranks fail earlier, or take another branch of the program? See their logs."
             )
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.02)  # soon while all are close, rarely while one is late
-        come = store.add(f"{name}/come", 0)
+        pause = min(pause * 1.5, 0.02)  # poll often at first, then every 20 ms
+        arrived = store.add(f"{name}/arrived", 0)

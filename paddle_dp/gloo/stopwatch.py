@@ -1,7 +1,7 @@
 """How long this rank has spent in exchanges, axis by axis.
 
-On a CPU a collective returns when it is through: the time in the call is the time of the exchange, waiting for slower
-peers included. It is an observer of the bridge's own functions: until one is asked for, nobody looks at a clock.
+On a CPU collectives are synchronous: the time in the call is the time of the exchange, including the wait for slower
+peers. The stopwatch is an observer of the bridge's functions; without one, no time is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEVERAL = "several axes"  # the gradient norm, comparisons of weights
 
 
 class Stopwatch:
-    """Seconds by axis since the last reading. Exchanges within exchanges count once."""
+    """Seconds by axis since the last `read`. Nested exchanges count once."""
 
     def __init__(self, degrees: Degrees):
         self.degrees, self._inside = degrees, False
@@ -26,19 +26,19 @@ class Stopwatch:
         self._axes: dict[int, str] = {}  # of each group, by its id
 
     def read(self) -> dict[str, float]:
-        """The seconds spent on each axis, and begins anew."""
+        """The seconds spent on each axis since the last call."""
         spent, self._spent = self._spent, {}
         return spent
 
     def axis(self, group: Any) -> str:
-        """The axis along which a Group's ranks lie; SEVERAL for a group across more than one."""
+        """The axis of a Group; SEVERAL for one across more than one axis."""
         if group.id not in self._axes:
             self._axes[group.id] = axis_of(self.degrees, group.ranks)
         return self._axes[group.id]
 
     @contextmanager
     def around(self, group: Any) -> Iterator[None]:
-        """An exchange along `group`: the time in it is put down to the axis on which the group's ranks lie."""
+        """Times an exchange along `group` and adds it to the group's axis."""
         if self._inside:
             yield
             return
@@ -53,19 +53,19 @@ class Stopwatch:
 def axis_of(degrees: Degrees, ranks: list[int]) -> str:
     """The axis on which these ranks differ; SEVERAL for more than one, "" for a single rank."""
     coords = [degrees.coords(rank) for rank in ranks]
-    apart = [axis for axis in AXES if len({each[axis] for each in coords}) > 1]
-    return SEVERAL if len(apart) > 1 else "".join(apart)
+    differing = [axis for axis in AXES if len({each[axis] for each in coords}) > 1]
+    return SEVERAL if len(differing) > 1 else "".join(differing)
 
 
-def words(degrees: Degrees) -> list[str]:
-    """What time can be put down to: each axis that is split, and SEVERAL if more than one is."""
+def axes_timed(degrees: Degrees) -> list[str]:
+    """The keys that `Stopwatch.read` can have: each axis that is split, and SEVERAL if more than one is."""
     split = [axis for axis in AXES if degrees[axis] > 1]
     return [*split, SEVERAL] if len(split) > 1 else split
 
 
 def start(degrees: Degrees) -> Stopwatch | None:
-    """Begins to measure every exchange that goes through the bridge; None where the bridge is not installed."""
-    if not originals.kept():
+    """A stopwatch that measures every exchange from now on; None where the bridge is not installed."""
+    if not originals.is_installed():
         return None
     watch = Stopwatch(degrees)
     originals.observers.append(watch.around)

@@ -1,7 +1,7 @@
 """The exchange inside tensor-parallel layers, as PyLayers: Paddle's own kernels for it are missing on CPUs.
 
 f (`c_identity`) and g (`mp_allreduce`) are Megatron's conjugate pair (Shoeybi et al. 2019, section 3); the parallel
-cross-entropy keeps each rank's columns of the logits to itself.
+cross-entropy does not exchange logits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddle_dp.gloo.originals import process_group_of
 from paddle_dp.gloo.patch import Patch, look_up
 
 
-class Copy(PyLayer):
+class CopyToTensorParallel(PyLayer):
     """Megatron's f. Forward the tensor itself, backward the sum of the gradients."""
 
     @staticmethod
@@ -33,7 +33,7 @@ class Copy(PyLayer):
         return reduced(ctx.process_group, gradient)
 
 
-class Sum(PyLayer):
+class ReduceFromTensorParallel(PyLayer):
     """Megatron's g. Forward the sum over the ranks, backward the gradient itself."""
 
     @staticmethod
@@ -45,7 +45,7 @@ class Sum(PyLayer):
         return gradient.clone()
 
 
-class Concat(PyLayer):
+class GatherColumns(PyLayer):
     """Forward all ranks' columns, backward this rank's columns of the gradient."""
 
     @staticmethod
@@ -58,7 +58,7 @@ class Concat(PyLayer):
         return own_columns(gradient, ctx.process_group)
 
 
-class Split(PyLayer):
+class SplitColumns(PyLayer):
     """Forward this rank's columns, backward all ranks' columns of the gradient.
 
     Fleet's own backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
@@ -84,28 +84,28 @@ def own_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
     return paddle.split(tensor, process_group.size(), axis=-1)[process_group.rank()].clone()
 
 
-def _member(group: Any) -> bool:
+def _is_member(group: Any) -> bool:
     return group is None or group.is_member()
 
 
 def c_identity(tensor: paddle.Tensor, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's f. None on a rank outside the group, as in fleet."""
-    return Copy.apply(tensor, process_group_of(group)) if _member(group) else None
+    return CopyToTensorParallel.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def mp_allreduce(tensor: paddle.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's g; always a sum, as in fleet."""
-    return Sum.apply(tensor, process_group_of(group)) if _member(group) else None
+    return ReduceFromTensorParallel.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def c_concat(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """Joins the ranks' columns."""
-    return Concat.apply(tensor, process_group_of(group)) if _member(group) else None
+    """All ranks' columns, joined."""
+    return GatherColumns.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def c_split(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """Leaves this rank its columns."""
-    return Split.apply(tensor, process_group_of(group)) if _member(group) else None
+    """This rank's columns."""
+    return SplitColumns.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def c_softmax_with_cross_entropy(
@@ -116,37 +116,37 @@ def c_softmax_with_cross_entropy(
     ignore_index: int = -100,
 ) -> Any:
     """The loss of each row [..., 1] from this rank's columns of the logits [..., classes / ranks]."""
-    if not _member(group):
+    if not _is_member(group):
         return None
     loss, softmax = cross_entropy(logits, label, process_group_of(group), ignore_index)
     return (loss, softmax) if return_softmax else loss
 
 
-def lookup_in(kept: Callable[..., Any]) -> Callable[..., Any]:
+def lookup_table(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_c_lookup_table`: the rows [..., width] of class numbers [...] that this rank's table holds, else zeros.
 
-    The kernel's gradient of a float64 table is wrong on a CPU (3.3.1): it clears the first half only, as many bytes as
-    float32 would have, and adds to whatever lies in memory behind. There, ordinary embedding and a mask.
+    On a CPU the kernel's gradient of a float64 table is wrong (3.3.1): it clears only as many bytes as float32 would
+    have, the first half, and adds to whatever is in the second. Float64 uses an ordinary embedding and a mask instead.
     """
 
-    @wraps(kept)
-    def ours(
+    @wraps(original)
+    def lookup(
         table: paddle.Tensor, index: paddle.Tensor, start_index: int = 0, *rest: Any, **named: Any
     ) -> Any:
         if table.dtype != paddle.float64:
-            return kept(table, index, start_index, *rest, **named)
+            return original(table, index, start_index, *rest, **named)
         local, size = index - start_index, table.shape[0]
         here = (local >= 0).logical_and(local < size).unsqueeze(-1)
         return F.embedding(local.clip(0, size - 1), table) * here.astype(table.dtype)
 
-    return ours
+    return lookup
 
 
 def patches() -> Iterator[Patch]:
     mpu = "paddle.distributed.fleet.layers.mpu.mp_ops"
     yield Patch(
-        owner=mpu, name="_c_lookup_table", value=lookup_in(look_up(mpu)._c_lookup_table),  # type: ignore[union-attr]
-        symptom="in float64 the gradient of half the table is what lay in memory",
+        owner=mpu, name="_c_lookup_table", value=lookup_table(look_up(mpu)._c_lookup_table),  # type: ignore[union-attr]
+        symptom="in float64 the gradient of half the table is uninitialized memory",
     )  # fmt: skip
     replaced: tuple[Callable[..., Any], ...] = (
         c_identity,
@@ -155,14 +155,10 @@ def patches() -> Iterator[Patch]:
         c_split,
         c_softmax_with_cross_entropy,
     )
-    for ours in replaced:
-        symptom = f"{ours.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
-        yield Patch(owner=mpu, name=f"_{ours.__name__}", value=ours, symptom=symptom)
+    for function in replaced:
+        name = f"_{function.__name__}"
+        symptom = f"{function.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
+        yield Patch(owner=mpu, name=name, value=function, symptom=symptom)
         # 2.6 calls some of them by a second name.
-        yield Patch(
-            owner="paddle.distributed.collective",
-            name=f"_{ours.__name__}",
-            value=ours,
-            symptom=symptom,
-            missing="skip",
-        )
+        second = "paddle.distributed.collective"
+        yield Patch(owner=second, name=name, value=function, symptom=symptom, missing="skip")

@@ -1,7 +1,7 @@
 """Bytes from rank to rank over plain sockets: sends never block, and one queue per (group, source) keeps their order.
 
-gloo's own send and recv block each other, and number their messages by a counter that differs between ranks as soon as
-a group has three of them.
+gloo's own send and recv block each other, and number their messages by a counter that differs between ranks in groups
+of three and more.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from paddle_dp.errors import JobError
 from paddle_dp.gloo.rendezvous import Patience, own_host
 from paddle_dp.mesh.environment import Environment
 
-TOKEN = 16  # bytes; a peer proves with it that it belongs to this job and found this listener
+TOKEN = 16  # bytes of the secret by which a peer proves that it belongs to this job
 HELLO = struct.Struct(f"<{TOKEN}sq")  # the listener's token, the caller's rank
 HEADER = struct.Struct("<qQ")  # group, length
-LAST_SENDS = 30.0  # seconds that an ending process gives its queued sends
+LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
 
 
 class Endpoint:
@@ -44,16 +44,17 @@ class Endpoint:
         host, port = self._listener.getsockname()[:2]
         store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
         _thread(self._accept)
-        atexit.register(self.settle)
+        atexit.register(self.flush)
 
     def send(self, group: int, rank: int, data: memoryview) -> None:
-        """Writes or queues `data` (which the caller no longer changes) for a peer and returns."""
+        """Writes or queues `data` for a peer and returns; the caller must not change `data` afterwards."""
         if rank not in self._outgoing:
             self._outgoing[rank] = Outgoing(self._connect(rank))
         self._outgoing[rank].send(group, data)
 
-    def take(self, group: int, rank: int) -> bytearray:
-        """The next message of a peer in a group. Raises JobError when it is gone or patience ends."""
+    def receive(self, group: int, rank: int) -> bytearray:
+        """Waits for the next message of a peer in a group. Raises JobError when the peer is gone, or after
+        `Patience.seconds`."""
         inbox = self._inbox[group, rank]
         with self._arrived:
             self._arrived.wait_for(lambda: inbox or rank in self._gone, timeout=Patience.seconds)
@@ -64,12 +65,12 @@ class Endpoint:
             f"rank {self.rank} waits for rank {rank} in gloo group {group}, which {why}. See its log."
         )
 
-    def settle(self) -> None:
-        """Returns when everything queued has been written, or after 30 s: nothing sent may be lost at the exit."""
+    def flush(self) -> None:
+        """Returns when everything queued has been written, or after 30 s, so that an exit loses no sends."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
         for outgoing in self._outgoing.values():
-            outgoing.settle(LAST_SENDS)
+            outgoing.flush(LAST_SENDS)
 
     def _connect(self, rank: int) -> socket.socket:
         host, port, token = bytes(self.store.get(f"endpoint/{rank}")).decode().rsplit(":", 2)
@@ -81,14 +82,14 @@ class Endpoint:
     def _accept(self) -> None:
         while True:
             connection, _ = self._listener.accept()
-            _thread(self._receive, connection)
+            _thread(self._read_messages, connection)
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _read_messages(self, connection: socket.socket) -> None:
         with connection:
             hello = _read(connection, HELLO.size)
             token, rank = HELLO.unpack(hello) if hello is not None else (b"", -1)
             if not secrets.compare_digest(token, self._token):
-                return  # a port scanner, or a rank of another job that had this port before
+                return  # a port scanner, or a rank of another job that used this port before
             while (header := _read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
                 if (data := _read(connection, length)) is None:
@@ -102,38 +103,38 @@ class Endpoint:
 
 
 class Outgoing:
-    """A connection to one peer, its messages in order. The caller never waits: what the kernel has no room for is
-    written by a thread, which starts only when something must wait."""
+    """A connection to one peer; keeps the order of messages. `send` never blocks: what does not fit into the socket's
+    buffer is queued for a thread, which is started when it is first needed."""
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._changed = connection, threading.Condition()
-        self._waiting: collections.deque[memoryview] = collections.deque()
+        self._queue: collections.deque[memoryview] = collections.deque()
         self._broken = self._threaded = False
 
     def send(self, group: int, data: memoryview) -> None:
         """Writes a message, or queues what does not fit; `data` must not be changed afterwards.
 
-        Writing here and now is faster than by a thread, and holds even when the process ends without a farewell. To a
-        peer that is gone nothing is written: whoever waits for it says so, a send has nothing to wait for.
+        Writing in the caller's thread is faster than in another, and done even if the process is killed right after.
+        Messages to a peer that is gone are dropped: `receive` raises the error.
         """
         with self._changed:
             message = [memoryview(HEADER.pack(group, len(data))), data]
-            if not self._waiting and not self._broken:
+            if not self._queue and not self._broken:
                 message = self._write(message)
-            self._waiting.extend(message)
-            if self._waiting and not self._threaded:
+            self._queue.extend(message)
+            if self._queue and not self._threaded:
                 self._threaded = True
-                threading.Thread(target=self._drain, daemon=True).start()
+                _thread(self._drain)
             self._changed.notify_all()
 
-    def settle(self, seconds: float) -> bool:
-        """Whether everything has been written, after `seconds` at most."""
+    def flush(self, seconds: float) -> bool:
+        """Waits until everything has been written, `seconds` at most; whether it has."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, timeout=seconds)
+            return self._changed.wait_for(lambda: not self._queue, timeout=seconds)
 
     def _write(self, message: list[memoryview]) -> list[memoryview]:
-        """What is left of a message when the kernel takes no more."""
+        """Writes what fits into the socket's buffer and returns the rest."""
         while message:
             try:
                 sent = self._connection.sendmsg(message, (), socket.MSG_DONTWAIT)
@@ -151,13 +152,13 @@ class Outgoing:
     def _drain(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._waiting))
-                piece = self._waiting[0]
+                self._changed.wait_for(lambda: bool(self._queue))
+                piece = self._queue[0]
             if not self._broken:
                 with contextlib.suppress(OSError):
                     self._connection.sendall(piece)
             with self._changed:
-                self._waiting.popleft()  # only now: an empty queue means that all is written
+                self._queue.popleft()  # only now: an empty queue means that all is written
                 self._changed.notify_all()
 
 
@@ -166,7 +167,7 @@ def _thread(work: Any, *args: Any) -> None:
 
 
 def _read(connection: socket.socket, length: int) -> bytearray | None:
-    """Exactly `length` bytes, or None when the connection ended before."""
+    """Exactly `length` bytes, or None when the connection ended first."""
     data = bytearray(length)
     view = memoryview(data)
     while view:
@@ -184,7 +185,7 @@ _endpoint: list[Endpoint] = []
 
 
 def open_endpoint(store: Any) -> Endpoint:
-    """This process's endpoint; the first call opens it and writes its address into the job's store."""
+    """This process's endpoint; the first call opens it and publishes its address in the job's store."""
     if not _endpoint:
         _endpoint.append(Endpoint(store, Environment.read().rank))
     return _endpoint[0]

@@ -15,7 +15,7 @@ from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.processes import alive, descendants, kill_all, marked, send
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.watch import Departure, Watch
-from paddle_dp.mesh.rolls import WAITED
+from paddle_dp.mesh.late_ranks import WAITED
 
 MARK = "PADDLE_DP_JOB"  # in the environment of every process of a job: how they are found when their parents are gone
 LOOK = 0.1  # seconds between two looks

@@ -1,4 +1,4 @@
-"""What the losses share: totals in float32 under every precision, and targets in the shape of the outputs."""
+"""Shared by the losses: totals in float32 under every precision, and targets in the shape of the outputs."""
 
 from __future__ import annotations
 
@@ -16,50 +16,53 @@ R = TypeVar("R")
 
 
 def full_precision(method: Callable[P, R]) -> Callable[P, R]:
-    """`method` with autocast switched off around it, at next to no cost where it is off already.
+    """`method` with autocast disabled around it, at almost no cost where it is disabled already.
 
-    Casting the outputs alone is not enough: at level O2 autocast would take them down again before the sum.
+    Casting the outputs alone is not enough: at level O2 autocast would cast them back before the sum.
     """
 
     @wraps(method)
-    def wide(*arguments: P.args, **named: P.kwargs) -> R:
+    def without_autocast(*arguments: P.args, **named: P.kwargs) -> R:
         import paddle
 
-        asks = getattr(paddle, "is_autocast_enabled", None)  # not in Paddle before 3.3: then it may be on
-        if asks is not None and not asks():
+        is_enabled = getattr(paddle, "is_autocast_enabled", None)  # missing before Paddle 3.3: it may be on
+        if is_enabled is not None and not is_enabled():
             return method(*arguments, **named)
         with paddle.amp.auto_cast(enable=False):
             return method(*arguments, **named)
 
-    return wide
+    return without_autocast
 
 
 def widened(numbers: paddle.Tensor) -> paddle.Tensor:
-    """`numbers` with at least float32's digits."""
+    """`numbers` in float32 at least."""
     import paddle
 
     return numbers if numbers.dtype in (paddle.float32, paddle.float64) else numbers.astype("float32")
 
 
 def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
-    """`outputs`, if they are one tensor. Raises LossError that says what to do with a tuple of them."""
-    if hasattr(outputs, "ndim"):
+    """`outputs`, if they are one tensor. Raises LossError, with what to do, for a tuple of tensors."""
+    import paddle
+
+    if isinstance(outputs, paddle.Tensor):
         return outputs
     several = f"{len(outputs)} outputs" if isinstance(outputs, Sized) else "outputs"
     raise LossError(
-        f"the model gives a {type(outputs).__name__} of {several}, and {loss} takes one tensor. Let forward return the "
-        "scores alone, or give a loss of your own, which gets what forward returned: loss: {use: my_module.my_loss}."
+        f"the model returns a {type(outputs).__name__} of {several}, and {loss} takes one tensor. Return the scores "
+        "alone from forward, or use a loss of your own, which gets what forward returned: "
+        "loss: {use: my_module.my_loss}."
     )
 
 
 def paired(outputs: paddle.Tensor, targets: paddle.Tensor, loss: str) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Both in float32 and of one shape; LossError rather than broadcasting [n, 1] against [n] to [n, n]."""
+    """Both in float32 and of one shape. Raises LossError rather than broadcast [n, 1] against [n] to [n, n]."""
     outputs = one_tensor(outputs, loss)
     if outputs.shape != targets.shape:
         if outputs.size != targets.size or outputs.shape[0] != targets.shape[0]:
             raise LossError(
-                f"outputs {list(outputs.shape)} and targets {list(targets.shape)} do not hold the "
-                "same numbers: give targets the shape of the outputs"
+                f"outputs {list(outputs.shape)} and targets {list(targets.shape)} differ in size: give targets the "
+                "shape of the outputs"
             )
         targets = targets.reshape(outputs.shape)
     return widened(outputs), widened(targets)

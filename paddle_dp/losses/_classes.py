@@ -1,4 +1,4 @@
-"""What a loss asks of scores over classes: answered here for whole scores, elsewhere for scores cut by classes."""
+"""Operations over all classes that a loss needs: here for whole scores, in `parallel.tensor` for cut ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     import paddle
 
 
-NEVER = -(2**31)  # no class is ignored; Paddle's own default, -100, would silently pass over targets of -100
+NEVER = -(2**31)  # no class is ignored; Paddle's default, -100, would silently skip targets of -100
 
 
 class Classes(Protocol):
-    """Answers about scores [..., classes on this rank], the same on every rank that holds some of them."""
+    """Operations on scores [..., classes on this rank]; the result is the same on every rank of the tensor axis."""
 
     def local_range(self, width: int) -> tuple[int, int]:
-        """The number of the first of `width` classes that lie here, and how many there are in all."""
+        """The number of the first of the `width` classes on this rank, and how many classes there are in all."""
         ...
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
@@ -25,7 +25,7 @@ class Classes(Protocol):
         ...
 
     def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
-        """Sums that were taken over the classes on this rank, as sums over all classes."""
+        """Sums over the classes on this rank, summed over the ranks."""
         ...
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
@@ -38,7 +38,7 @@ class Classes(Protocol):
 
 
 class Whole:
-    """All classes lie here."""
+    """All classes are on this rank."""
 
     def local_range(self, width: int) -> tuple[int, int]:
         return 0, width
@@ -59,45 +59,45 @@ class Whole:
 
 
 class Exact(Whole):
-    """All classes lie here, and losses are exact also above 64 and over a million classes.
+    """All classes are on this rank, and losses are exact also above 64 and over a million classes.
 
-    On CPUs (3.3.1) Paddle's own are cut off at 64, and its sums, also logsumexp's, add one number after another: over a
-    million classes they are off by 1e-3. Here they are added up in float64.
+    On CPUs (3.3.1) Paddle's losses are cut off at 64, and its sums, also logsumexp's, are sequential: over a million
+    classes they are off by 1e-3. Here they are computed in float64.
     """
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
         import paddle
 
-        mine, _, here = gather_target(scores, numbers, 0)
+        target_scores, _, is_class = gather_target(scores, numbers, 0)
         highest = scores.max(-1, keepdim=True).detach()
         sums = (scores - highest).exp().sum(-1, dtype="float64")
-        losses = sums.log().astype(scores.dtype) + highest.squeeze(-1) - mine
-        losses = paddle.where(here, losses, paddle.full_like(mine, float("nan")))
+        losses = sums.log().astype(scores.dtype) + highest.squeeze(-1) - target_scores
+        losses = paddle.where(is_class, losses, paddle.full_like(losses, float("nan")))
         return paddle.where(numbers == ignored, paddle.zeros_like(losses), losses).sum()
 
 
 def check_range(numbers: paddle.Tensor, classes: int, ignored: int) -> None:
-    """Raises TargetError for a class number [n, …] that is none of `classes`, nor the ignored one.
+    """Raises TargetError for a class number [n, …] that is neither one of `classes` nor the ignored one.
 
-    On CPUs only: elsewhere looking would wait for the device in every step, and Paddle's own kernels stop.
+    On CPUs only: on an accelerator the check would wait for the device in every step, and Paddle's own kernels abort.
     """
     if not numbers.place.is_cpu_place() or not numbers.size:
         return
-    found = numbers.numpy()
-    if found.min() >= 0 and found.max() < classes:
+    values = numbers.numpy()
+    if values.min() >= 0 and values.max() < classes:
         return
-    wrong = (found < 0) | (found >= classes)
+    wrong = (values < 0) | (values >= classes)
     if ignored != NEVER:
-        wrong &= found != ignored
+        wrong &= values != ignored
     if wrong.any():
-        place = wrong.reshape(len(found), -1).any(1).argmax()
-        value = int(found[place][wrong[place]].flat[0])
+        row = wrong.reshape(len(values), -1).any(1).argmax()
+        value = int(values[row][wrong[row]].flat[0])
         known = f"the {classes} classes of the model's outputs are 0 to {classes - 1}"
         left_out = "" if ignored == NEVER else f", and loss.ignore_index is {ignored}"
         raise TargetError(
             f"target {value} is no class: {known}{left_out}. Give the model more classes (model.classes, or "
-            f"num_classes), mend the data set, or leave such targets out: loss.ignore_index={value}.",
-            int(place), value,
+            f"num_classes), correct the data set, or leave such targets out: loss.ignore_index={value}.",
+            int(row), value,
         )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def gather_target(
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """The score of each target [...] among the columns from class `first` on; its column [..., 1]; whether it is here.
 
-    Where the target is not among the columns, score and column are another's.
+    Where the target is not among the columns, score and column are arbitrary.
     """
     local = numbers - first
     here = (local >= 0).logical_and(local < scores.shape[-1])
@@ -115,10 +115,10 @@ def gather_target(
 
 
 def margin_over_mean(scores: paddle.Tensor, numbers: paddle.Tensor, classes: Classes) -> paddle.Tensor:
-    """By how much each target's score [...] is above the mean of all classes' scores.
+    """Each target's score [...] minus the mean of all classes' scores.
 
-    (1 - e)·CE(target) + e·mean over classes of CE(class) = CE(target) + e·margin: the softmax's sum is in both alike.
+    (1 - e)·CE(target) + e·mean over classes of CE(class) = CE(target) + e·margin: the log of the softmax's sum cancels.
     """
     first, count = classes.local_range(scores.shape[-1])
-    mine, _, here = gather_target(scores, numbers, first)
-    return classes.all_reduce(mine * here.astype(scores.dtype) - scores.sum(-1) / count)
+    target_scores, _, here = gather_target(scores, numbers, first)
+    return classes.all_reduce(target_scores * here.astype(scores.dtype) - scores.sum(-1) / count)

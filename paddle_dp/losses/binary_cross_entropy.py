@@ -34,7 +34,7 @@ class BinaryCrossEntropy:
 
     @full_precision
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """The share of each sample's labels on the right side of one half, totalled over samples."""
+        """The share of each sample's labels that are predicted correctly, totalled over samples."""
         outputs, targets = paired(outputs, targets, "binary_cross_entropy")
         hits = (outputs > 0) == (targets > 0.5)
         return {"acc1": hits.astype("float32").mean() * outputs.shape[0]}
@@ -43,7 +43,7 @@ class BinaryCrossEntropy:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     positive_weight: Annotated[float, Gt(0)] = 1.0
-    """How many times a yes counts as much as a no."""
+    """Weight of positive labels; that of negative ones is 1."""
 
     def build(self) -> BinaryCrossEntropy:
         return BinaryCrossEntropy(self.positive_weight)

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy against class numbers, with label smoothing and an ignored class on request."""
+"""Softmax cross-entropy against class numbers, optionally with label smoothing and an ignored class."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ Count = Union[int, "paddle.Tensor"]
 class CrossEntropy:
     """Total over samples: outputs [n, c] or [n, t, c], targets [n] or [n, t] of class numbers.
 
-    The t targets of a sample are averaged, so the count is the number of samples, known without asking the device.
+    The t targets of a sample are averaged, so the count is the number of samples, known without reading the device.
     """
 
     counts_samples = True
-    word = "cross_entropy"
+    use = "cross_entropy"  # its name in a recipe, for messages
 
     def __init__(self, smoothing: float = 0.0, ignored: int = NEVER):
         self.smoothing, self.ignored = smoothing, ignored
         self.classes: Classes = Whole()
 
     def parallel(self, classes: Classes) -> Self:
-        """The same loss of outputs that hold only some of the classes; `classes` answers for all of them."""
+        """The same loss for outputs that hold only some of the classes; `classes` computes over all of them."""
         other = copy(self)
         other.classes = classes
         return other
 
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
-        """(total, how many it is over); the total is float32 also under autocast."""
-        outputs = one_tensor(outputs, self.word)
+        """(total, count); the total is float32 also under autocast."""
+        outputs = one_tensor(outputs, self.use)
         numbers = _class_numbers(targets, outputs)
         check_range(numbers, self.num_classes(outputs), self.ignored)
         total = self._total(self._logits(widened(outputs), numbers), numbers)
-        return self._per_sample(total, targets), self._over(targets)
+        return self._per_sample(total, targets), self._count(targets)
 
-    @full_precision  # a sum in bfloat16 stops counting at 256
+    @full_precision  # a sum in bfloat16 stops growing at 256
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """How many targets are the highest output (acc1), or one of the 5 highest of more than 5 (acc5)."""
+        """How many targets are the highest output (acc1); with more than 5 classes, among the 5 highest (acc5)."""
         outputs, numbers = widened(outputs), _class_numbers(targets, outputs)
         hits = {"acc1": self.classes.highest(outputs) == numbers}
         if self.num_classes(outputs) > 5:
@@ -69,50 +69,50 @@ class CrossEntropy:
 
     def _total(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         total = self.classes.total(logits, numbers, self.ignored)
-        # Not Paddle's label_smoothing: it wants one-hot targets, as large as the outputs, and cannot leave a class out.
-        return total + self.smoothing * self._lead(logits, numbers).sum() if self.smoothing else total
+        # Not Paddle's label_smoothing: it needs one-hot targets, as large as the outputs, and cannot ignore a class.
+        return total + self.smoothing * self._margin(logits, numbers).sum() if self.smoothing else total
 
-    def _lead(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+    def _margin(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return margin_over_mean(logits, numbers, self.classes)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return hits.sum()
 
     def _per_sample(self, totals: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        each = prod(targets.shape[1:])
-        return totals if each == 1 else totals / each
+        targets_per_sample = prod(targets.shape[1:])
+        return totals if targets_per_sample == 1 else totals / targets_per_sample
 
-    def _over(self, targets: paddle.Tensor) -> Count:
+    def _count(self, targets: paddle.Tensor) -> Count:
         return targets.shape[0]
 
 
-class CrossEntropyOfSome(CrossEntropy):
-    """Total over every target but those of one class number, which do not count."""
+class CrossEntropyIgnoring(CrossEntropy):
+    """Total over all targets except those equal to `ignored`, which do not count."""
 
     counts_samples = False
 
     def count(self, targets: paddle.Tensor) -> paddle.Tensor:
-        """How many targets count, as a 0-d tensor: nobody waits for the device."""
+        """How many targets count, as a 0-d tensor, so that nothing waits for the device."""
         return (targets != self.ignored).sum()
 
-    def _lead(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        return super()._lead(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
+    def _margin(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
+        return super()._margin(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        kept = numbers != self.ignored  # an ignored class can be guessed when it is one of the outputs
-        return hits.logical_and(kept if hits.ndim == kept.ndim else kept.unsqueeze(-1)).sum()
+        counts = numbers != self.ignored  # an ignored class can be predicted when it is one of the outputs
+        return hits.logical_and(counts if hits.ndim == counts.ndim else counts.unsqueeze(-1)).sum()
 
     def _per_sample(self, totals: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         return totals
 
-    def _over(self, targets: paddle.Tensor) -> Count:
+    def _count(self, targets: paddle.Tensor) -> Count:
         return self.count(targets)
 
 
 def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Tensor:
-    """`targets` as int64 in the shape of `outputs` without its classes.
+    """`targets` as int64, of the shape of `outputs` without the last dim.
 
-    Paddle would silently cut off fractions, and with smoothing take class numbers [n, 1] for probabilities.
+    Raises LossError for fractions: Paddle would silently truncate them.
     """
     import paddle
 
@@ -131,7 +131,7 @@ def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Ten
 @dataclass(frozen=True, kw_only=True)
 class Config:
     label_smoothing: Probability = 0.0
-    """Share of each target that goes to all classes alike."""
+    """Share of each target that is spread evenly over all classes."""
 
     ignore_index: int | None = None
     """Targets of this number do not count."""
@@ -139,4 +139,4 @@ class Config:
     def build(self) -> CrossEntropy:
         if self.ignore_index is None:
             return CrossEntropy(self.label_smoothing)
-        return CrossEntropyOfSome(self.label_smoothing, self.ignore_index)
+        return CrossEntropyIgnoring(self.label_smoothing, self.ignore_index)

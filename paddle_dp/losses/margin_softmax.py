@@ -10,16 +10,16 @@ from annotated_types import Ge, Gt, Le
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._classes import NEVER, Exact, gather_target
-from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyOfSome
+from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyIgnoring
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
     import paddle
 
-FLAT = 1e-6  # sin² below which the angle's gradient is 0: at an angle of 0 it has none
+FLAT = 1e-6  # the smallest sin² used: the angle has no gradient at 0
 
 
-class Margin(CrossEntropy):
+class MarginSoftmax(CrossEntropy):
     """Total over samples of -log softmax(scale · c'), where c' is cos(a + angle) - cosine for the target's angle a,
     and the cosine itself for every other class; outputs are the cosines.
 
@@ -29,14 +29,15 @@ class Margin(CrossEntropy):
     The loss of a target that is no class is NaN.
     """
 
+    use = "margin_softmax"
+
     def __init__(self, config: Config):
         super().__init__(
             config.label_smoothing, NEVER if config.ignore_index is None else config.ignore_index
         )
         self.angle, self.cosine, self.scale = config.angle, config.cosine, config.scale
-        self.word = "margin_softmax"
         self.classes = Exact()  # a scale of 64 makes losses above 64
-        self._known = False
+        self._checked = False
 
     def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         import paddle
@@ -46,25 +47,25 @@ class Margin(CrossEntropy):
             outputs, numbers, self.classes.local_range(outputs.shape[-1])[0]
         )
         sines = (1 - cosines * cosines).clip(min=FLAT).sqrt()
-        behind = cosines * cos(self.angle) - sines * sin(self.angle) - self.cosine
-        moved = paddle.where(here, behind, cosines).unsqueeze(-1)
-        return outputs.put_along_axis(column, moved, -1, broadcast=False) * self.scale
+        with_margin = cosines * cos(self.angle) - sines * sin(self.angle) - self.cosine
+        replaced = paddle.where(here, with_margin, cosines).unsqueeze(-1)
+        return outputs.put_along_axis(column, replaced, -1, broadcast=False) * self.scale
 
     def _check(self, outputs: paddle.Tensor) -> None:
-        """Looks at the first outputs only: looking at all would wait for the device in every step."""
-        if self._known or not outputs.size:
+        """Checks the first outputs only: checking all would wait for the device in every step."""
+        if self._checked or not outputs.size:
             return
-        reach = float(outputs.abs().max())
-        if reach > 1.01:
+        largest = float(outputs.abs().max())
+        if largest > 1.01:
             raise LossError(
-                f"margin_softmax takes cosines as outputs, from -1 to 1, and these reach {reach:.3g}: let the model "
-                "normalise (model large_classifier does with cosines: true), or use cross_entropy"
+                f"margin_softmax takes cosines as outputs, from -1 to 1, and these reach {largest:.3g}: normalise in "
+                "the model (model large_classifier does with cosines: true), or use cross_entropy"
             )
-        self._known = True
+        self._checked = True
 
 
-class MarginOfSome(Margin, CrossEntropyOfSome):
-    """The same over every target but those of one class number, which do not count."""
+class MarginSoftmaxIgnoring(MarginSoftmax, CrossEntropyIgnoring):
+    """The same over all targets except those equal to `ignored`, which do not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +77,13 @@ class Config:
     """CosFace's margin: taken from the target's cosine."""
 
     scale: Annotated[float, Gt(0)] = 64.0
-    """All cosines are multiplied by it."""
+    """Factor of all cosines."""
 
     label_smoothing: Probability = 0.0
-    """Share of each target that goes to all classes alike."""
+    """Share of each target that is spread evenly over all classes."""
 
     ignore_index: int | None = None
     """Targets of this number do not count."""
 
-    def build(self) -> Margin:
-        return Margin(self) if self.ignore_index is None else MarginOfSome(self)
+    def build(self) -> MarginSoftmax:
+        return MarginSoftmax(self) if self.ignore_index is None else MarginSoftmaxIgnoring(self)

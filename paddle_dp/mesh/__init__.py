@@ -1,7 +1,6 @@
-"""Who we are: the joined ranks, and the few things that they say to each other outside a model's own exchange.
+"""The joined ranks, their coordinates, and the few exchanges between them that are not a model's.
 
-Nothing here knows of recipes, data or models. What a model's tensors exchange belongs to `parallel`; how processes are
-started belongs to `launch`.
+Nothing here knows recipes, data or models. A model's own exchange is in `parallel`; `launch` starts processes.
 """
 
 from paddle_dp.mesh.mesh import Mesh, join

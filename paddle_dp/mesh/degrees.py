@@ -1,10 +1,11 @@
-"""How many ways each axis splits the work, and which rank sits where: arithmetic, without a process."""
+"""How many ways each axis splits the work, and each rank's coordinates: arithmetic, without processes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import prod
 
-# Outermost first, as fleet numbers ranks: neighbours in rank are neighbours on the tensor axis, which talks most.
+# Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most.
 AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 
 
@@ -35,10 +36,7 @@ class Degrees:
 
     @property
     def ranks(self) -> int:
-        product = 1
-        for axis in AXES:
-            product *= self[axis]
-        return product
+        return prod(self[axis] for axis in AXES)
 
     @property
     def dp_size(self) -> int:
@@ -47,10 +45,10 @@ class Degrees:
 
     def coords(self, rank: int) -> dict[str, int]:
         """The coordinate of `rank` on each axis."""
-        found: dict[str, int] = {}
+        coords = dict.fromkeys(AXES, 0)
         for axis in reversed(AXES):
-            rank, found[axis] = divmod(rank, self[axis])
-        return {axis: found[axis] for axis in AXES}
+            rank, coords[axis] = divmod(rank, self[axis])
+        return coords
 
     def rank(self, coords: dict[str, int]) -> int:
         """The rank at `coords`; axes left out are 0."""
@@ -60,7 +58,7 @@ class Degrees:
         return number
 
     def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that differ from `rank` on `axis` alone, in order, itself among them."""
+        """The ranks that differ from `rank` on `axis` only, in order, including itself."""
         coords = self.coords(rank)
         return [self.rank({**coords, axis: place}) for place in range(self[axis])]
 

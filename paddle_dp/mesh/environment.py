@@ -1,4 +1,4 @@
-"""What the launcher told this process, read from its environment once. No paddle."""
+"""This process's place in the job, read from the environment variables that the launcher sets. No paddle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddle_dp.errors import JobError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One process's place in the job, as `paddle.distributed.launch` hands it down."""
+    """One process's place in the job, as `paddle.distributed.launch` sets it."""
 
     rank: int = 0
     ranks: int = 1
@@ -26,21 +26,21 @@ class Environment:
 
         Raises UsageError when the variables contradict each other.
         """
-        found = os.environ if variables is None else variables
-        rank, ranks = int(found.get("PADDLE_TRAINER_ID", 0)), int(found.get("PADDLE_TRAINERS_NUM", 1))
+        env = os.environ if variables is None else variables
+        rank, ranks = int(env.get("PADDLE_TRAINER_ID", 0)), int(env.get("PADDLE_TRAINERS_NUM", 1))
         if not 0 <= rank < ranks:
             raise UsageError(
                 f"PADDLE_TRAINER_ID={rank} does not fit PADDLE_TRAINERS_NUM={ranks}: leftovers of another job? "
                 "Unset the PADDLE_* variables, or start with paddle-dp train, which ignores them."
             )
-        local = int(found.get("PADDLE_RANK_IN_NODE", found.get("PADDLE_LOCAL_RANK", rank)))
-        return cls(rank=rank, ranks=ranks, local_rank=local, master=found.get("PADDLE_MASTER"))
+        local = int(env.get("PADDLE_RANK_IN_NODE", env.get("PADDLE_LOCAL_RANK", rank)))
+        return cls(rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"))
 
 
 def wait_for_port(address: str, patience: float = 300.0) -> None:
     """Returns once something listens at `address` ("host:port").
 
-    Paddle's store sleeps 3 s when rank 1 connects before rank 0 listens (FLAGS cannot change it); asking every 20 ms
+    Paddle's store sleeps 3 s when rank 1 connects before rank 0 listens (no FLAG changes it); polling every 20 ms
     saves most of that at every start. Raises JobError after `patience` seconds.
     """
     host, _, port = address.rpartition(":")
@@ -57,19 +57,19 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
 
 
 def check_port(address: str) -> None:
-    """Raises JobError when somebody else listens at the port of `address`, where this rank is about to open the store.
+    """Raises JobError when another program listens at the port of `address`, where this rank will open the store.
 
-    Paddle's store would end the process there, in C++ (3.3.1: an assertion of libuv).
+    Paddle's store would abort the process in C++ (3.3.1: an assertion of libuv).
     """
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the store does: a port at rest is free
+        # As the store does: a port in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:
             raise JobError(
                 f"rank 0 cannot open its store at {address}: {error.strerror}. Another program took the port after the "
-                "launcher had chosen it: start once more. `paddle-dp train` takes ports that Linux gives to nobody."
+                "launcher had chosen it: start the job again. `paddle-dp train` uses ports outside of the range from "
+                "which Linux hands out free ones."
             ) from error

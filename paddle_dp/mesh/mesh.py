@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import rolls
+from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Mesh:
     """The ranks of a job and this process's place among them.
 
-    Every method with several ranks behind it is *collective*: all ranks call it, in the same order. A mesh of one
-    needs no process group, and its methods cost nothing.
+    With several ranks every exchange is *collective*: all ranks call it, in the same order. A mesh of one rank needs no
+    process group, and its exchanges cost nothing.
     """
 
     rank: int = 0
@@ -34,21 +34,21 @@ class Mesh:
     device: str = "cpu"
     host: str = field(default_factory=socket.gethostname)
     degrees: Degrees | None = None
-    _turns: Any = field(default_factory=itertools.count, repr=False, compare=False)
+    _waits: Any = field(default_factory=itertools.count, repr=False, compare=False)
 
     @classmethod
     def alone(cls) -> Mesh:
-        """One process, on the CPU: for tests and for tools that never start ranks."""
+        """A mesh of one CPU rank, without joining a job: for tests and for tools that start no ranks."""
         return cls()
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks for all: writes the logs, the dashboard and the screen."""
+        """Whether this is the rank that writes the logs, the dashboard and the screen."""
         return self.rank == 0
 
     @property
     def axes(self) -> Degrees:
-        """How the ranks are split over the axes: all of them over data, unless a strategy said otherwise."""
+        """How the ranks are split over the axes: all over data, unless a strategy set `degrees`."""
         return self.degrees or Degrees(data=self.ranks)
 
     @property
@@ -67,7 +67,7 @@ class Mesh:
 
     @property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's numbers count: one rank of each reader, on the last stage, where the loss is."""
+        """Whether this rank's losses and scores count: one rank of each reader, on the last pipeline stage."""
         coords = self.coords
         return coords["pipeline"] == self.axes.pipeline - 1 and not (coords["tensor"] or coords["sequence"])
 
@@ -88,10 +88,6 @@ class Mesh:
 
         return self.sum_tensor(paddle.to_tensor(list(map(float, values)), dtype="float64")).tolist()
 
-    def agree(self, flag: bool) -> bool:
-        """Whether `flag` is true on any rank."""
-        return self.sum([flag])[0] > 0
-
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
         """Every rank's `tensor` (equal shapes and dtypes), in rank order."""
         if self.ranks == 1:
@@ -104,16 +100,16 @@ class Mesh:
         return gathered
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value` (anything that JSON can carry), in rank order."""
+        """Every rank's `value` (anything that JSON can represent), in rank order."""
         if self.ranks == 1:
             return [value]
         import numpy as np
         import paddle
 
-        words = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype("int32")
-        lengths = [int(t.item()) for t in self.gather_tensor(paddle.to_tensor([len(words)], dtype="int64"))]
+        encoded = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype("int32")
+        lengths = [int(t.item()) for t in self.gather_tensor(paddle.to_tensor([len(encoded)], dtype="int64"))]
         padded = np.zeros(max(lengths), "int32")
-        padded[: len(words)] = words
+        padded[: len(encoded)] = encoded
         rows = self.gather_tensor(paddle.to_tensor(padded))
         return [
             json.loads(row.numpy()[:length].astype(np.uint8).tobytes())
@@ -121,13 +117,10 @@ class Mesh:
         ]
 
     def wait(self, name: str) -> None:
-        """Returns when all ranks have come to the same `wait`; patient, where gloo gives up after a fixed 30 s.
-
-        For work that one rank does alone: writing a checkpoint, building a cache.
-        """
+        """A barrier without a time limit, for work that one rank does alone: writing a checkpoint, building a cache."""
         if self.ranks == 1:
             return
-        key = f"paddle_dp/wait/{next(self._turns)}/{name}"
+        key = f"paddle_dp/wait/{next(self._waits)}/{name}"
         with self.waiting(f"'{name}'"):
             arrived = self._store.add(key, 1)
             while arrived < self.ranks:
@@ -135,9 +128,9 @@ class Mesh:
                 arrived = self._store.add(key, 0)
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Around an exchange of all ranks: while it takes long, each waiting rank says which ranks have not come."""
-        roll = rolls.here()
-        return nullcontext() if roll is None else roll.waiting("all", range(self.ranks), what)
+        """Around an exchange `what` of all ranks: if it takes long, each waiting rank prints which ranks are late."""
+        arrivals = late_ranks.arrivals()
+        return nullcontext() if arrivals is None else arrivals.waiting("all", range(self.ranks), what)
 
     @cached_property
     def _store(self) -> Any:
@@ -150,11 +143,11 @@ _joined: dict[str, Mesh] = {}
 
 
 def join(seed: int | None = None, device: str = "auto", patience: float | None = None) -> Mesh:
-    """Joins this process to its job and returns the mesh; call it before a model or a loader is made.
+    """Joins this process to its job and returns the mesh; call it before you make a model or a loader.
 
-    Started by `paddle.distributed.launch` (or `paddle-dp train`), the process meets its peers; started plainly, it is
-    a mesh of one. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank;
-    `patience` is how many seconds every exchange on CPUs waits for a late rank (600), where Paddle has a fixed 30.
+    A process started by `paddle.distributed.launch` (or `paddle-dp train`) connects to its peers; any other is a mesh
+    of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`
+    is how many seconds every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
 
     Raises UsageError when `device` ("auto", "cpu" or "gpu") is not there.
     """
@@ -167,12 +160,12 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
             if here.master:
                 (wait_for_port if here.rank else check_port)(here.master)
             paddle.distributed.init_parallel_env()
-            seconds = _be_patient(patience, place)
+            seconds = _set_patience(patience, place)
             if here.master:
-                rolls.start(here.rank, here.master, seconds)
+                late_ranks.start(here.rank, here.master, seconds)
         mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
-        # gloo lets a rank go on while a peer is still connecting to it; if it ended now, the peer would report that
-        # instead of the rank's own error. Nobody goes on before all have answered.
+        # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
+        # lost connection instead of the rank's own error: so all wait for each other first.
         mesh.sum([1.0])
         _joined["mesh"] = mesh
     if seed is not None:
@@ -180,14 +173,14 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
     return _joined["mesh"]
 
 
-def _be_patient(asked: float | None, place: str) -> float:
-    """Makes exchanges wait as long as was asked for, here or by the bridge's `install`; returns how long that is."""
+def _set_patience(patience: float | None, place: str) -> float:
+    """Sets how long exchanges wait for a late rank, and returns it; None: what the bridge's `install` set, or 600."""
     from paddle_dp.gloo.rendezvous import Patience
-    from paddle_dp.gloo.time_limit import wait_for
+    from paddle_dp.gloo.time_limit import set_time_limit
 
-    Patience.seconds = Patience.seconds if asked is None else asked
+    Patience.seconds = Patience.seconds if patience is None else patience
     if place == "cpu":
-        wait_for(0, Patience.seconds)
+        set_time_limit(0, Patience.seconds)
     return Patience.seconds
 
 
@@ -198,8 +191,8 @@ def _choose_device(wanted: str, here: Environment) -> str:
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     if wanted == "gpu" and not gpus:
         raise UsageError(
-            "train.device is gpu, but Paddle sees none here. Install paddlepaddle-gpu from Paddle's own package "
-            "index and look at CUDA_VISIBLE_DEVICES, or set train.device=cpu."
+            "train.device is gpu, but Paddle sees no GPU here. Install paddlepaddle-gpu from Paddle's own package "
+            "index and check CUDA_VISIBLE_DEVICES, or set train.device=cpu."
         )
     if wanted == "cpu" or not gpus:
         return paddle.set_device("cpu") and "cpu"

@@ -1,4 +1,4 @@
-"""Where randomness starts: one seed for what must be equal on all ranks, one of its own for what must differ."""
+"""Seeds: equal on ranks that must draw the same numbers, different on all others."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from paddle_dp.mesh.mesh import Mesh
 
 
 def own_seed(seed: int, name: int | str) -> int:
-    """A seed for one stream of random numbers: a pure function of both, far from its neighbours'."""
+    """A seed for the random stream `name`: a pure function of both; neighbouring names give unrelated seeds."""
     return zlib.crc32(f"{seed}/{name}".encode())
 
 
 def seed_ranks(seed: int, mesh: Mesh) -> None:
-    """Gives every rank its random streams; call it when the equal things (initial weights) have been drawn.
+    """Seeds every rank's random streams; call it after drawing what must be equal everywhere (initial weights).
 
-    Paddle's own stream is one for all ranks of a tensor axis, which hold the same activations and must drop the same of
-    them; readers, stages and shards of a sequence hold others. What is cut over the tensor axis draws from fleet's
-    tracker (get_rng_state_tracker), whose stream every rank has for itself.
+    Paddle's default stream is the same on all ranks of a tensor axis, which hold the same activations and must drop the
+    same elements; it differs between readers, stages and sequence shards. Layers cut over the tensor axis draw from
+    fleet's tracker (get_rng_state_tracker), whose stream differs on every rank.
     """
     import paddle
 

@@ -1,6 +1,6 @@
-"""What the optimizers share: which parameters decay, and how gradients are clipped.
+"""Shared by the optimizers: which parameters decay, and how gradients are clipped.
 
-No parameter groups: `paddle.optimizer` clips each group by a norm of its own, so no norm would be global.
+No parameter groups: `paddle.optimizer` clips each group by the group's own norm, not by the global one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from paddle_dp.units import Rate
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from paddle.nn.clip import ClipGradBase
 
 Named = Sequence[tuple[str, "Tensor"]]
 AboveZero = Annotated[float, Gt(0)]
@@ -23,16 +24,16 @@ AboveZero = Annotated[float, Gt(0)]
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     weight_decay: Rate = 0.0
-    """How strongly weights are drawn towards 0; not biases and norms."""
+    """Strength of the decay of weights towards 0; biases and norms do not decay."""
 
     decay_all: bool = False
     """Biases and norms decay, too."""
 
     clip: AboveZero | None = None
-    """The most that the norm of all gradients together may be."""
+    """Upper bound of the norm of all gradients together."""
 
     clip_value: AboveZero | None = None
-    """The most that each number of a gradient may be."""
+    """Upper bound of each gradient element's absolute value."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and self.clip_value is not None:
@@ -41,7 +42,7 @@ class OptimizerConfig:
             )
 
     def shared(self, learning_rate: Any, named_parameters: Named) -> dict[str, Any]:
-        """The arguments that all take: rate, parameters, clip, float32 copies of weights in half precision."""
+        """The arguments of every optimizer: rate, parameters, clip, float32 copies of weights in half precision."""
         from paddle import bfloat16, float16
 
         parameters = [parameter for _, parameter in named_parameters]
@@ -49,32 +50,34 @@ class OptimizerConfig:
             "learning_rate": learning_rate,
             "parameters": parameters,
             "grad_clip": self._clip(),
-            # Asked of every parameter at every step, which costs a small model 50 µs: only where there are such.
+            # Paddle checks it for every parameter at every step, 50 µs for a small model: set it only where needed.
             "multi_precision": any(parameter.dtype in (float16, bfloat16) for parameter in parameters),
         }
 
     def decaying(self, named_parameters: Named) -> list[Tensor]:
-        """The parameters that decay: all, or those with two dims and more."""
+        """The parameters that decay: all, or those with two or more dims."""
         return [parameter for _, parameter in named_parameters if self.decay_all or parameter.ndim > 1]
 
     def decay_by_regularizer(self, named_parameters: Named) -> None:
-        """Tie L2 decay to the parameters that decay, which is as exact as `weight_decay=` and leaves the others out.
+        """Sets L2 decay as the regularizer of the parameters that decay; as exact as `weight_decay=`, which is for all.
 
-        A regularizer that the model brought stays; one from an earlier call is replaced.
+        A regularizer of the model's own stays; one from an earlier call is replaced.
         """
         from paddle.regularizer import L2Decay
 
         decay = L2Decay(float(self.weight_decay))
         decay.of_recipe = True
         ours = [
-            p for _, p in named_parameters if p.regularizer is None or hasattr(p.regularizer, "of_recipe")
+            (name, p)
+            for name, p in named_parameters
+            if p.regularizer is None or hasattr(p.regularizer, "of_recipe")
         ]
-        for parameter in ours:
+        for _, parameter in ours:
             parameter.regularizer = None
-        for parameter in self.decaying([("", parameter) for parameter in ours]) if self.weight_decay else []:
+        for parameter in self.decaying(ours) if self.weight_decay else []:
             parameter.regularizer = decay
 
-    def _clip(self) -> Any:
+    def _clip(self) -> ClipGradBase | None:
         from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 
         if self.clip is not None:

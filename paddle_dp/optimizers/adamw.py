@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     weight_decay: Rate = 0.01
-    """Each update first takes learning rate × `weight_decay` of the weight away; not of biases and norms."""
+    """Each update first subtracts learning rate × `weight_decay` × weight; biases and norms do not decay."""
 
     beta1: Probability = 0.9
-    """How much of the gradient's mean is kept each step."""
+    """Decay of the running mean of the gradient."""
 
     beta2: Probability = 0.999
-    """How much of the squared gradient's mean is kept each step."""
+    """Decay of the running mean of the squared gradient."""
 
     epsilon: AboveZero = 1e-8
-    """Added to the root that the update is divided by."""
+    """Added to the square root in the denominator."""
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
         from paddle.optimizer import AdamW

@@ -1,4 +1,4 @@
-"""Adam with a rate of its own for every layer, for large batches (You et al., arXiv:1904.00962)."""
+"""Adam with a learning rate for each layer, for large batches (You et al., arXiv:1904.00962)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     weight_decay: Rate = 0.01
-    """Share of the weight that is added to the update before its size is set; not of biases and norms."""
+    """`weight_decay` × weight is added to the update before it is scaled; biases and norms do not decay."""
 
     beta1: Probability = 0.9
-    """How much of the gradient's mean is kept each step."""
+    """Decay of the running mean of the gradient."""
 
     beta2: Probability = 0.999
-    """How much of the squared gradient's mean is kept each step."""
+    """Decay of the running mean of the squared gradient."""
 
     epsilon: AboveZero = 1e-6
-    """Added to the root that the update is divided by."""
+    """Added to the square root in the denominator."""
 
     always_adapt: bool = False
-    """What does not decay gets a rate of its own, too."""
+    """Adapt the rate of parameters that do not decay, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.weight_decay and not self.always_adapt:
-            # paddle.optimizer.Lamb takes «no decay» for «no adaptation»: it would silently be Adam.
-            raise ValueError(
-                "weight_decay: without it no layer gets a rate of its own; set always_adapt: true"
-            )
+            # paddle.optimizer.Lamb adapts only what decays: without decay it is Adam.
+            raise ValueError("weight_decay: without it no layer's rate is adapted; set always_adapt: true")
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
         from paddle.optimizer import Lamb

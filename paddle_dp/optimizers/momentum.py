@@ -1,4 +1,4 @@
-"""Gradient descent with momentum, Nesterov's on request, and L2 decay."""
+"""Gradient descent with momentum (optionally Nesterov's) and L2 decay."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Config(OptimizerConfig):
     """velocity = momentum × velocity + gradient; `weight_decay` × weight is added to the clipped gradient."""
 
     momentum: Probability = 0.9
-    """How much of the velocity is kept each step."""
+    """Decay of the velocity."""
 
     nesterov: bool = False
-    """Nesterov's form: look ahead along the velocity."""
+    """Nesterov momentum."""
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:
         from paddle.optimizer import Momentum

@@ -1,4 +1,4 @@
-"""What the schedules share: the peak, the way up to it, and scaling by batch."""
+"""Shared by the schedules: the peak, the warm-up, and scaling with the batch size."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     from paddle.optimizer.lr import LRScheduler
 
 
-NONE = Length(0, "steps")
+NO_WARMUP = Length(0, "steps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """`learning_rate` × batch / `per_batch`, reached in a straight line from `warmup_from` × peak over `warmup`.
+    """The peak is `learning_rate` × batch / `per_batch`; the rate rises to it linearly from `warmup_from` × peak.
 
-    The line starts just before the first update, so that no update is made at rate 0.
+    The rise starts one step before the first update, so that no update has rate 0.
     """
 
     learning_rate: Rate
-    """The peak: the rate behind the warm-up."""
+    """The peak: the rate after the warm-up."""
 
-    warmup: Length = NONE
-    """How long the rate rises, in a straight line."""
+    warmup: Length = NO_WARMUP
+    """How long the rate rises linearly."""
 
     warmup_from: Probability = 0.0
-    """Where the rise begins, as a share of the peak."""
+    """Where the warm-up begins, as a share of the peak."""
 
     per_batch: Positive | None = None
-    """The peak is for so many samples an update, and scaled with `train.batch`."""
+    """Batch size that `learning_rate` is meant for; the peak is scaled to `train.batch`."""
 
     def rate(self, step: int, *, steps: int, steps_per_epoch: int, batch: int) -> float:
         """The learning rate of update number `step` (from 0) of `steps`, with `batch` samples an update."""
@@ -42,11 +42,11 @@ class ScheduleConfig:
         return peak * self.level(step, start=start, steps=steps, steps_per_epoch=steps_per_epoch)
 
     def level(self, step: int, *, start: int, steps: int, steps_per_epoch: int) -> float:
-        """How high, 0 to 1 of the peak, update `step` is; `start` is the end of the warm-up, at or before it."""
+        """The rate of update `step`, as a share of the peak; `start` is the first update after the warm-up."""
         raise NotImplementedError
 
     def build(self, *, steps: int, steps_per_epoch: int, batch: int) -> LRScheduler:
-        """A schedule for `paddle.optimizer`, one `step()` an update; its state is two plain numbers."""
+        """A `paddle.optimizer.lr` schedule, with one `step()` per update; its state is two numbers."""
         from paddle.optimizer.lr import LambdaDecay
 
         def rate(step: int) -> float:
@@ -57,15 +57,15 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FallingConfig(ScheduleConfig):
-    """A rate that falls all the way from the end of the warm-up to the end of training, to `floor` × peak."""
+    """A rate that falls from the end of the warm-up to the end of training, down to `floor` × peak."""
 
     floor: Probability = 0.0
-    """Where the fall ends, as a share of the peak; below 1."""
+    """Rate at the end, as a share of the peak; below 1."""
 
     def level(self, step: int, *, start: int, steps: int, steps_per_epoch: int) -> float:
         done = min(1.0, (step - start) / max(1, steps - start))
         return self.floor + (1 - self.floor) * self.left(done)
 
     def left(self, done: float) -> float:
-        """What is left of the way down, 1 to 0, when `done`, 0 to 1, of the time is over."""
+        """How much of the fall remains, 1 to 0, after the share `done` (0 to 1) of the updates."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""One rate throughout, after the warm-up."""
+"""A constant rate after the warm-up."""
 
 from __future__ import annotations
 

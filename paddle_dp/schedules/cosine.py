@@ -1,4 +1,4 @@
-"""Half a cosine from the peak down to the floor (Loshchilov and Hutter, arXiv:1608.03983; no restarts)."""
+"""Half a cosine from the peak to the floor (Loshchilov and Hutter, arXiv:1608.03983; no restarts)."""
 
 from __future__ import annotations
 

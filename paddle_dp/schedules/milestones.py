@@ -1,4 +1,4 @@
-"""Multiplied by a factor at each milestone, the classic ImageNet staircase."""
+"""A rate that is multiplied by a factor at each milestone, as in the classic ImageNet schedule."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paddle_dp.units import Fraction, Length
 @dataclass(frozen=True, kw_only=True)
 class Config(ScheduleConfig):
     milestones: tuple[Length, ...]
-    """When the rate falls, such as [30 epochs, 60 epochs]: counted from the start of training, warm-up included."""
+    """When the rate falls, such as [30 epochs, 60 epochs], counted from the start of training, warm-up included."""
 
     factor: Fraction = 0.1
-    """What the rate is multiplied with each time."""
+    """Factor of the rate at each milestone."""
 
     def __post_init__(self) -> None:
         if not self.milestones:

@@ -1,4 +1,4 @@
-"""A power of the time that is left, from the peak down to the floor; power 1 is a straight line."""
+"""A power of the remaining time, from the peak to the floor; power 1 is linear."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddle_dp.schedules._base import FallingConfig
 @dataclass(frozen=True, kw_only=True)
 class Config(FallingConfig):
     power: Annotated[float, Gt(0)] = 1.0
-    """1 is a straight line."""
+    """Exponent of the remaining share of the time; 1 is linear."""
 
     def left(self, done: float) -> float:
         return (1 - done) ** self.power

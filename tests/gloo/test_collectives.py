@@ -18,25 +18,25 @@ def wrong(types: list[str]) -> list[str]:
 
     mesh = join()
     install(mesh.device)
-    rooms = [Room(mesh.rank, mesh.ranks, kind) for kind in types]
-    told = (
-        (name, room.kind, right)
-        for room in rooms
+    all_numbers = [Numbers(mesh.rank, mesh.ranks, kind) for kind in types]
+    received = (
+        (name, numbers.kind, right)
+        for numbers in all_numbers
         for one in (reductions, movements)
-        for name, right in one(room)
+        for name, right in one(numbers)
     )
-    return [f"{name} {kind}" for name, kind, right in told if not right]
+    return [f"{name} {kind}" for name, kind, right in received if not right]
 
 
-class Room:
+class Numbers:
     """One rank's numbers in one type: small whole numbers, exact in each, other ones on odd ranks."""
 
     def __init__(self, rank: int, ranks: int, kind: str):
         import numpy as np
 
         self.rank, self.ranks, self.kind = rank, ranks, kind
-        numbers = np.arange(4 * ranks * 3).reshape(4 * ranks, 3) % 3 + 1
-        self.every = [numbers + of % 2 for of in range(ranks)]
+        base = np.arange(4 * ranks * 3).reshape(4 * ranks, 3) % 3 + 1
+        self.every = [base + of % 2 for of in range(ranks)]
 
     def mine(self) -> Any:
         import paddle
@@ -62,62 +62,65 @@ class Room:
         return self.same(tensor, expected)
 
 
-def reductions(room: Room) -> Any:
+def reductions(numbers: Numbers) -> Any:
     """(name, whether it is right)"""
     import numpy as np
     import paddle
     import paddle.distributed as dist
 
-    op, every, right = dist.ReduceOp, room.every, room.in_place
+    op, every, right = dist.ReduceOp, numbers.every, numbers.in_place
     yield "sum", right(dist.all_reduce, sum(every))
     yield "max", right(lambda t: dist.all_reduce(t, op.MAX), np.max(every, 0))
     yield "min", right(lambda t: dist.all_reduce(t, op.MIN), np.min(every, 0))
     yield "prod", right(lambda t: dist.all_reduce(t, op.PROD), np.prod(every, 0))
-    yield "sum of a transposed view", right(dist.all_reduce, sum(every).T, room.mine().transpose([1, 0]))
-    yield "sum of a scalar", right(dist.all_reduce, room.ranks, paddle.ones([], room.kind))
-    if "float" in room.kind:
-        yield "avg", right(lambda t: dist.all_reduce(t, op.AVG), sum(every) / room.ranks)
-    yield "reduce", right(lambda t: dist.reduce(t, 1), sum(every) if room.rank == 1 else every[room.rank])
-    own = np.split(sum(every), room.ranks)[room.rank]
-    pieces = list(paddle.split(room.mine(), room.ranks))
-    yield "reduce_scatter", right(lambda t: dist.reduce_scatter(t, pieces), own, room.zeros(4))
+    yield "sum of a transposed view", right(dist.all_reduce, sum(every).T, numbers.mine().transpose([1, 0]))
+    yield "sum of a scalar", right(dist.all_reduce, numbers.ranks, paddle.ones([], numbers.kind))
+    if "float" in numbers.kind:
+        yield "avg", right(lambda t: dist.all_reduce(t, op.AVG), sum(every) / numbers.ranks)
+    yield (
+        "reduce",
+        right(lambda t: dist.reduce(t, 1), sum(every) if numbers.rank == 1 else every[numbers.rank]),
+    )
+    own = np.split(sum(every), numbers.ranks)[numbers.rank]
+    pieces = list(paddle.split(numbers.mine(), numbers.ranks))
+    yield "reduce_scatter", right(lambda t: dist.reduce_scatter(t, pieces), own, numbers.zeros(4))
     yield (
         "reduce_scatter tensor",
-        right(lambda t: dist.stream.reduce_scatter(t, room.mine()), own, room.zeros(4)),
+        right(lambda t: dist.stream.reduce_scatter(t, numbers.mine()), own, numbers.zeros(4)),
     )
 
 
-def movements(room: Room) -> Any:
+def movements(numbers: Numbers) -> Any:
     """(name, whether it is right)"""
     import numpy as np
     import paddle.distributed as dist
 
-    every, rank, ranks, right = room.every, room.rank, room.ranks, room.in_place
+    every, rank, ranks, right = numbers.every, numbers.rank, numbers.ranks, numbers.in_place
     yield "broadcast", right(lambda t: dist.broadcast(t, 1), every[1])
     out: list[Any] = []
-    dist.all_gather(out, room.mine())
-    yield "all_gather", all(room.same(a, b) for a, b in zip(out, every, strict=True))
-    for_each = [room.mine() + to for to in range(ranks)]
+    dist.all_gather(out, numbers.mine())
+    yield "all_gather", all(numbers.same(a, b) for a, b in zip(out, every, strict=True))
+    for_each = [numbers.mine() + to for to in range(ranks)]
     out = []
     dist.alltoall(out, for_each)
-    yield "alltoall", all(room.same(a, b + rank) for a, b in zip(out, every, strict=True))
+    yield "alltoall", all(numbers.same(a, b + rank) for a, b in zip(out, every, strict=True))
     swapped = np.concatenate([np.split(one, ranks)[rank] for one in every])
     yield (
         "alltoall_single",
-        right(lambda t: dist.alltoall_single(t, room.mine()), swapped, room.zeros(4 * ranks)),
+        right(lambda t: dist.alltoall_single(t, numbers.mine()), swapped, numbers.zeros(4 * ranks)),
     )
-    yield "scatter", right(lambda t: dist.scatter(t, for_each, 0), every[0] + rank, room.zeros(4 * ranks))
-    turned = room.mine().transpose([1, 0])
+    yield "scatter", right(lambda t: dist.scatter(t, for_each, 0), every[0] + rank, numbers.zeros(4 * ranks))
+    turned = numbers.mine().transpose([1, 0])
     yield "broadcast of a view", right(lambda t: dist.broadcast(t, 1), every[1].T, turned)
-    dist.all_gather(out := [], room.mine().transpose([1, 0]))
-    yield "all_gather of views", all(room.same(a, b.T) for a, b in zip(out, every, strict=True))
+    dist.all_gather(out := [], numbers.mine().transpose([1, 0]))
+    yield "all_gather of views", all(numbers.same(a, b.T) for a, b in zip(out, every, strict=True))
     views = [one.transpose([1, 0]) for one in for_each]
-    target = room.zeros(4 * ranks).transpose([1, 0])
+    target = numbers.zeros(4 * ranks).transpose([1, 0])
     yield "scatter of views", right(lambda t: dist.scatter(t, views, 0), (every[0] + rank).T, target)
     stream = {"sync_op": True, "use_calc_stream": True}
-    whole = room.zeros(4 * ranks * ranks)
-    dist.stream.all_gather(whole, room.mine(), **stream)
-    yield "all_gather on stream", room.same(whole, np.concatenate(every))
+    whole = numbers.zeros(4 * ranks * ranks)
+    dist.stream.all_gather(whole, numbers.mine(), **stream)
+    yield "all_gather on stream", numbers.same(whole, np.concatenate(every))
     yield "broadcast on stream", right(lambda t: dist.stream.broadcast(t, 1, **stream), every[1])
     yield "sum on stream", right(lambda t: dist.stream.all_reduce(t, **stream), sum(every))
 
@@ -139,7 +142,7 @@ def more() -> dict[str, Any]:
     mesh = join()
     install(mesh.device)
     found: dict[str, Any] = {}
-    send = [[1, 2], [3, 1]][mesh.rank]  # rows for seat 0, for seat 1
+    send = [[1, 2], [3, 1]][mesh.rank]  # rows for rank 0, for rank 1
     take = [[1, 3], [2, 1]][mesh.rank]
     given = paddle.arange(sum(send), dtype="float32").reshape([-1, 1]) + 10 * mesh.rank
     out = paddle.zeros([sum(take), 1])
@@ -178,18 +181,18 @@ def raw(mesh: Any) -> list[float]:
     from paddle.base import core
 
     store = core.create_or_get_global_tcp_store()
-    group = core.ProcessGroupGloo.create(store, 1 - mesh.rank, mesh.ranks)  # seats the other way round
+    group = core.ProcessGroupGloo.create(store, 1 - mesh.rank, mesh.ranks)  # group ranks in reverse order
     tensor = paddle.full([1], 1.0 + mesh.rank)
     if mesh.rank:
-        group.send(tensor, 1, True)  # to the seat of rank 0
+        group.send(tensor, 1, True)  # which is rank 0
     else:
         group.recv(tensor, 0, True)
-    told = tensor.tolist()
+    received = tensor.tolist()
     group.broadcast(tensor, 0, True).wait()
     group.barrier()
     summed = paddle.full([1], 10.0 * (mesh.rank + 1))
     group.all_reduce(summed, core.ReduceOp.SUM, True).wait()
-    return [*told, *tensor.tolist(), *summed.tolist()]
+    return [*received, *tensor.tolist(), *summed.tolist()]
 
 
 def test_the_rest() -> None:

@@ -50,7 +50,7 @@ def test_nothing_is_touched_on_an_accelerator() -> None:
     assert changes("gpu:0", "xpu:1", "npu:0") == {"names": [], "changed": [], "again": []}
 
 
-def test_on_a_cpu_it_changes_what_it_says_and_that_stands_in_the_table() -> None:
+def test_on_a_cpu_it_changes_the_names_that_it_returns_and_that_the_table_lists() -> None:
     found = changes("cpu")
     assert len(found["names"]) > 30 and found["again"] == []
     last = {name.rpartition(".")[2] for name in found["names"]}
@@ -69,14 +69,14 @@ def test_an_unknown_version_is_refused_unless_it_is_to_be_tried(monkeypatch: pyt
     bridge.check_version("3.9.0")
 
 
-def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     owner = SimpleNamespace(known=1)
     monkeypatch.setitem(sys.modules, "stand_in", SimpleNamespace(owner=owner))  # type: ignore[misc]
     return owner
 
 
 def test_patches_add_skip_or_refuse_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = room(monkeypatch)
+    owner = stand_in(monkeypatch)
     patch = {"owner": "stand_in.owner", "value": 2, "symptom": "it hangs"}
     done = apply(
         [
@@ -90,7 +90,7 @@ def test_patches_add_skip_or_refuse_what_is_missing(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_missing_name_leaves_all_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = room(monkeypatch)
+    owner = stand_in(monkeypatch)
     patch = {"owner": "stand_in.owner", "value": 2, "symptom": "it hangs"}
     with pytest.raises(UsageError, match=r"no stand_in.owner.gone, .*\(it hangs\).*paddlepaddle==3.3.1"):
         apply([Patch(**patch, name="known"), Patch(**patch, name="gone")])

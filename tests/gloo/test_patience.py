@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.gloo import time_limit
-from paddle_dp.gloo.time_limit import WAY
+from paddle_dp.gloo.time_limit import CHAIN
 from tests.ranks import run_ranks
 
 
@@ -18,9 +18,10 @@ def sum_with_one_late(patience: float, seconds: list[float], bridged: bool) -> l
     """Sums of ones, to each of which the last rank comes so late; what came of it, and after how long."""
     from paddle_dp.errors import JobError
     from paddle_dp.gloo import install
-    from paddle_dp.mesh import join, rolls
+    from paddle_dp.mesh import join, late_ranks
 
-    rolls.Roll.notice, rolls.Roll.still, rolls.Roll.look = 1.0, 0.4, 0.2
+    watch = late_ranks.Arrivals
+    watch.notice, watch.idle, watch.poll = 1.0, 0.4, 0.2
     mesh = join(patience=patience)
     if bridged:
         install(mesh.device)
@@ -92,15 +93,15 @@ def neighbours_and_limit(seconds: float) -> list[int]:
     core.ProcessGroupGloo.create = staticmethod(create_side_by_side)
     join(patience=seconds)
     gloo = time_limit._Gloo()
-    (context,) = gloo._words(gloo._registered("0") + WAY[0].offset, 0, 1, "")
+    (context,) = gloo._words(gloo._registered("0") + CHAIN[0].offset, 0, 1, "")
     words = [gloo._words(context, 8 * i, 1, "")[0] for i in range(32)]
     begins = [gloo._read(word, 8) for word in words]
     found = [
         word
         for word, begin in zip(words, begins, strict=True)
-        if begin == gloo._table(WAY[2]).to_bytes(8, "little")
+        if begin == gloo._vtable(CHAIN[2]).to_bytes(8, "little")
     ]
-    return [len(set(found)), gloo.get_limit(context), *gloo._words(found[0], WAY[2].offset, 1, "")]
+    return [len(set(found)), gloo.get_limit(context), *gloo._words(found[0], CHAIN[2].offset, 1, "")]
 
 
 def test_the_limit_is_set_wherever_malloc_puts_the_second_context_of_a_group() -> None:
@@ -112,12 +113,12 @@ class Objects(time_limit._Gloo):
     """Three objects as gloo's in this process's memory, with what is random there behind them."""
 
     def __init__(self, **changed: int) -> None:
-        self.memory = [(ctypes.c_uint64 * 16)(*[7] * 16) for _ in WAY]
+        self.memory = [(ctypes.c_uint64 * 16)(*[7] * 16) for _ in CHAIN]
         starts = [ctypes.addressof(words) for words in self.memory]
         for place, (step, words, after) in enumerate(
-            zip(WAY, self.memory, [*starts[1:], 30000], strict=True)
+            zip(CHAIN, self.memory, [*starts[1:], 30000], strict=True)
         ):
-            words[0], words[1], words[step.offset // 8] = self._table(step), 1 + (4 << 32), after
+            words[0], words[1], words[step.offset // 8] = self._vtable(step), 1 + (4 << 32), after
             for at in range(step.offset // 8 + 1, 16):
                 words[at] = after  # pointers at the same thing, and other words of 30 000
             for name, value in changed.items():
@@ -135,15 +136,15 @@ class Objects(time_limit._Gloo):
     def _registered(self, key: str) -> int:
         return ctypes.addressof(self.memory[0])
 
-    def _table(self, of: time_limit._Class) -> int:
-        return 1000 + WAY.index(of)
+    def _vtable(self, of: time_limit._Class) -> int:
+        return 1000 + CHAIN.index(of)
 
 
 def test_only_the_limit_and_its_copy_are_written() -> None:
     gloo = Objects()
     before = [list(words) for words in gloo.memory]
-    gloo.wait_for("0", 5000)
-    before[2][WAY[2].offset // 8] = 5000
+    gloo.set_time_limit("0", 5000)
+    before[2][CHAIN[2].offset // 8] = 5000
     assert gloo.limit == 5000 and [list(words) for words in gloo.memory] == before
 
 
@@ -165,16 +166,16 @@ def test_where_anything_is_otherwise_nothing_is_written_and_the_reason_is_told(
 ) -> None:
     gloo = Objects(**changed)
     before = [list(words) for words in gloo.memory]
-    with pytest.raises(time_limit._NotThereError, match=re.escape(reason)):
-        gloo.wait_for("0", 5000)
+    with pytest.raises(time_limit._UnknownLayoutError, match=re.escape(reason)):
+        gloo.set_time_limit("0", 5000)
     assert gloo.limit == 30000 and [list(words) for words in gloo.memory] == before
 
 
 def test_where_gloo_is_not_found_the_screen_says_why_once(capsys: pytest.CaptureFixture[str]) -> None:
     """This process has no group: the library's own table says so, and no address is followed."""
-    time_limit._tell.cache_clear()
+    time_limit._print_once.cache_clear()
     for _ in range(2):
-        time_limit.wait_for(0, 5.0)
+        time_limit.set_time_limit(0, 5.0)
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and "(Paddle has no groups yet)" in said
     assert time_limit._Gloo._read(8, 8) is None

@@ -1,4 +1,4 @@
-"""A group's store opens without a gap to lose its port in, answers at once; a roll call names the absent."""
+"""A group's store opens without a gap to lose its port in, answers at once; a barrier names the missing."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_the_flag_is_as_it_was_afterwards() -> None:
     assert paddle.get_flags([flag]) == before
 
 
-def test_a_roll_call_ends_when_the_last_has_come() -> None:
+def test_a_named_barrier_ends_when_the_last_member_has_arrived() -> None:
     store, through = Counters(), []
 
     def member(number: int) -> None:
-        rendezvous.roll_call(store, "meeting", number, 3, number)
+        rendezvous.named_barrier(store, "meeting", number, 3, number)
         through.append(number)
 
     threads = [threading.Thread(target=member, args=(number,)) for number in range(3)]
@@ -92,9 +92,9 @@ def test_a_roll_call_ends_when_the_last_has_come() -> None:
     assert sorted(through) == [0, 1, 2]
 
 
-def test_a_roll_call_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_barrier_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous.Patience, "seconds", 0.1)
     with pytest.raises(
         JobError, match=r"gloo group 7: rank 5 \(member 1 of 0 to 3\) waited 0.1 s for members \[0, 2, 3\]"
     ):
-        rendezvous.roll_call(Counters(), "gloo group 7", 1, 4, 5)
+        rendezvous.named_barrier(Counters(), "gloo group 7", 1, 4, 5)

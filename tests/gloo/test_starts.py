@@ -39,10 +39,10 @@ def start(degrees: dict[str, int]) -> dict[str, Any]:
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {f"{short}_degree": degrees.get(axis, 1) for axis, short in AXES.items()}
     fleet.init(is_collective=True, strategy=strategy)
-    seats = fleet.get_hybrid_communicate_group()
+    hcg = fleet.get_hybrid_communicate_group()
     groups = {
-        "data": seats.get_data_parallel_group(), "tensor": seats.get_model_parallel_group(),
-        "pipeline": seats.get_pipe_parallel_group(), "sharding": seats.get_sharding_parallel_group(),
+        "data": hcg.get_data_parallel_group(), "tensor": hcg.get_model_parallel_group(),
+        "pipeline": hcg.get_pipe_parallel_group(), "sharding": hcg.get_sharding_parallel_group(),
     }  # fmt: skip
     found: dict[str, Any] = {}
     for axis in degrees:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paddle_dp.gloo import stopwatch
-from paddle_dp.gloo.stopwatch import SEVERAL, Stopwatch, axis_of, words
+from paddle_dp.gloo.stopwatch import SEVERAL, Stopwatch, axes_timed, axis_of
 from paddle_dp.mesh.degrees import Degrees
 from tests.ranks import run_ranks
 
@@ -15,7 +15,7 @@ GRID = Degrees(data=2, tensor=2)
 LATE = 0.3  # seconds that a peer lets the others wait
 
 
-def test_the_axis_of_a_group_is_where_its_seats_differ() -> None:
+def test_the_axis_of_a_group_is_on_which_its_ranks_differ() -> None:
     grid = Degrees(data=2, pipeline=2, tensor=2)
     assert [axis_of(grid, grid.group(5, axis)) for axis in ("data", "pipeline", "tensor")] == [
         "data",
@@ -23,8 +23,8 @@ def test_the_axis_of_a_group_is_where_its_seats_differ() -> None:
         "tensor",
     ]
     assert axis_of(grid, list(range(8))) == SEVERAL and axis_of(grid, [3]) == ""
-    assert words(grid) == ["data", "pipeline", "tensor", SEVERAL]
-    assert words(Degrees(tensor=4)) == ["tensor"] and words(Degrees()) == []
+    assert axes_timed(grid) == ["data", "pipeline", "tensor", SEVERAL]
+    assert axes_timed(Degrees(tensor=4)) == ["tensor"] and axes_timed(Degrees()) == []
 
 
 def test_an_exchange_within_an_exchange_counts_once_and_a_reading_begins_anew() -> None:
@@ -60,7 +60,7 @@ def measured() -> dict[str, Any]:
     before = dict(vars(type(data.process_group)))
     watch = stopwatch.start(GRID)
     assert watch is not None
-    # The bridge's functions tell it: nothing is wrapped a second time.
+    # The stopwatch is an observer: nothing is wrapped a second time.
     untouched = before == dict(vars(type(data.process_group)))
     mesh.sum([1.0])
     watch.read()

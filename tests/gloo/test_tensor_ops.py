@@ -65,13 +65,13 @@ def linear(name: str, layer: Any, cut_input: bool = False, cut_output: bool = Fa
     whole = x.clone()
     whole.stop_gradient = False
     (plain(whole) * weight_of).sum().backward()
-    mine = own(x, -1 if cut_input else None).clone()
-    mine.stop_gradient = False
-    out = layer(mine)
+    local = own(x, -1 if cut_input else None).clone()
+    local.stop_gradient = False
+    out = layer(local)
     (out * own(weight_of, -1 if cut_output else None)).sum().backward()
     return {
         f"{name}: output": far(out, own(plain(whole), -1 if cut_output else None)),
-        f"{name}: input gradient": far(mine.grad, own(whole.grad, -1 if cut_input else None)),
+        f"{name}: input gradient": far(local.grad, own(whole.grad, -1 if cut_input else None)),
         f"{name}: weight gradient": far(layer.weight.grad, own(plain.weight.grad, layer.weight.split_axis)),
         f"{name}: bias gradient": far(
             layer.bias.grad, own(plain.bias.grad, getattr(layer.bias, "split_axis", None))
@@ -102,18 +102,18 @@ def cross_entropies() -> dict[str, float]:
     found, labels = {}, paddle.to_tensor([[0, 31, -100, 7], [8, 15, 16, -100]])
     for kind in ("float32", "bfloat16"):
         whole = (numbers(2, 4, 32) * 10).astype(kind)  # plain losses above 64 are cut off
-        mine = own(whole, -1).clone()
-        whole.stop_gradient = mine.stop_gradient = False
+        local = own(whole, -1).clone()
+        whole.stop_gradient = local.stop_gradient = False
         expected = paddle.nn.functional.cross_entropy(whole.astype("float32"), labels, reduction="none")
         expected.sum().backward()
         layer = mpu.ParallelCrossEntropy(ignore_index=-100)
-        got = layer(mine, labels.unsqueeze(-1))
+        got = layer(local, labels.unsqueeze(-1))
         got.astype("float32").sum().backward()
-        assert got.dtype == mine.grad.dtype == whole.dtype
+        assert got.dtype == local.grad.dtype == whole.dtype
         scale = 1 if kind == "float32" else 32  # bfloat16 keeps 8 bits of losses up to 64
         found[f"cross-entropy {kind}: loss"] = far(got.squeeze(-1), expected) / scale
-        found[f"cross-entropy {kind}: gradient"] = far(mine.grad, own(whole.grad, -1)) / scale
-        found[f"cross-entropy {kind}: flat labels"] = far(layer(mine, labels), got)
+        found[f"cross-entropy {kind}: gradient"] = far(local.grad, own(whole.grad, -1)) / scale
+        found[f"cross-entropy {kind}: flat labels"] = far(layer(local, labels), got)
     return found
 
 
@@ -151,5 +151,5 @@ def inputs_of_rank() -> list[Any]:
     return [one.tolist(), two["a"][0].item(), named["mask"].tolist(), one is first]
 
 
-def test_inputs_come_from_the_first_seat() -> None:
+def test_inputs_are_broadcast_from_the_first_tensor_rank() -> None:
     assert run_ranks(inputs_of_rank, 2, timeout=60) == [[[1.0, 1.0], 0, [2.0, 2.0], True]] * 2

@@ -34,7 +34,7 @@ def test_order_is_kept_in_each_group(pair: tuple[Endpoint, Endpoint]) -> None:
     for turn in range(50):
         say(zero, turn % 3, 1, b"%d" % turn)
     for group in (2, 0, 1):
-        assert [int(one.take(group, 0)) for _ in range(16)] == list(range(group, 48, 3))
+        assert [int(one.receive(group, 0)) for _ in range(16)] == list(range(group, 48, 3))
 
 
 def test_sends_do_not_wait_for_a_reader(pair: tuple[Endpoint, Endpoint]) -> None:
@@ -43,7 +43,7 @@ def test_sends_do_not_wait_for_a_reader(pair: tuple[Endpoint, Endpoint]) -> None
     for _ in range(3):
         say(zero, 0, 1, large)
         say(one, 0, 0, large)
-    assert all(bytes(one.take(0, 0)) == large and bytes(zero.take(0, 1)) == large for _ in range(3))
+    assert all(bytes(one.receive(0, 0)) == large and bytes(zero.receive(0, 1)) == large for _ in range(3))
 
 
 def test_small_messages_travel_at_once(pair: tuple[Endpoint, Endpoint]) -> None:
@@ -51,15 +51,15 @@ def test_small_messages_travel_at_once(pair: tuple[Endpoint, Endpoint]) -> None:
     begin = time.monotonic()
     for _ in range(50):
         say(zero, 0, 1, b"x" * 20_000)
-        say(one, 0, 0, bytes(one.take(0, 0)))
-        zero.take(0, 1)
+        say(one, 0, 0, bytes(one.receive(0, 0)))
+        zero.receive(0, 1)
     assert time.monotonic() - begin < 1.5, "each way seems to wait for a delayed acknowledgement"
 
 
 def test_an_empty_message_is_one(pair: tuple[Endpoint, Endpoint]) -> None:
     say(pair[0], 0, 1, b"")
     say(pair[0], 0, 1, b"next")
-    assert [bytes(pair[1].take(0, 0)) for _ in range(2)] == [b"", b"next"]
+    assert [bytes(pair[1].receive(0, 0)) for _ in range(2)] == [b"", b"next"]
 
 
 def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
@@ -67,7 +67,7 @@ def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
     with socket.create_connection(one._listener.getsockname()[:2]) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
         say(zero, 0, 1, b"ours")
-        assert bytes(one.take(0, 0)) == b"ours"
+        assert bytes(one.receive(0, 0)) == b"ours"
     assert one._gone == set()
 
 
@@ -76,7 +76,7 @@ def test_a_peer_that_left_is_named(pair: tuple[Endpoint, Endpoint]) -> None:
     connection = zero._connect(1)
     connection.close()
     with pytest.raises(JobError, match=r"rank 1 waits for rank 0 in gloo group 5, which has left"):
-        one.take(5, 0)
+        one.receive(5, 0)
 
 
 def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Endpoint, Endpoint]) -> None:
@@ -84,7 +84,7 @@ def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Endpoint, Endp
     connection = zero._connect(1)
     connection.sendall(HEADER.pack(0, 4) + b"last")
     connection.close()
-    assert bytes(one.take(0, 0)) == b"last"
+    assert bytes(one.receive(0, 0)) == b"last"
 
 
 def test_patience_ends_with_names(pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +92,13 @@ def test_patience_ends_with_names(pair: tuple[Endpoint, Endpoint], monkeypatch: 
     with pytest.raises(
         JobError, match=r"rank 1 waits for rank 0 in gloo group 3, which sent nothing for 0.1 s"
     ):
-        pair[1].take(3, 0)
+        pair[1].receive(3, 0)
 
 
-def test_settle_empties_the_queues(pair: tuple[Endpoint, Endpoint]) -> None:
+def test_flush_empties_the_queues(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     for _ in range(20):
         say(zero, 0, 1, bytes(500_000))
-    zero.settle()
-    assert not any(outgoing._waiting for outgoing in zero._outgoing.values())
-    assert sum(len(one.take(0, 0)) for _ in range(20)) == 10_000_000
+    zero.flush()
+    assert not any(outgoing._queue for outgoing in zero._outgoing.values())
+    assert sum(len(one.receive(0, 0)) for _ in range(20)) == 10_000_000

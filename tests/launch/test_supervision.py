@@ -7,7 +7,7 @@ import pytest
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.supervisor import Supervision
 from paddle_dp.launch.watch import Departure
-from paddle_dp.mesh.rolls import WAITED, Roll, Wait
+from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait
 
 LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 
@@ -52,10 +52,10 @@ def test_whom_an_aborted_rank_waited_for_stands_in_its_log(supervision, tmp_path
 
 
 def test_the_line_that_is_looked_for_is_the_one_that_is_written(capsys):
-    roll = Roll(0, lambda: None)
-    roll.counts["all"] = 1
+    arrivals = Arrivals(0, lambda: None)
+    arrivals.counts["all"] = 1
     store = SimpleNamespace(get=lambda key: b"{}")
     for members in ([0, 1], [0, 1, 2]):
-        roll._look_for(Wait("all", members, "'an exchange between all ranks'", 0.0), store, 21.3)
+        arrivals._report(Wait("all", members, "'an exchange between all ranks'", 0.0), store, 21.3)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and all(WAITED.fullmatch(line) for line in said), said

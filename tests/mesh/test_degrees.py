@@ -1,4 +1,4 @@
-"""Seats and groups are fleet's, by arithmetic."""
+"""Coordinates and groups are those of fleet, by arithmetic."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_fleets_own_topology_agrees():
         assert list(theirs.get_coord(rank)) == list(degrees.coords(rank).values())
 
 
-def test_every_rank_has_one_seat_and_back():
+def test_rank_is_the_inverse_of_coords():
     for degrees in (EIGHT, Degrees(data=3, sharding=2, sequence=2)):
         assert [degrees.rank(degrees.coords(rank)) for rank in range(degrees.ranks)] == list(
             range(degrees.ranks)

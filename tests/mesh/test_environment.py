@@ -16,14 +16,14 @@ def test_a_plain_process_is_rank_0_of_1():
     assert Environment.read({}) == Environment(rank=0, ranks=1, local_rank=0, master=None)
 
 
-def test_the_launchers_words():
-    words = {
+def test_the_launchers_variables():
+    variables = {
         "PADDLE_TRAINER_ID": "5",
         "PADDLE_TRAINERS_NUM": "8",
         "PADDLE_RANK_IN_NODE": "1",
         "PADDLE_MASTER": "h:1",
     }
-    assert Environment.read(words) == Environment(rank=5, ranks=8, local_rank=1, master="h:1")
+    assert Environment.read(variables) == Environment(rank=5, ranks=8, local_rank=1, master="h:1")
 
 
 def test_leftovers_of_another_job_are_refused():
@@ -56,7 +56,7 @@ def test_own_seeds_differ_and_last():
     assert own_seed(0, 1) == own_seed(0, 1)
 
 
-def test_a_port_that_somebody_else_took_is_named():
+def test_a_port_that_another_program_took_is_named():
     """Paddle's store would abort the process."""
     with socket.socket() as other:
         other.bind(("", 0))
@@ -68,7 +68,7 @@ def test_a_port_that_somebody_else_took_is_named():
 
 
 def stolen():
-    """A rank that never meets its peer: its job's port is somebody else's."""
+    """Joins a job whose port another program uses."""
     from paddle_dp.mesh import join
 
     join()

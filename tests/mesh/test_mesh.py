@@ -1,11 +1,11 @@
-"""What ranks say to each other: sums, gathered words, patience."""
+"""What a mesh exchanges: sums, gathered values, a barrier."""
 
 import time
 
 from tests.ranks import run_ranks
 
 
-def conversation():
+def exchanges():
     import paddle
 
     from paddle_dp.mesh import join
@@ -14,28 +14,26 @@ def conversation():
     again = join()
     return {
         "same": mesh is again,
-        "seat": [mesh.rank, mesh.ranks, mesh.dp_rank, mesh.dp_size, mesh.is_main],
+        "place": [mesh.rank, mesh.ranks, mesh.dp_rank, mesh.dp_size, mesh.is_main],
         "sum": mesh.sum([mesh.rank, 0.5, 1e15 + mesh.rank]),
         "gather": mesh.gather({"rank": mesh.rank, "word": "é" * mesh.rank, "nothing": None}),
-        "agree": [mesh.agree(mesh.rank == 1), mesh.agree(False)],
         "drawn": paddle.rand([2]).tolist(),
     }
 
 
-def test_three_ranks_say_and_hear_the_same():
-    said = run_ranks(conversation, 3)
-    for rank, words in enumerate(said):
-        assert words["same"]
-        assert words["seat"] == [rank, 3, rank, 3, rank == 0]
-        assert words["sum"] == [3.0, 1.5, 3e15 + 3]  # exact in float64, not in float32
-        assert words["gather"] == [{"rank": r, "word": "é" * r, "nothing": None} for r in range(3)]
-        assert words["agree"] == [True, False]
-        assert words["drawn"] == said[0]["drawn"]
+def test_three_ranks_exchange_sums_and_values():
+    results = run_ranks(exchanges, 3)
+    for rank, result in enumerate(results):
+        assert result["same"]
+        assert result["place"] == [rank, 3, rank, 3, rank == 0]
+        assert result["sum"] == [3.0, 1.5, 3e15 + 3]  # exact in float64, not in float32
+        assert result["gather"] == [{"rank": r, "word": "é" * r, "nothing": None} for r in range(3)]
+        assert result["drawn"] == results[0]["drawn"]
 
 
 def test_a_mesh_of_one_needs_no_group():
-    alone = run_ranks(conversation, 1)[0]
-    assert alone["seat"] == [0, 1, 0, 1, True]
+    alone = run_ranks(exchanges, 1)[0]
+    assert alone["place"] == [0, 1, 0, 1, True]
     assert alone["sum"] == [0.0, 0.5, 1e15]
     assert alone["gather"] == [{"rank": 0, "word": "", "nothing": None}]
 
@@ -69,7 +67,7 @@ def own_streams():
     return paddle.rand([2]).tolist()
 
 
-def test_ranks_part_ways_reproducibly():
+def test_ranks_draw_different_numbers_reproducibly():
     once, twice = run_ranks(own_streams, 2), run_ranks(own_streams, 2)
     assert once == twice
     assert once[0] != once[1]

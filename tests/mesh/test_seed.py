@@ -27,7 +27,7 @@ def streams(rank, degrees, seed=3):
         return common, tuple(paddle.rand([4]).tolist())
 
 
-def test_tensor_seats_share_one_stream_and_have_one_of_their_own():
+def test_tensor_ranks_share_one_stream_and_have_one_each():
     found = [streams(rank, SPLIT) for rank in range(SPLIT.ranks)]
     for one, other in combinations(range(SPLIT.ranks), 2):
         together = other in SPLIT.group(one, "tensor")
@@ -49,7 +49,7 @@ def test_drawing_from_one_stream_leaves_the_other_alone():
     assert (tuple(paddle.rand([4]).tolist()), first) == (common, own)
 
 
-def test_readers_alone_draw_what_they_always_drew():
+def test_data_parallel_ranks_draw_as_before():
     degrees = Degrees(data=4)
     for rank in range(4):
         seed_ranks(7, Mesh(rank=rank, ranks=4, degrees=degrees))

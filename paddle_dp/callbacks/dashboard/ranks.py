@@ -22,7 +22,7 @@ class Ranks:
 
         self.mesh = mesh
         self._watch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
-        self._axes = stopwatch.words(mesh.axes) if self._watch else []
+        self._axes = stopwatch.axes_timed(mesh.axes) if self._watch else []
         self._began = time.perf_counter()
 
     def begin(self) -> None:

@@ -1,9 +1,9 @@
-"""Who has come to an exchange, and who has not: so that the late rank is named, and not the one that waits for it.
+"""Names the ranks that are late to an exchange: the error of a rank that waits should name the one it waits for.
 
-Each rank counts the exchanges that it has come to, group by group. Nothing is sent while all goes well. A rank whose
-count has stood still for a while writes its counts into the job's store, from a thread: one that waits, and one that
-computes for long or sleeps. Whoever waits longer than `notice` reads the others' counts there; those that are behind
-its own are late. A rank that is stopped altogether writes nothing, and is behind with what it wrote before.
+Each rank counts the exchanges that it has entered, by group. Nothing is sent while all goes well. A rank whose counts
+have not changed for a while writes them into the job's store, from a thread: a rank that waits as well as one that
+computes for long or sleeps. A rank that has waited longer than `notice` reads the others' counts there; ranks with
+lower counts than its own are late. A rank that is stopped writes nothing, and its last counts are too low.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from typing import Any
 from paddle_dp.errors import JobError
 
 Counts = dict[str, int]
-# What a rank that waits leaves in its log; the launcher looks for it when the wait has ended the process in C++.
+# The line that a waiting rank prints. The launcher looks for it in the log of a process that the wait ended in C++.
 WAITED = re.compile(r"^rank \d+ has waited \d+ s in .+ for ranks? [\d, ]+$", re.MULTILINE)
 
 
 @dataclass
 class Wait:
-    """An exchange that this rank has come to: of which group, what it is, since when, and who was found to be late."""
+    """An exchange that this rank has entered: its group and name, since when, and which ranks are late."""
 
     group: str
     members: Sequence[int]
     what: str
     since: float
     late: tuple[int, ...] = ()
-    told: float = 0.0  # for how long this rank had waited when it last said so
+    reported: float = 0.0  # how long this rank had waited when it last printed who is late
 
 
-class Roll:
-    """One rank's counts, and the thread that compares them with the others' while something takes long.
+class Arrivals:
+    """One rank's counts of exchanges, and the thread that compares them with the others' during a long wait.
 
     `store` opens a connection for the thread alone. Times are in seconds.
     """
 
     notice = 20.0  # after so long a wait the late ranks are named
-    still = 4.0  # after so long without an exchange a rank writes down where it is
-    look = 1.0
+    idle = 4.0  # after so long without an exchange a rank writes its counts
+    poll = 1.0
 
     def __init__(self, rank: int, store: Callable[[], Any], patience: float = 600.0):
         self.rank, self.patience, self._open = rank, patience, store
         self.counts: Counts = {}
         self._waits: list[Wait] = []
-        self._moved, self._written = time.monotonic(), {"": -1}
+        self._changed, self._written = time.monotonic(), {"": -1}
         self._stop = threading.Event()
 
     def start(self, store: Any) -> None:
-        """Begins to look, once `store` has this rank's first counts."""
+        """Writes this rank's first counts into `store` and starts the thread."""
         store.set(self._key(self.rank), json.dumps(self.counts))
-        thread = threading.Thread(target=self._watch, daemon=True, name="roll")
+        thread = threading.Thread(target=self._watch, daemon=True, name="late ranks")
         thread.start()
         atexit.register(self._end, thread)
 
     @contextmanager
     def waiting(self, group: str, members: Sequence[int], what: str) -> Iterator[None]:
-        """Around an exchange among `members`. Raises JobError, naming who is late, where it ended by its time limit."""
+        """Around an exchange among `members`. Raises JobError with the late ranks if it fails by its time limit."""
         self.counts[group] = self.counts.get(group, 0) + 1
         wait = Wait(group, members, what, time.monotonic())
-        self._moved = wait.since
+        self._changed = wait.since
         self._waits.append(wait)
         try:
             yield
@@ -76,24 +76,24 @@ class Roll:
             if not wait.late or waited < 0.9 * self.patience:
                 raise
             raise JobError(
-                f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {what}, and train.patience is "
-                f"over. What is {_ranks(wait.late)} doing? See its log."
+                f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {what}, which is the limit "
+                f"(train.patience). See the log of {_ranks(wait.late)}, or set a larger train.patience."
             ) from error
         finally:
             self._waits.pop()
-            self._moved = time.monotonic()
+            self._changed = time.monotonic()
 
     def late(self, wait: Wait, counts: dict[int, Counts]) -> tuple[int, ...]:
-        """The members of an exchange whose counts are behind this rank's."""
+        """The members of an exchange whose counts are lower than this rank's."""
         mine = self.counts.get(wait.group, 0)
         return tuple(r for r in wait.members if r != self.rank and counts[r].get(wait.group, 0) < mine)
 
     def _watch(self) -> None:
         store = None
         try:
-            while not self._stop.wait(self.look):
+            while not self._stop.wait(self.poll):
                 now = time.monotonic()
-                if now - self._moved < self.still:
+                if now - self._changed < self.idle:
                     continue
                 store = store or self._open()
                 counts = dict(self.counts)
@@ -101,18 +101,18 @@ class Roll:
                     store.set(self._key(self.rank), json.dumps(counts))
                     self._written = counts
                 wait = next(iter(self._waits[-1:]), None)
-                if wait is not None and now - wait.since >= max(self.notice, 2 * wait.told):
-                    self._look_for(wait, store, now - wait.since)
-        except Exception:  # noqa: BLE001 - the job's store is gone: it ends, and has other things to say
+                if wait is not None and now - wait.since >= max(self.notice, 2 * wait.reported):
+                    self._report(wait, store, now - wait.since)
+        except Exception:  # noqa: BLE001 - the job's store is gone: the job ends, and reports why elsewhere
             return
 
-    def _look_for(self, wait: Wait, store: Any, waited: float) -> None:
+    def _report(self, wait: Wait, store: Any, waited: float) -> None:
         others = [rank for rank in wait.members if rank != self.rank]
         counts = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in others}
-        wait.late, wait.told = self.late(wait, counts), waited
+        wait.late, wait.reported = self.late(wait, counts), waited
         if wait.late:
-            said = f"rank {self.rank} has waited {waited:.0f} s in {wait.what} for {_ranks(wait.late)}"
-            print(said, file=sys.stderr, flush=True)
+            line = f"rank {self.rank} has waited {waited:.0f} s in {wait.what} for {_ranks(wait.late)}"
+            print(line, file=sys.stderr, flush=True)
 
     def _end(self, thread: threading.Thread) -> None:
         self._stop.set()
@@ -120,27 +120,27 @@ class Roll:
 
     @staticmethod
     def _key(rank: int) -> str:
-        return f"paddle_dp/roll/{rank}"
+        return f"paddle_dp/arrivals/{rank}"
 
 
-_here: list[Roll] = []
+_arrivals: list[Arrivals] = []
 
 
-def here() -> Roll | None:
-    """This process's roll; None where there are no other ranks."""
-    return _here[0] if _here else None
+def arrivals() -> Arrivals | None:
+    """This process's counts; None where there are no other ranks."""
+    return _arrivals[0] if _arrivals else None
 
 
 def start(rank: int, master: str, patience: float) -> None:
-    """Opens this process's roll, once it has joined its job's store, which listens at `master` ("host:port")."""
+    """Starts counting in this process, after it has joined its job's store, which listens at `master` ("host:port")."""
     from paddle.base import core
 
     def connection() -> Any:
         host, _, port = master.rpartition(":")
         return core.TCPStore(host, int(port), False, 0)
 
-    _here[:] = [Roll(rank, connection, patience)]
-    _here[0].start(core.create_or_get_global_tcp_store())
+    _arrivals[:] = [Arrivals(rank, connection, patience)]
+    _arrivals[0].start(core.create_or_get_global_tcp_store())
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,11 +1,11 @@
-"""Who is late to an exchange is read off the counts of exchanges that each rank has come to."""
+"""Which ranks are late to an exchange follows from how many exchanges each has entered."""
 
 import time
 
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.mesh.rolls import Roll
+from paddle_dp.mesh.late_ranks import Arrivals
 
 
 class Store(dict):
@@ -18,15 +18,15 @@ class Store(dict):
         return self[key]
 
 
-def roll(**settings):
-    """Rank 0 of 4, which looks often."""
-    made = Roll(0, Store, **settings)
-    made.notice, made.still, made.look = 0.05, 0.01, 0.01
+def arrivals(**settings):
+    """The counts of rank 0 of 4, compared often."""
+    made = Arrivals(0, Store, **settings)
+    made.notice, made.idle, made.poll = 0.05, 0.01, 0.01
     return made
 
 
-def test_whoever_has_come_to_fewer_exchanges_of_the_group_is_late():
-    mine = roll()
+def test_ranks_that_entered_fewer_exchanges_of_the_group_are_late():
+    mine = arrivals()
     with mine.waiting("all", range(4), "a sum"):
         pass
     with mine.waiting("all", range(4), "a sum"):
@@ -36,9 +36,9 @@ def test_whoever_has_come_to_fewer_exchanges_of_the_group_is_late():
 
 
 def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
-    mine, store = roll(patience=0.3), Store()
-    store.set("paddle_dp/roll/1", '{"all": 1}')
-    store.set("paddle_dp/roll/2", "{}")
+    mine, store = arrivals(patience=0.3), Store()
+    store.set("paddle_dp/arrivals/1", '{"all": 1}')
+    store.set("paddle_dp/arrivals/2", "{}")
     mine._open = lambda: store
     mine.start(store)
 
@@ -55,7 +55,7 @@ def test_the_late_rank_is_named_while_others_wait_and_when_patience_ends(capfd):
 
 def test_another_error_stays_what_it_is():
     def exchange():
-        with roll().waiting("all", range(3), "a sum"):
+        with arrivals().waiting("all", range(3), "a sum"):
             raise RuntimeError("a peer is gone")
 
     with pytest.raises(RuntimeError, match="a peer is gone"):
