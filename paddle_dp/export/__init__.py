@@ -1,4 +1,4 @@
-"""A trained model as files that need none of our code: a Paddle program, on request ONNX, held against the model.
+"""Exports a trained model as files that need no paddle_dp: a Paddle program and optionally ONNX, both verified.
 
-Nothing here trains. What a run learned is read by `checkpoint`; `train` knows nothing of this package.
+Nothing here trains. `checkpoint` reads what a run learned; `train` does not import this package.
 """

@@ -1,4 +1,4 @@
-"""A run's model as files that need none of our code: a Paddle program, on request ONNX, held against the model."""
+"""Exports a run's model and verifies that the exported outputs are the model's."""
 
 from __future__ import annotations
 
@@ -22,93 +22,103 @@ from paddle_dp.train.assemble import find_checkpoint
 from paddle_dp.train.build import learner_of
 from paddle_dp.train.state import load_model
 
-SIGN = "export.json"
+INFO = "export.json"  # what was exported; a folder with it is an export, and may be replaced
 SAMPLES = 8
-# Of the largest output. The program runs Paddle's own kernels and usually agrees to the bit; ONNX has others.
+# Relative to the largest output. The program runs Paddle's own kernels and is usually bit-identical; ONNX runs others.
 TOLERANCE, ONNX_TOLERANCE = 1e-5, 1e-4
 
 
 def export(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes the run's checkpoint as a program into options["to"]: the folder is there whole, and right, or not at all.
+    """Writes the run's checkpoint as a program into the folder options["to"], complete and verified, or not at all.
 
     Raises ExportError when the model cannot be written, or when the program's outputs on held-out samples are not the
-    model's; UsageError when the folder holds something else.
+    model's; UsageError when the folder holds other files.
     """
     folder = Path(options.get("to") or recipe.folder / "export")
-    refuse(folder)
+    check_target(folder)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        said = _fill(partial, recipe, options)
-        program.place(partial, folder, SIGN)
+        summary = _write(partial, recipe, options)
+        _replace(folder, partial)
     except OSError as error:
         raise ExportError(f"{folder} was not written: {error.strerror}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{folder}\n" + "\n".join(f"  {line}" for line in said), flush=True)
+    print(f"{folder}\n" + "\n".join(f"  {line}" for line in summary), flush=True)
 
 
-def refuse(folder: Path) -> None:
-    """Raises UsageError for a folder in which something else than an older export lies."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / SIGN).exists())):
+def check_target(folder: Path) -> None:
+    """Raises UsageError for a folder that is neither new, nor empty, nor an older export."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / INFO).exists())):
         raise UsageError(f"{folder} holds something else already: name another folder with -o DIR.")
 
 
-def _fill(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
-    """Writes everything and proves it; returns what a person wants to read about it."""
+def _replace(folder: Path, partial: Path) -> None:
+    """Moves the finished folder `partial` to `folder`, and removes an older export there."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if (folder / INFO).exists():
+        folder.replace(old)
+    partial.replace(folder)  # replaces an empty folder, too
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
+    """Writes all files, verifies them, and returns a summary for the screen."""
     dataset = recipe.dataset.build("test")
-    model, found = _trained(recipe, options.get("checkpoint") or "newest")
+    model, checkpoint = _trained(recipe, options.get("checkpoint") or "newest")
     inputs = program.batches(_samples(dataset, model), lambda batch: program.outputs(model, batch))
-    wanted = [program.outputs(model, batch) for batch in inputs]
-    program.insist_on_numbers(wanted)
+    expected = [program.outputs(model, batch) for batch in inputs]
+    program.check_finite(expected)
     shape = program.write(model, inputs, folder)
-    parity = {"program": program.compare(program.load(folder), inputs, wanted, TOLERANCE)}
+    parity = {"program": program.compare(program.load(folder), inputs, expected, TOLERANCE)}
     if options.get("onnx"):
         onnx.write(model, inputs, folder)
-        parity["onnx"] = program.compare(onnx.load(folder), inputs, wanted, ONNX_TOLERANCE)
-    _insist(parity)
-    about = {
+        parity["onnx"] = program.compare(onnx.load(folder), inputs, expected, ONNX_TOLERANCE)
+    _check_parity(parity)
+    info = {
         "model": recipe.model.name,
-        "checkpoint": str(found.folder),
+        "checkpoint": str(checkpoint.folder),
         "input": {"name": program.INPUT, "dtype": str(inputs[0].dtype), "shape": shape},
         "classes": list(class_names(dataset)),
-        "parity": {name: vars(held) for name, held in parity.items()},
+        "parity": {name: vars(result) for name, result in parity.items()},
         "paddle": paddle.__version__,
     }
-    (folder / SIGN).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / INFO).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
-    free = ", ".join("any" if dim is None else str(dim) for dim in shape)
-    lines = [f"{recipe.model.name} of {found.folder}, {size:.1f} MiB"]
-    lines += [f"input {program.INPUT}: {inputs[0].dtype} [{free}]"]
-    return lines + [f"{name}: {held}" for name, held in parity.items()]
+    dims = ", ".join("any" if dim is None else str(dim) for dim in shape)
+    lines = [f"{recipe.model.name} of {checkpoint.folder}, {size:.1f} MiB"]
+    lines += [f"input {program.INPUT}: {inputs[0].dtype} [{dims}]"]
+    return lines + [f"{name}: {result}" for name, result in parity.items()]
 
 
 def _trained(recipe: Recipe, which: str) -> tuple[paddle.nn.Layer, Checkpoint]:
-    """The plain model with a checkpoint's weights, as it is evaluated: no dropout, running statistics used."""
+    """The plain model with a checkpoint's weights, in evaluation mode."""
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
-    found = find_checkpoint(recipe.folder, which, mesh)
-    load_model(found, learner)
+    checkpoint = find_checkpoint(recipe.folder, which, mesh)
+    load_model(checkpoint, learner)
     try:
-        learner.check(f"{found.folder} cannot be exported")
+        learner.check(f"{checkpoint.folder} cannot be exported")
     except NotFiniteError as error:
         raise ExportError(
             f"{error} Nothing was written: name an earlier checkpoint with --checkpoint."
         ) from None
     learner.model.eval()
-    return learner.model, found
+    return learner.model, checkpoint
 
 
 def _samples(dataset: Any, model: paddle.nn.Layer) -> np.ndarray[Any, Any]:
-    """Some inputs as the model reads them: NumPy's float64 is float32 to a float32 model."""
+    """The first held-out inputs, in the dtype that the model reads: float64 only for a model with float64 weights."""
     inputs = np.stack([read_sample(dataset, index)[0] for index in range(min(SAMPLES, len(dataset)))])
     wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())
     return inputs.astype("float32") if inputs.dtype == np.float64 and not wide else inputs
 
 
-def _insist(parity: dict[str, Parity]) -> None:
-    for name, found in parity.items():
-        if not found.holds:
+def _check_parity(parity: dict[str, Parity]) -> None:
+    for name, result in parity.items():
+        if not result.holds:
             raise ExportError(
-                f"the {name} does not give the model's outputs, so nothing was written: {found}."
+                f"the {name} does not give the model's outputs, so nothing was written: {result}."
             )

@@ -1,4 +1,4 @@
-"""ONNX from an exported program, by paddle2onnx, and onnxruntime's outputs of it. Tried with 2.1.0 and 1.31.1."""
+"""Writes ONNX by paddle2onnx (tried: 2.1.0) and runs it by onnxruntime (tried: 1.31.1)."""
 
 from __future__ import annotations
 
@@ -24,51 +24,46 @@ FILE = "model.onnx"
 
 
 def write(model: nn.Layer, inputs: Sequence[np.ndarray[Any, Any]], folder: Path) -> None:
-    """Writes model.onnx into a folder. Raises ExportError with paddle2onnx's last words.
+    """Writes model.onnx into a folder. Raises ExportError with the last lines that paddle2onnx printed.
 
-    In a process of its own: paddle2onnx is C++ that aborts on an operator it does not know.
+    paddle2onnx runs in its own process: it aborts on an operator it does not know.
     """
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        with gelu_spelled_out():
+        with gelu_decomposed():
             program.write(model, inputs, Path(name))
-        words = [
-            "--model_dir",
-            name,
-            "--model_filename",
-            "model.json",
-            "--params_filename",
-            "model.pdiparams",
-        ]
-        words += ["--save_file", str(folder / FILE), "--opset_version", str(OPSET)]
-        command = [sys.executable, "-m", "paddle2onnx.command", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not (folder / FILE).exists():
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
-        raise ExportError(f"paddle2onnx could not write this model (status {done.returncode}):\n{said}")
+        command = [
+            sys.executable, "-m", "paddle2onnx.command",
+            "--model_dir", name, "--model_filename", "model.json", "--params_filename", "model.pdiparams",
+            "--save_file", str(folder / FILE), "--opset_version", str(OPSET),
+        ]  # fmt: skip
+        result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode or not (folder / FILE).exists():
+        output = "\n".join((result.stdout + result.stderr).strip().splitlines()[-5:])
+        raise ExportError(f"paddle2onnx could not write this model (status {result.returncode}):\n{output}")
 
 
 @contextmanager
-def gelu_spelled_out() -> Iterator[None]:
-    """While a model is traced, the approximate GELU is written out, operation by operation.
+def gelu_decomposed() -> Iterator[None]:
+    """While a model is traced, the approximate GELU is traced as elementary operations.
 
-    paddle2onnx 2.1.0 writes the exact one for both, without a word: a trained GPT was off by 3e-4 of its outputs.
+    paddle2onnx 2.1.0 silently writes the exact GELU for both: a trained GPT was off by 3e-4 of its outputs.
     """
-    kept = F.gelu
+    original = F.gelu
 
     def gelu(x: paddle.Tensor, approximate: bool = False, name: str | None = None) -> paddle.Tensor:
         if not approximate:
-            return kept(x, False, name)
+            return original(x, False, name)
         return 0.5 * x * (1 + paddle.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
     F.gelu = gelu
     try:
         yield
     finally:
-        F.gelu = kept
+        F.gelu = original
 
 
 def load(folder: Path) -> Callable[[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """The outputs of model.onnx, computed by onnxruntime on the CPU."""
+    """A function from inputs to the outputs of model.onnx, computed by onnxruntime on the CPU."""
     import onnxruntime
 
     try:

@@ -21,7 +21,7 @@ STREAM_SEED = 2**31 - 1  # of initial values that are overwritten
 
 @contextmanager
 def alone(rank: int, ranks: int) -> Iterator[Any]:
-    """A group of `ranks` ranks as rank `rank` sees it, without the others: fleet's layers can be built with it inside."""
+    """A group of `ranks` ranks as rank `rank` sees it, without the others; fleet's layers can be built inside."""
     owner, tracker, stream = fleet.fleet, random.get_rng_state_tracker(), random.MODEL_PARALLEL_RNG
     settings, new = getattr(owner, "_user_defined_strategy", None), stream not in tracker.states_
     if new:

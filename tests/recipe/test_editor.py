@@ -34,7 +34,7 @@ def test_a_variant_tells_help_settings_and_what_is_needed(schema: dict[str, Any]
     assert cosine["required"] == ["use", "learning_rate"] and cosine["additionalProperties"] is False
     assert cosine["description"].startswith("Half a cosine")
     assert cosine["properties"]["warmup"]["default"] == "0 steps"
-    assert cosine["properties"]["learning_rate"]["description"] == "The peak: the rate behind the warm-up."
+    assert cosine["properties"]["learning_rate"]["description"] == "The peak: the rate after the warm-up."
     assert schema["properties"]["output_dir"]["description"] == "The run's folder; `runs/<name>` by default."
     batch = schema["$defs"]["Train"]["properties"]["batch"]
     assert batch["description"].startswith("Samples per update, over **all** ranks")

@@ -21,7 +21,7 @@ def screen(shelf: str | None = None, part: str | None = None) -> str:
 def test_all_shelves_with_the_first_docstring_lines() -> None:
     shown = screen()
     assert all(f"\n{shelf}" in f"\n{shown}" for shelf in SHELVES)
-    assert "Half a cosine from the peak down to the floor" in shown and "warmup" not in shown
+    assert "Half a cosine from the peak to the floor" in shown and "warmup" not in shown
 
 
 def test_one_shelf_with_settings() -> None:
@@ -31,7 +31,7 @@ def test_one_shelf_with_settings() -> None:
         "learning_rate",
         "must be given",
         "number, 0 or more",
-        "The peak: the rate behind the warm-up.",
+        "The peak: the rate after the warm-up.",
     ] in rows
     assert [
         "warmup",

@@ -1,4 +1,4 @@
-"""What leaves the house is the model: every program gives its outputs, and one that does not is not left behind."""
+"""An exported program gives the outputs of the model; one that does not is not written."""
 
 import json
 import os
@@ -84,10 +84,10 @@ def curved() -> tuple[paddle.nn.Layer, list[np.ndarray], list[list[np.ndarray]]]
     return model, [points], [program.outputs(model, points)]
 
 
-def test_a_gelu_that_is_spelled_out_is_the_same_and_only_while_it_is_traced(tmp_path: Path) -> None:
+def test_a_decomposed_gelu_is_the_same_and_only_while_it_is_traced(tmp_path: Path) -> None:
     model, batches, wanted = curved()
     kept = paddle.nn.functional.gelu
-    with onnx.gelu_spelled_out():
+    with onnx.gelu_decomposed():
         program.write(model, batches, tmp_path)
         exact = paddle.nn.functional.gelu(paddle.to_tensor(batches[0])).numpy()
     assert paddle.nn.functional.gelu is kept
@@ -112,7 +112,7 @@ def test_a_length_is_fixed_where_the_model_wants_it_so(tmp_path: Path) -> None:
     assert program.write(model, batches, tmp_path) == [None, 6]
 
 
-def test_numbers_that_are_none_never_agree() -> None:
+def test_nan_is_a_difference() -> None:
     one = np.ones((2, 3), "float32")
     for other in (one * 1.001, one * np.nan):
         assert not program.compare(lambda _, o=other: [o], [one], [[one]], 1e-5).holds
@@ -176,7 +176,7 @@ def test_a_program_that_is_not_the_model_is_told_and_not_left(
     assert os.listdir(tmp_path) == []
 
 
-def test_what_lies_in_the_way_stays(run: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_as_it_is(run: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UsageError, match="something else already"):
         exporting.export(recipe_of(run), {"to": str(tmp_path)})

@@ -275,7 +275,7 @@ def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) 
         checkpoints.merge(saved, tmp_path / "merged.safetensors")
     same = [[np.array([[1.0], [NAN]], "float32")]]
     with pytest.raises(ExportError, match="sample 1 is the first"):
-        program.insist_on_numbers(same)
+        program.check_finite(same)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
