@@ -129,12 +129,15 @@ class SyncBatchNorm(nn.Layer):
             running.set_value(self.momentum * running + (1 - self.momentum) * now)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if not self.training:
-            local = self._local[0]
+        local = self._local[0]
+        if not (self.training and local.training):  # who has the layer that was given freezes that
             if isinstance(local, nn.SyncBatchNorm):  # has no kernel on a CPU, in evaluation neither
                 return self.affine(x, self._mean, self._variance, self.weight, self.bias)
-            local.training = False
-            return local(x)
+            training, local.training = local.training, False
+            try:
+                return local(x)
+            finally:
+                local.training = training
         weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
         bias = paddle.zeros_like(self._mean) if self.bias is None else self.bias
         normal = _Normalize.apply(x, weight, bias, self)
@@ -146,7 +149,12 @@ def is_local(layer: nn.Layer) -> bool:
 
     A frozen one does not: in evaluation mode, or with `use_global_stats`, all ranks read the same statistics.
     """
-    return isinstance(layer, _PADDLES) and layer.training and not layer._use_global_stats
+    return keeps_statistics(layer) and layer.training
+
+
+def keeps_statistics(layer: nn.Layer) -> bool:
+    """Whether a layer keeps running statistics of this rank's samples, or did before it was frozen."""
+    return isinstance(layer, _PADDLES) and not layer._use_global_stats
 
 
 def is_batch_norm(layer: nn.Layer) -> bool:

@@ -1,4 +1,8 @@
-"""Which optimizers may update a slice of a parameter as if it were the whole: those that compute element by element."""
+"""Which optimizers may update a part of a model as if it were the whole.
+
+A slice of a parameter (tensor) those that compute element by element; some of the parameters (sharding, pipeline) those
+that compute parameter by parameter.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ _ELEMENTWISE = {
 }  # fmt: skip
 # With their subclasses: a layer's rate is a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
 _WHOLE = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
+# Of the last ones those that still compute parameter by parameter.
+_BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb}
 
 
 def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
@@ -38,4 +44,16 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
     return [
         f"optimizer {name}: whether it computes element by element is not known, and under strategy.tensor it sees "
         "slices of parameters: `paddle-dp verify` tells"
+    ]
+
+
+def check_by_parameter(optimizer: Any, **degrees: int) -> list[str]:
+    """A sentence on an optimizer of the user's own where axes give each rank some of the parameters to update, by the
+    `degrees` of these axes; none for Paddle's, which compute parameter by parameter."""
+    apart = [axis for axis, degree in degrees.items() if degree > 1]
+    if not apart or type(optimizer) in _BY_PARAMETER:
+        return []
+    return [
+        f"optimizer {type(optimizer).__name__}: whether an update of a parameter looks at other parameters is not "
+        f"known, and under strategy.{apart[0]} each rank updates some of them: `paddle-dp verify` tells"
     ]

@@ -19,7 +19,7 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
     known = {id(parameter) for parameter in model.parameters()}
     found: dict[str, Parameters] = {"optimizer": [], "loss": []}
     if isinstance(optimizer, paddle.optimizer.Optimizer):
-        found["optimizer"] = [p for group in _groups(optimizer) for p in group]
+        found["optimizer"] = parameters_of(optimizer)
     if isinstance(loss, nn.Layer):
         found["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
     for whose, parameters in found.items():
@@ -33,7 +33,13 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
 
 def check_kept(optimizer: Any) -> None:
     """Raises UsageError for an optimizer around another one (paddle.incubate.LookAhead): its state_dict has neither the
-    inner one's moments nor its own counter, so a resumed run would go on as another one (3.3.1)."""
+    inner one's moments nor its own counter, so a resumed run would go on as another one (3.3.1). So, too, for L-BFGS,
+    which computes the loss again and again within an update."""
+    if isinstance(optimizer, paddle.optimizer.LBFGS):
+        raise UsageError(
+            "optimizer: LBFGS computes the loss several times in one update, and an update here is made from one "
+            "forward and backward. Choose another, such as adamw."
+        )
     if isinstance(getattr(optimizer, "inner_optimizer", None), paddle.optimizer.Optimizer):
         raise UsageError(
             f"optimizer: {type(optimizer).__name__} keeps another optimizer inside, whose state no checkpoint would "
@@ -82,7 +88,14 @@ def _is_grouped(optimizer: Any) -> bool:
     return bool(optimizer._parameter_list) and isinstance(optimizer._parameter_list[0], dict)
 
 
-def _groups(optimizer: Any) -> list[Parameters]:
-    if _is_grouped(optimizer):
-        return [list(group["params"]) for group in optimizer._param_groups]
-    return [list(optimizer._parameter_list or ())]
+def parameters_of(optimizer: Any) -> Parameters:
+    """The parameters that an optimizer updates, grouped or not."""
+    groups = groups_of(optimizer)
+    return list(optimizer._parameter_list or ()) if groups is None else [p for group in groups for p in group]
+
+
+def groups_of(optimizer: Any) -> list[Parameters] | None:
+    """The parameters of each of an optimizer's groups; None where it has one list."""
+    if not _is_grouped(optimizer):
+        return None
+    return [list(group["params"]) for group in optimizer._param_groups]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,10 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 )
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
-from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
+from paddle_dp.parallel.clip import Clip
+from paddle_dp.parallel.finished import parameters_of
+from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.sharding.zero import Zero
@@ -26,11 +28,11 @@ class HybridLearner(Learner):
     """Fleet's layers and groups, and an update of our own: exchange, one norm over the whole model, clip, step.
 
     Not fleet's HybridParallelOptimizer, which exchanges, clips in place and steps at once, so that nobody can say what
-    the gradient norm was. `clip` is the optimizer's global-norm clip, taken over because its norm would be a part's.
+    the gradient norm was. `clips` are the optimizer's by a global norm, taken over because its norm would be a part's.
     """
 
     hcg: HCG
-    clip: float | None = None
+    clips: Sequence[Clip] = ()
     zero: Zero | None = None
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
@@ -52,22 +54,35 @@ class HybridLearner(Learner):
             fused_allreduce_gradients(self.trainable, self.hcg)
 
     def _step(self) -> None:
-        if self.clip is not None:
-            norm = self.gradient_norm()
-            factor = self.clip / paddle.maximum(norm, paddle.full_like(norm, self.clip))
-            gradients.scale(self.trainable, factor)
-        with self.optimizer_states_on_device():
-            self.optimizer.step()
+        if self.clips:
+            norms = self._norms_over([clip.parameters for clip in self.clips])
+            for clip, norm in zip(self.clips, norms, strict=True):
+                factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
+                gradients.scale(clip.parameters, factor)
+        if parameters_of(self.optimizer):  # a stage may have none of them, and Paddle's asks for the first
+            with self.optimizer_states_on_device():
+                self.optimizer.step()
         if self.zero is not None:
             self.zero.share()
 
+    def _backward_again(self, total: paddle.Tensor) -> Sketches:
+        found = super()._backward_again(total)
+        if self.zero is not None:
+            self.zero.met.clear()
+        return found
+
     def gradient_norm(self) -> paddle.Tensor:
-        """Over the whole model: each gradient counts once, where its parameter's main replica is."""
+        """Over the whole model."""
+        return self._norms_over([self.trainable])[0]
+
+    def _norms_over(self, lists: Sequence[Sequence[paddle.Tensor]]) -> paddle.Tensor:
+        """The 2-norm over the gradients of each list, of which this rank holds a part, [lists]: each gradient counts
+        once, where its parameter's main replica is. Collective, once for all lists."""
         at = self.mesh.coords
-        mine = [p for p in self.trainable if self.placements.of(p).is_main_replica(at)]
+        mine = [[p for p in some if self.placements.of(p).is_main_replica(at)] for some in lists]
         # In float64 everywhere: a rank that counts nothing has no gradient to take the type from.
-        squares = gradients.global_norm(mine).astype("float64").square().reshape([1])
-        return self.mesh.sum_tensor(squares).sqrt()[0]
+        squares = [gradients.global_norm(some).astype("float64").square() for some in mine]
+        return self.mesh.sum_tensor(paddle.stack(squares)).sqrt()
 
     @property
     def predict_is_collective(self) -> bool:
@@ -84,17 +99,3 @@ class HybridLearner(Learner):
             yield
         finally:
             offload.to_host()
-
-
-def take_clip(optimizer: paddle.optimizer.Optimizer) -> float | None:
-    """Takes a global-norm clip out of an optimizer and returns its bound. Raises UsageError for another clip."""
-    clip = optimizer._grad_clip
-    if clip is None or isinstance(clip, paddle.nn.ClipGradByValue):  # values clip alike in every part
-        return None
-    if not isinstance(clip, paddle.nn.ClipGradByGlobalNorm):
-        raise UsageError(
-            "strategy hybrid takes ClipGradByGlobalNorm (clip) and ClipGradByValue (clip_value), not "
-            f"{type(clip).__name__}."
-        )
-    optimizer._grad_clip = None
-    return float(clip.clip_norm)

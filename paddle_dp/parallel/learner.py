@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,11 +14,13 @@ from paddle import nn
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.dropout import Draws, number_elements
+from paddle_dp.parallel.finished import parameters_of
 from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.gradient_sketch import Sketches, sketches
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.optimizer_memory import OptimizerMemory
@@ -77,6 +79,8 @@ class Learner(PlacedModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
+        updated = {id(p) for p in parameters_of(self.optimizer)}
+        self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
         self._gradients_checked = self.mesh.ranks == 1
         self._weights: dict[float, paddle.Tensor] = {}
@@ -87,6 +91,9 @@ class Learner(PlacedModel):
         self._samplewise = Samplewise(self.loss, self.model)
         self._tried: Batch | None = None  # of which samples are kept, without any
         self._optimizer_memory = OptimizerMemory(self.optimizer)
+        self._may_be_local = [(name, layer) for name, layer in self.named_layers() if keeps_statistics(layer)]
+        self._local: frozenset[str] = frozenset()  # names of BatchNorms that are local in this update
+        self._ever_local: frozenset[str] = frozenset()
 
     def lost_of_optimizer(self) -> list[str]:
         """The attributes of an own optimizer that training has changed and no checkpoint holds. Collective."""
@@ -105,6 +112,7 @@ class Learner(PlacedModel):
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
         batch = self.mixed.taken_batch(batch)
+        self._look_for_frozen()
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
         seen, answered = self._forward_backward(batch, divisor, collect_metrics)
@@ -115,7 +123,10 @@ class Learner(PlacedModel):
         metrics = self._metrics(seen, count) if collect_metrics else None
         if usable:
             self._step()
-        self.optimizer.clear_grad(set_to_zero=False)
+        if parameters_of(self.optimizer):  # a stage may have none of them, and Paddle's asks for the first
+            self.optimizer.clear_grad(set_to_zero=False)
+        for parameter in self._not_updated:
+            parameter.clear_gradient(False)
         self.rate.step()
         self._draws.gather_findings(self.mesh)
         self._synced_buffers.sync()
@@ -140,8 +151,7 @@ class Learner(PlacedModel):
                 if not micro_batch.is_dummy:
                     with self.mixed.context():  # in the forward's types, or the same loss is another number
                         self._samplewise.look(outputs, micro_batch.targets, total)
-                    if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
-                        self._tried = replace(batch, micro_batches=())
+                    self._keep(batch, micro_batch)
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
                 with self.mixed.again(), self._waiting_for_exchange() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
@@ -149,6 +159,19 @@ class Learner(PlacedModel):
             if collect_metrics:
                 seen.append(self._sums(outputs, total, micro_batch))
         return seen, counted
+
+    def _keep(self, batch: Batch, micro_batch: Micro) -> None:
+        """Keeps the first samples, to try the model on in the end."""
+        if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
+            self._tried = replace(batch, micro_batches=())
+
+    def _look_for_frozen(self) -> None:
+        """Before an update: BatchNorms that were frozen since the last one read their running statistics from now on.
+        So all ranks get the same ones. Collective then, on every rank alike."""
+        now = frozenset(name for name, layer in self._may_be_local if is_local(layer))
+        if self._local - now:
+            self.sync_buffers()
+        self._local, self._ever_local = now, self._ever_local | now
 
     def _waiting_for_exchange(self) -> AbstractContextManager[None]:
         """Around the backward in which DataParallel exchanges the gradients."""
@@ -168,7 +191,8 @@ class Learner(PlacedModel):
         what removes it. Collective, on every rank alike; complete after the first update."""
         if self.mesh.ranks == 1:
             return []
-        told = self.mesh.gather([name for name, layer in self.named_layers() if is_local(layer)])
+        were_local = [n for n, layer in self._may_be_local if n in self._ever_local or is_local(layer)]
+        told = self.mesh.gather(were_local)
         local = list(dict.fromkeys(name for names in told for name in names))
         said = []
         if local and self.mesh.dp_size > 1:
@@ -183,7 +207,8 @@ class Learner(PlacedModel):
             ]
         said += self.noticed
         if self.mesh.dp_size > 1:
-            said += self._samplewise.differences(self.mesh, self._forward_again, self._close())
+            trial = self._forward_again, self._close(), None if self.mixed.low else self._backward_again
+            said += self._samplewise.differences(self.mesh, *trial)
         return [*said, *self._synced_buffers.differences(), *self.random_differences()]
 
     def random_differences(self) -> list[str]:
@@ -260,20 +285,24 @@ class Learner(PlacedModel):
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
-    @property
-    def _forward_again(self) -> Callable[[Micro], tuple[paddle.Tensor, Count]] | None:
-        """A forward and its loss for samples that were kept, with the masks of the first time; None where the model is
-        not one that a rank can run."""
-        return self._loss_again
-
-    def _loss_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+        """A forward and its loss for samples that were kept, with the masks of the first time."""
         assert self._tried is not None
         with self._draws.scope(self._tried, micro_batch), self.mixed.context():
             return self.loss(self.model(micro_batch.inputs), micro_batch.targets)
 
+    def _backward_again(self, total: paddle.Tensor) -> Sketches:
+        """What the backward of a forward again gives, of which nothing stays."""
+        with self.mixed.again():
+            total.backward()
+        found = sketches(self.named_parameters(trainable=True))
+        for parameter in self.trainable:
+            parameter.clear_gradient(False)
+        return found
+
     def _close(self) -> float:
-        """How far, relative, totals of the same numbers may be apart by rounding."""
-        return 1e-7 if self.mixed.double else 1e-2 if self.mixed.low else 2e-4
+        """How far, relative, totals of the same numbers may be apart where one run shows no noise."""
+        return 1e-12 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
 
     def _factor(self, micro_batch: Micro, divisor: float) -> float:
         """What this micro-batch's total is multiplied with: nothing for a dummy, else its part in the global mean."""

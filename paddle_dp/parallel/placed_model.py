@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.batch_norm import is_local, statistics
+from paddle_dp.parallel.batch_norm import keeps_statistics, statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.consistency import Copy, Digest, check_sound, digests
 from paddle_dp.parallel.finite import not_finite
@@ -86,9 +86,9 @@ class PlacedModel:
     def sync_buffers(self) -> None:
         """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.
 
-        Averages of running averages do not depend on how often they are taken, and training does not read them: so
-        evaluation and checkpoints may ask for this at any time without changing what is learned. Every other buffer
-        is the same on all ranks anyway (`buffers`).
+        Averages of running averages do not depend on how often they are taken, and training does not read them before
+        a layer is frozen, when the learner takes them: so evaluation and checkpoints may ask for this at any time
+        without changing what is learned. Every other buffer is the same on all ranks anyway (`buffers`).
         """
         if self.mesh.ranks == 1:
             return
@@ -98,9 +98,9 @@ class PlacedModel:
                 statistic.set_value(mean.astype(statistic.dtype))
 
     def _own_statistics(self) -> list[paddle.Tensor]:
-        """Running means and variances that this rank keeps of its own samples."""
-        local = [layer for layer in self.model.sublayers(include_self=True) if is_local(layer)]
-        return [statistic for layer in local for statistic in (layer._mean, layer._variance)]
+        """Running means and variances that this rank keeps of its own samples, whatever mode it is in now."""
+        own = [layer for layer in self.model.sublayers(include_self=True) if keeps_statistics(layer)]
+        return [statistic for layer in own for statistic in (layer._mean, layer._variance)]
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """The sum of a tensor that each reader has one of, in place; ranks of one reader have the same."""

@@ -3,12 +3,13 @@
 A loss that compares the samples of a batch (contrastive ones do), or a model that subtracts their mean, computes
 something else from a rank's share than from the whole batch, and nothing in the arithmetic of totals and counts shows
 it. So each is tried once: the loss on outputs of the first micro-batch, the model on two samples before it is placed,
-and both together, forward and loss, on the first samples.
+both together, forward and loss, on the first micro-batch, and their backward: it may mix samples where the forward does
+not. How far totals and gradients may be apart is measured: by a run whose weights differ in their last place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,14 +23,20 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import is_batch_norm
 from paddle_dp.parallel.dropout import Scope, install
 from paddle_dp.parallel.dropout.unseen import Watch
+from paddle_dp.parallel.gradient_sketch import Sketches, farthest
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 from paddle_dp.parallel.untouched import untouched
 
 Forward = Callable[[Micro], tuple[paddle.Tensor, Count]]
+Backward = Callable[[paddle.Tensor], Sketches]
+Tried = tuple[float, Sketches]  # a total, and its gradients
 
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample that looks at another far above
-SAMPLES = 8  # that forward and loss together are tried on
+SAMPLES = 8  # at least, that forward and loss together are tried on, and all of a micro-batch of up to
+BYTES = 2**26
+# Of a gradient, and of the largest one: a ReLU that turns over for the last place of its input is far below.
+SLOPES, SLIGHT = 0.05, 1e-2
 _SAME = 1e-5  # the same function of the same numbers
 
 
@@ -43,7 +50,7 @@ class Samplewise:
         self._loss = loss
         self._owner = getattr(loss.given, "__self__", loss.given)
         self._model = model
-        self._kept: Micro | None = None  # the first samples, at most SAMPLES
+        self._kept: Micro | None = None  # the first samples
         self._full = False
         self._modes: list[tuple[nn.Layer, bool]] = []  # of the layers in that update
         self._known = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
@@ -89,26 +96,34 @@ class Samplewise:
             )
 
     def keep(self, micro_batch: Micro) -> bool:
-        """Keeps the first SAMPLES samples that are learned from, for `differences`; true for the very first."""
+        """Keeps the first micro-batch that is learned from, and more until there are SAMPLES samples. True for the very
+        first."""
         if micro_batch.is_dummy or self._full:
             return False
         began = self._kept is None
         if self._kept is None:
             self._modes = [(layer, layer.training) for layer in self._model.sublayers(include_self=True)]
-            self._kept = _part(micro_batch, slice(SAMPLES))
+            self._kept = _part(micro_batch, slice(None if _bytes(micro_batch) <= BYTES else SAMPLES))
         else:
             try:
                 self._kept = _joined(self._kept, _part(micro_batch, slice(SAMPLES - self._kept.samples)))
             except Exception:  # noqa: BLE001 - of another shape: one sample waits for one that fits
                 self._full = self._kept.samples > 1
-        self._full = self._full or self._kept.samples == SAMPLES
+        self._full = self._full or self._kept.samples >= SAMPLES
         return began
 
-    def differences(self, mesh: Mesh, forward: Forward | None = None, close: float = CLOSE) -> list[str]:
+    def differences(
+        self,
+        mesh: Mesh,
+        forward: Forward | None = None,
+        close: float = CLOSE,
+        backward: Backward | None = None,
+    ) -> list[str]:
         """What was found on the first rank that found something. Collective.
 
         Where `look` found nothing, `forward`, of some samples the total and the count of their loss, is called with the
-        samples that were kept, and with each half of them. `close`, relative, is as far as their totals may be apart.
+        samples that were kept, and with each half of them; then `backward`, if any, with the total. `close`, relative,
+        is as far as totals may be apart in any case; else they may by 8 × the noise.
         """
         found = [said for said in mesh.gather(self._mixes) if said][:1]
         if found:
@@ -126,41 +141,66 @@ class Samplewise:
                 if self._known
                 else [_UNTRIED.format(self._loss.name, "no rank had two samples to compare")]
             )
-        return [said for said in mesh.gather(self._whole_and_halves(forward, close)) if said][:1]
+        return [said for said in mesh.gather(self._whole_and_halves(forward, close, backward)) if said][:1]
 
-    def _whole_and_halves(self, forward: Forward, close: float) -> str:
-        """What is wrong with the sum of the losses of two halves, each with a forward of its own; else nothing."""
+    def _whole_and_halves(self, forward: Forward, close: float, backward: Backward | None) -> str:
+        """What is wrong with the sum of the losses, or of the gradients, of two halves, each with a forward of its own;
+        else nothing."""
         assert self._kept is not None
         whole, half, watch = self._kept, self._kept.samples // 2, Watch()
-        try:
-            total, *halves = [
-                self._total(forward, part, watch)
-                for part in (whole, _part(whole, slice(half)), _part(whole, slice(half, None)))
-            ]
-        except Exception as error:  # noqa: BLE001 - whatever it is: nothing is known then
-            return _UNTRIED.format(
-                self._loss.name, f"with fewer samples there is {type(error).__name__}: {error}"
-            )
-        added, size = sum(halves), sum(map(abs, halves))
-        if watch.found or watch.doubted or abs(total - added) <= close * max(size, abs(total)):
+        parts = (whole, _part(whole, slice(half)), _part(whole, slice(half, None)))
+        tried, errors = [], []
+        for noise, part in ((False, whole), (True, whole), (False, parts[1]), (False, parts[2])):
+            try:  # each of them, for other ranks wait in its forward
+                tried.append(self._try(forward, backward, part, watch, noise))
+            except Exception as error:  # noqa: BLE001 - whatever it is: nothing is known then
+                errors.append(error)
+        if errors:
+            said = f"with fewer samples there is {type(errors[0]).__name__}: {errors[0]}"
+            return _UNTRIED.format(self._loss.name, said)
+        if watch.found or watch.doubted:
             return ""  # random numbers, or masks of nobody's: the learner's draws are named
+        return self._total_apart(tried, half, close) or self._gradients_apart(tried, half)
+
+    def _total_apart(self, tried: Sequence[Tried], half: int, close: float) -> str:
+        (total, _), (noisy, _), *halves = tried
+        samples = self._kept.samples if self._kept is not None else 0
+        added, size = sum(part[0] for part in halves), max(sum(abs(part[0]) for part in halves), abs(total))
         if total != total or added != added:
             return _UNTRIED.format(self._loss.name, "it is not a number")
+        if abs(total - added) <= max(8 * abs(total - noisy), close * size):
+            return ""
         return (
-            f"the loss {self._loss.name} is {total:.6g} for {whole.samples} samples in one forward and {added:.6g} for "
-            f"{half} and {whole.samples - half} of them in their own, added up: the model, or what the loss "
+            f"the loss {self._loss.name} is {total:.6g} for {samples} samples in one forward and {added:.6g} for "
+            f"{half} and {samples - half} of them in their own, added up: the model, or what the loss "
             "takes from its forward, mixes samples, and each rank has only its own"
         )
 
-    def _total(self, forward: Forward, part: Micro, watch: Watch) -> float:
+    def _gradients_apart(self, tried: Sequence[Tried], half: int) -> str:
+        whole, noisy, *halves = (sketched for _, sketched in tried)
+        found = farthest(whole, noisy, halves, SLOPES, SLIGHT)
+        if found is None:
+            return ""
+        samples = self._kept.samples if self._kept is not None else 0
+        return (
+            f"the gradient of {found[0]} from {samples} samples in one backward is {found[1]:.0%} off the sum of those "
+            f"from {half} and from {samples - half} of them: the backward mixes samples, and each rank has only its own"
+        )
+
+    def _try(
+        self, forward: Forward, backward: Backward | None, part: Micro, watch: Watch, noise: bool
+    ) -> Tried:
         with untouched(self._model, self._owner):
             for layer, training in self._modes:
                 layer.training = training and not is_batch_norm(layer)
-            with watch.on([]):
-                return number(forward(part)[0])
+            if noise:
+                _nudge(self._model)
+            with watch.on([]), nullcontext() if backward else paddle.no_grad():
+                total, _ = forward(part)
+                return number(total), backward(total) if backward else {}
 
     def _numbers(self, outputs: Any, targets: paddle.Tensor) -> tuple[float, float]:
-        with untouched(self._owner):
+        with untouched(self._owner), paddle.no_grad():
             before = _drawn()
             total, count = self._loss(outputs, targets)
             self._drew = self._drew or _drawn() != before
@@ -222,7 +262,8 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
 def _outputs(
     model: nn.Layer, part: Any, scope: Scope, exact: bool, evaluation: bool, watch: Watch
 ) -> list[paddle.Tensor]:
-    with untouched(model), default_dtype(read_by(model)), scope if exact else nullcontext(), watch.on([]):
+    drawing = scope if exact else nullcontext()
+    with untouched(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
         return _answers(model(part))
@@ -274,15 +315,33 @@ def _answers(outputs: Any) -> list[paddle.Tensor]:
 def _matched(
     together: list[paddle.Tensor], alone: list[list[paddle.Tensor]]
 ) -> Iterator[tuple[paddle.Tensor, paddle.Tensor]]:
-    """Each output of both samples [2, …], beside those of each; others have no samples to compare."""
+    """Each output of both samples, [2, …] or with several rows each, beside those of each; others have no samples to
+    compare."""
     for both, first, second in zip(together, *alone, strict=False):
-        if both.ndim and both.shape[0] == 2 and first.shape == second.shape == [1, *both.shape[1:]]:
+        if not both.ndim or not first.shape == second.shape != both.shape:
+            continue
+        if both.shape == [2 * first.shape[0], *first.shape[1:]]:
             yield both, paddle.concat([first, second])
 
 
 def _close(a: paddle.Tensor, b: paddle.Tensor) -> bool:
     apart, largest = float((a - b).abs().max().item()), float(b.abs().max().item())
     return not apart > CLOSE * largest  # NaN is another's to judge
+
+
+def _bytes(micro_batch: Micro) -> int:
+    leaves = paddle.utils.flatten([micro_batch.inputs, micro_batch.targets])
+    return sum(leaf.size * leaf.element_size() for leaf in leaves if isinstance(leaf, paddle.Tensor))
+
+
+@paddle.no_grad()
+def _nudge(model: nn.Layer) -> None:
+    """Moves every weight that lies here by about one unit in its last place, up or down, in place."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter._is_initialized():
+            ulp = 2.0**-52 if parameter.dtype == paddle.float64 else 2.0**-23
+            signs = (paddle.arange(parameter.size) % 3 - 1).reshape(parameter.shape).astype(parameter.dtype)
+            parameter.set_value(parameter * (1 + ulp * signs))
 
 
 def _drawn() -> list[Any]:

@@ -48,6 +48,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":
             widen(self.model)
+            if isinstance(self.optimizer, paddle.optimizer.Optimizer):
+                self.optimizer._dtype = paddle.float64  # of its rate: it was made for the model as it was
         object.__setattr__(self, "loss", as_loss(self.loss))
         if self.dropout not in get_args(Dropout):
             raise UsageError(f"dropout: '{self.dropout}' is neither 'exact' nor 'own'")

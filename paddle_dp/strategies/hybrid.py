@@ -168,9 +168,10 @@ class Hybrid:
         from paddle_dp.parallel import place_whole, prepare
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.blocks import check_chain, check_table
+        from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import DataGroup
-        from paddle_dp.parallel.elementwise import check_elementwise
-        from paddle_dp.parallel.hybrid import HybridLearner, take_clip
+        from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
+        from paddle_dp.parallel.hybrid import HybridLearner
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
@@ -199,7 +200,8 @@ class Hybrid:
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
         noticed = [*mixed, *check_elementwise(prepared.optimizer, axes.tensor)]
-        fields["clip"] = take_clip(prepared.optimizer)
+        noticed += check_by_parameter(prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
+        fields["clips"] = take_clips(prepared.optimizer)
         if axes.pipeline > 1:
             fields["parallel_model"] = self._engine(model)
         if axes.sharding > 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
 from paddle_dp.batch import Batch, Micro
@@ -23,6 +25,7 @@ from paddle_dp.strategies.hybrid import Config as Hybrid
 from tests.ranks import run_ranks
 
 CLASSES = 4
+SEEN: list[str] = []  # not within a loss, whose own would be put back
 
 
 def batch(samples: int = 8) -> Batch:
@@ -116,6 +119,50 @@ class Balanced(nn.Layer):
         return F.cross_entropy(outputs, targets, reduction="none") + self.balance[0]
 
 
+class _Shortened(PyLayer):
+    """The gradient of a batch as a vector of length 1, whatever the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: paddle.Tensor) -> paddle.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
+        return gradient / gradient.norm()
+
+
+class Backwards(nn.Layer):
+    """Looks at other samples in its backward only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.last(_Shortened.apply(self.first(x)))
+
+
+class InLargeBatches(Alike):
+    """Looks at other samples where there are more than twelve."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x) if len(x) > 12 else self.linear(x)
+
+
+class InRows(Alike):
+    """Gives two rows for each sample."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x).reshape([-1, CLASSES // 2])
+
+
+class SlightlyBalanced(Balanced):
+    """With the usual weight of a balance."""
+
+    def loss(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none") + 0.01 * self.balance[0]
+
+
 class Honest(nn.Layer):
     """What counts its calls, moves its vectors in each forward and drops elements, but compares no samples."""
 
@@ -192,10 +239,10 @@ def test_a_loss_that_compares_samples_is_named(loss: Any) -> None:
 def test_a_loss_is_tried_in_the_types_of_the_forward() -> None:
     """A loss that multiplies matrices gives another number outside the forward's float64, bfloat16 or rounding."""
     model = network()
-    seen = []
+    SEEN.clear()
 
     def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        seen.append(paddle.get_default_dtype())
+        SEEN.append(paddle.get_default_dtype())
         return F.cross_entropy(outputs, targets, reduction="none") * paddle.ones([1]).astype("float64")
 
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
@@ -203,7 +250,7 @@ def test_a_loss_is_tried_in_the_types_of_the_forward() -> None:
     place_whole(
         Task(model=model, loss=loss, optimizer=optimizer, precision=double), Mesh.alone()
     ).train_batch(batch())
-    assert seen == ["float64"] * 4  # the micro-batch, again, and its halves
+    assert SEEN == ["float64"] * 4  # the micro-batch, again, and its halves
 
 
 def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
@@ -228,6 +275,8 @@ def test_a_model_that_looks_at_other_samples_is_named() -> None:
     assert mixing(honest, lambda: pair) == []
     assert honest.training
     assert mixing(network(), None) == []
+    (said,) = mixing(InRows(), lambda: pair)
+    assert said.startswith("the outputs of InRows for a sample depend")
 
 
 def test_a_model_that_looks_at_other_samples_in_training_alone_is_named() -> None:
@@ -322,21 +371,25 @@ def named_differences() -> list[Any]:
     return [one.differences(), bool(paddle.isfinite(one.predict(whole.inputs)).all())]
 
 
-def differences_of(model: nn.Layer, loss: Any, strategy: Any) -> list[str]:
+def differences_of(model: nn.Layer, loss: Any, strategy: Any, samples: int = 8) -> list[str]:
     """In each rank: what is said after an update, and that asking leaves no trace."""
     mesh = join(seed=0)
-    whole = batch().micro_batches[0]
+    whole = batch(samples).micro_batches[0]
     trained = [p for p in model.parameters() if not p.stop_gradient]
     optimizer = paddle.optimizer.SGD(0.1, parameters=trained)
     task = Task(model=model, loss=loss, optimizer=optimizer, samples=lambda: whole.inputs[:2])
     one = strategy.build(mesh).place(task)
-    half = slice(mesh.rank * 4, mesh.rank * 4 + 4)
-    one.train_batch(Batch((Micro(whole.inputs[half], whole.targets[half], 4, half.start),), 8, 0, 0))
+    share = samples // 2
+    half = slice(one.mesh.dp_rank * share, (one.mesh.dp_rank + 1) * share)
+    one.train_batch(
+        Batch((Micro(whole.inputs[half], whole.targets[half], share, half.start),), samples, 0, 0)
+    )
     before = {name: tensor.numpy() for name, tensor in one.state().items()}
     calls, drawn = getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()
     said = one.differences()
     assert all((tensor.numpy() == before[name]).all() for name, tensor in one.state().items())
     assert (getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()) == (calls, drawn)
+    assert all(p.grad is None for p in one.trainable)
     return said
 
 
@@ -361,6 +414,55 @@ def test_forward_and_loss_are_tried_together_on_two_ranks() -> None:
     assert "for 4 samples in one forward" in said
     assert honest == sharded == []
     assert mixed[0].startswith("the outputs of Alike for a sample depend")
+
+
+def found_in_backward_and_elsewhere() -> list[list[str]]:
+    cross_entropy, data = nn.CrossEntropyLoss(reduction="none"), DataParallel()
+    paddle.seed(1)
+    slightly = SlightlyBalanced()
+    return [
+        differences_of(Backwards(), cross_entropy, data),
+        differences_of(Backwards(), cross_entropy, Hybrid(sharding=2, sharding_stage=3)),
+        differences_of(InLargeBatches(), cross_entropy, data, samples=32),
+        differences_of(slightly, slightly.loss, data),
+        differences_of(network(), cross_entropy, Hybrid(sharding=2, sharding_stage=2)),
+        differences_of(network(), cross_entropy, data),
+    ]
+
+
+def test_what_mixes_in_backward_or_in_large_batches_or_slightly_is_named() -> None:
+    backward, sharded, large, slightly, *honest = run_ranks(found_in_backward_and_elsewhere, 2)[0]
+    for (said,) in (backward, sharded):
+        assert re.match(
+            r"the gradient of first\.\w+ from 4 samples in one backward is \d+% off the sum", said
+        )
+    assert "for 16 samples in one forward" in large[0]
+    assert "the loss loss is " in slightly[0]
+    assert honest == [[], []]
+
+
+def in_stages() -> list[list[str]]:
+    stages = Hybrid(data=2, pipeline=2, sync_batch_norm=True)
+
+    def chain(last: nn.Layer) -> nn.Layer:
+        paddle.seed(1)
+        return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), last)
+
+    balanced, honest = Balanced(), Honest()
+    return [
+        differences_of(chain(balanced), balanced.loss, stages),
+        differences_of(chain(InLargeBatches()), nn.CrossEntropyLoss(reduction="none"), stages, samples=32),
+        differences_of(chain(honest), honest.loss, stages),
+    ]
+
+
+def test_in_stages_forward_and_loss_are_tried_together() -> None:
+    ranks = run_ranks(in_stages, 4)
+    (balanced,), (large,), honest = ranks[0]
+    assert all(rank == ranks[0] for rank in ranks)
+    assert "for 4 samples in one forward" in balanced
+    assert "for 16 samples in one forward" in large
+    assert honest == []
 
 
 def test_two_ranks_are_told_and_one_needs_no_kernel() -> None:

@@ -13,6 +13,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.data_group import DataGroup
+from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.pipeline.schedules import Engine
@@ -87,11 +88,21 @@ class PipelineLearner(HybridLearner):
             with self.mixed.context():
                 self._samplewise.look(*self.micro_batch_loss.first)
             self.micro_batch_loss.first = None
+        for micro_batch in micro_batches:
+            self._keep(batch, micro_batch)
         return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
-    @property
-    def _forward_again(self) -> None:
-        """No rank has the whole model; whole, it was tried before it was placed, and its loss on its outputs."""
+    def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+        """Through all stages; only the last one has a loss."""
+        assert self._tried is not None
+        engine: Engine = self.parallel_model
+        with self._draws.scope(self._tried, micro_batch), self.mixed.context(), paddle.no_grad():
+            outputs = engine.predict(micro_batch.inputs)
+            return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)
+
+    def _backward_again(self, total: paddle.Tensor) -> Sketches:
+        """Nothing: a backward would have to go through all stages, too."""
+        return {}
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:

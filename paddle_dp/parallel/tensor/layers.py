@@ -165,6 +165,7 @@ class TensorParallelizer:
         self.placements.note(part, shard=shard)
         part.stop_gradient = whole.stop_gradient
         part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
+        part.need_clip = whole.need_clip
         self._sharded[id(whole)] = part
 
 

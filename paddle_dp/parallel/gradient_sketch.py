@@ -1,0 +1,52 @@
+"""A few numbers of each gradient that add up as gradients do, so that none has to be kept to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import paddle
+
+Named = Iterable[tuple[str, paddle.Tensor]]
+Sketches = dict[str, np.ndarray]
+"""By parameter [3], in float64: two projections of its gradient, and its 2-norm, which does not add up."""
+
+_FREQUENCIES = (0.7548776662466927, 0.5698402909980532)  # of two incommensurable waves along the elements
+
+
+@paddle.no_grad()
+def sketches(named: Named) -> Sketches:
+    """Of the parameters that have a gradient here."""
+    return {name: _sketch(p.grad) for name, p in named if p.grad is not None}
+
+
+def _sketch(gradient: paddle.Tensor) -> np.ndarray:
+    wide = gradient if gradient.dtype in (paddle.float32, paddle.float64) else gradient.astype("float32")
+    flat = wide.reshape([-1])
+    at = paddle.arange(1, flat.size + 1, dtype="float64")
+    waves = [(at * (2 * np.pi * f)).sin().astype(flat.dtype) * 2**0.5 for f in _FREQUENCIES]
+    return np.array([*((flat * wave).sum().item() for wave in waves), flat.square().sum().sqrt().item()])
+
+
+def farthest(
+    whole: Sketches, noisy: Sketches, parts: Iterable[Sketches], close: float, slight: float
+) -> tuple[str, float] | None:
+    """The parameter whose gradient is farthest from the sum of those of `parts`, and how far, as a part of it.
+
+    None where no gradient is farther off than 8 × the distance of a run with noise (`noisy`), `close` of itself and
+    `slight` of the largest gradient.
+    """
+    parts = list(parts)
+    sizes = {
+        name: max(row[2], sum(part[name][2] for part in parts if name in part)) for name, row in whole.items()
+    }
+    largest, found = max(sizes.values(), default=0.0), None
+    for name, row in whole.items():
+        added = sum((part[name][:2] for part in parts if name in part), np.zeros(2))
+        apart = float(np.abs(row[:2] - added).max())
+        noise = float(np.abs(row[:2] - noisy[name][:2]).max()) if name in noisy else 0.0
+        if not apart > max(8 * noise, close * sizes[name], slight * largest):
+            continue  # NaN is another's to judge
+        if found is None or apart / sizes[name] > found[1]:
+            found = name, apart / sizes[name]
+    return found
