@@ -10,7 +10,8 @@ from paddle import nn
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.elementwise import check_elementwise
+from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
+from paddle_dp.parallel.finished import check_kept
 from tests.ranks import run_ranks
 
 
@@ -91,3 +92,19 @@ def test_where_a_model_is_cut_it_is_asked() -> None:
         (said,) = own
         assert said.startswith("optimizer Own: whether it computes element by element is not known")
         assert sgd == []
+
+
+def test_an_own_optimizer_that_updates_some_parameters_only_is_named() -> None:
+    own = Own(0.1, parameters=weights())
+    for axis in ("sharding", "pipeline"):
+        (said,) = check_by_parameter(own, **{"sharding": 1, "pipeline": 1, axis: 2})
+        assert said.startswith("optimizer Own: whether an update of a parameter looks at other parameters")
+        assert f"strategy.{axis} each rank updates some of them" in said
+    assert check_by_parameter(own, sharding=1, pipeline=1) == []
+    for known in (paddle.optimizer.Lamb, paddle.optimizer.AdamW):
+        assert check_by_parameter(known(0.1, parameters=weights()), sharding=2) == []
+
+
+def test_what_computes_the_loss_again_within_an_update_is_refused() -> None:
+    with pytest.raises(UsageError, match="LBFGS computes the loss several times in one update"):
+        check_kept(paddle.optimizer.LBFGS(0.1, parameters=weights()))
