@@ -35,7 +35,7 @@ def test_a_quantity_is_read_from_its_text(kind: type, text: str, value: object) 
         (Length, "-3 steps", "is not a quantity"),
         (Length, True, "'True' is not a quantity"),
         (Length, None, "is not a quantity"),
-        (Length, "1.5 steps", "give a whole number of steps"),
+        (Length, "1.5 steps", "a number of steps is whole"),
         (Length, "1e999 steps", "too large"),
         (Every, "x", "like '50 steps'"),
         (Every, "0 steps", "1 or more"),
