@@ -1,12 +1,10 @@
-"""A model's ordered blocks: what a pipeline deals out, recompute computes again, and sequence shards begin behind.
-
-Three kinds of models have them:
+"""A model's ordered blocks: a pipeline assigns them to stages, recompute runs them again, sequence shards begin there.
 
 | a model                                   | its blocks                                                        |
 |-------------------------------------------|-------------------------------------------------------------------|
 | with `blocks`, a list of layers           | those layers                                                      |
-| with a table: `blocks = ("stem.*", …)`, or| the layers that the names mean *now*, after others have replaced  |
-| annotated by a recipe (part/annotation)   | some of them; a tuple is several that stay together               |
+| with a table: `blocks = ("stem.*", …)`, or| the layers that have these names *now*, some of which may have    |
+| annotated by a recipe (part/annotation)   | been replaced; a tuple is a group that stays together             |
 | `nn.Sequential`                           | its children                                                      |
 """
 
@@ -15,17 +13,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.part.annotation import matching
+from paddle_dp.parallel.random_state import random_state
+from paddle_dp.parallel.untouched import untouched
+from paddle_dp.part.annotation import block_table_of, matching
 
-CLOSE = 1e-5  # of the largest output: the same operations in the same order give the same bits on a CPU
+# Relative to the largest output. On a CPU the same operations in the same order give the same bits.
+TOLERANCE = 1e-5
+_settled: WeakKeyDictionary[nn.Layer, tuple[nn.Layer, ...]] = WeakKeyDictionary()  # the blocks of a model
 
 
 class Function(nn.Layer):
@@ -39,90 +42,92 @@ class Function(nn.Layer):
         return self.function(x)
 
 
-class Group(nn.Sequential):
+class BlockGroup(nn.Sequential):
     """Layers of a model, and functions between them, that stay together as one block."""
 
 
 def blocks_of(model: nn.Layer) -> list[nn.Layer]:
-    """The ordered blocks of a model; none where it does not say what they are.
+    """The ordered blocks of a model; none where it does not name them.
 
-    Groups and functions of a table are layers made here, new ones with every call until `settle`. A layer that is a
-    block more than once is each time in a group of its own, so that no two blocks are one object.
+    Groups and functions of a table are layers made here, new ones at every call until `settle`. A layer that is a block
+    more than once is put into a group each time, so that no two blocks are the same object.
     """
-    settled: tuple[nn.Layer, ...] | None = getattr(model, "settled_blocks", None)
-    if settled is not None:
-        return list(settled)
+    if model in _settled:
+        return list(_settled[model])
     named = dict(model.named_sublayers(remove_duplicate=False))
-    blocks = [block for entry in _said(model) for block in _entry(entry, named)]
-    times = Counter(map(id, blocks))
-    return [block if times[id(block)] == 1 else Group(block) for block in blocks]
+    blocks = [block for entry in _entries(model) for block in _layers_of(entry, named)]
+    uses = Counter(map(id, blocks))
+    return [block if uses[id(block)] == 1 else BlockGroup(block) for block in blocks]
 
 
-def _said(model: nn.Layer) -> list[Any]:
-    """The entries of a model's list or table; a number of blocks, say, is neither."""
-    said = getattr(model, "annotated_blocks", None) or getattr(model, "blocks", None)
-    if said is None and _is_sequence(model):
-        said = model
-    if isinstance(said, nn.Layer):
-        return list(said._sub_layers.values())  # `children` leaves out a layer's second use
-    return list(said) if isinstance(said, (list, tuple)) else []
+def _entries(model: nn.Layer) -> list[Any]:
+    """The entries of a model's list or table of blocks; an attribute `blocks` of another type is neither."""
+    table = model if _is_its_children(model) else block_table_of(model)
+    if isinstance(table, nn.Layer):
+        return list(table._sub_layers.values())  # `children` leaves out a layer's second use
+    return list(table) if isinstance(table, (list, tuple)) else []
 
 
-def _is_sequence(model: nn.Layer) -> bool:
-    return type(model).forward is nn.Sequential.forward
+def _is_its_children(model: nn.Layer) -> bool:
+    """Whether the model is an nn.Sequential that nobody annotated: the chain of its children."""
+    return type(model).forward is nn.Sequential.forward and block_table_of(model) is None
 
 
-def _entry(entry: Any, named: dict[str, nn.Layer]) -> list[nn.Layer]:
+def _layers_of(entry: Any, named: dict[str, nn.Layer]) -> list[nn.Layer]:
     if isinstance(entry, str):
         return [named[name] for name in matching(entry, named)]
     if isinstance(entry, tuple):
-        return [Group(*(layer for each in entry for layer in _entry(each, named)))]
+        return [BlockGroup(*(layer for each in entry for layer in _layers_of(each, named)))]
     return [entry if isinstance(entry, nn.Layer) else Function(entry)]
 
 
-def tabled(model: nn.Layer) -> bool:
-    """Whether the blocks are a table of names, so that forward may know nothing of groups and functions in it."""
-    return any(not isinstance(entry, nn.Layer) for entry in _said(model))
+def is_table(model: nn.Layer) -> bool:
+    """Whether the blocks are a table of names; the model's own forward then does not run its groups and functions."""
+    return any(not isinstance(entry, nn.Layer) for entry in _entries(model))
 
 
 def settle(model: nn.Layer) -> list[nn.Layer]:
-    """The blocks, the same ones from now on; where they were a table, forward is their chain, and runs no other layer.
+    """Fixes the blocks, which are returned, and makes forward run them one after another if they are a table.
 
-    Call it when no layer will be replaced any more, and before the forward of a block is changed.
+    Call it after the last layer was replaced, and before the forward of a block is changed.
     """
-    if not hasattr(model, "settled_blocks"):
+    if model not in _settled:
         blocks = blocks_of(model)
-        if tabled(model) or any(isinstance(block, Group) for block in blocks):
+        if is_table(model) or any(isinstance(block, BlockGroup) for block in blocks):
             model.forward = lambda inputs: chain(blocks, inputs)
-        model.settled_blocks = tuple(blocks)
+        _settled[model] = tuple(blocks)
     return blocks_of(model)
 
 
 def chain(blocks: Iterable[nn.Layer], inputs: Any) -> Any:
-    """One block after another, each given what the one before it gave."""
+    """Runs the blocks one after another, each on the output of the one before."""
     for block in blocks:
         inputs = block(inputs)
     return inputs
 
 
 def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:
-    """The layers that a whole model runs for each of its blocks, with the number of the block: the block itself, or
-    what it is made of, while forward knows nothing of it."""
-    settled = hasattr(model, "settled_blocks")
+    """The layers that a whole model's forward runs for each of its blocks, with the number of the block.
+
+    That is the block itself; for a group, before `settle`, the layers in it.
+    """
+    runs_groups = model in _settled
     return [
         (number, layer)
         for number, block in enumerate(blocks_of(model))
-        for layer in (block._sub_layers.values() if isinstance(block, Group) and not settled else [block])
+        for layer in (
+            block._sub_layers.values() if isinstance(block, BlockGroup) and not runs_groups else [block]
+        )
     ]
 
 
 def sizes_of(blocks: Iterable[nn.Layer]) -> tuple[int, ...]:
-    """How many numbers the parameters of each block hold: what `partition: parameters` deals by."""
+    """The number of parameter elements in each block, for `partition: parameters`."""
     return tuple(sum(int(p.size) for p in block.parameters()) for block in blocks)
 
 
 def learns_of(blocks: Iterable[nn.Layer]) -> tuple[int, ...]:
-    """How many parameters of each block learn."""
+    """The number of trainable parameters in each block."""
     return tuple(sum(not p.stop_gradient for p in block.parameters()) for block in blocks)
 
 
@@ -132,72 +137,66 @@ def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:
     return sorted(name for name, tensor in model.state_dict().items() if id(tensor) not in inside)
 
 
-def check_chain(model: nn.Layer, samples: Callable[[], Any] | None, word: str) -> None:
+def check_chain(model: nn.Layer, samples: Callable[[], Any] | None, setting: str) -> None:
     """Raises UsageError unless the model's forward is its blocks one after another: compared on a few samples.
 
-    Both in evaluation and in training, with the same random numbers, so that a dropout between two blocks is noticed.
-    `samples()` gives a batch of inputs; `word` is the setting that wants a chain. The model is left as it was.
+    Both in evaluation and in training mode, with the same random state, so that a dropout between two blocks is found.
+    `samples()` gives a batch of inputs; `setting` is the recipe's key that needs a chain. The model is left unchanged.
     """
-    if samples is None or (_is_sequence(model) and not hasattr(model, "annotated_blocks")):
+    if samples is None or _is_its_children(model):
         return
     blocks, dtype = blocks_of(model), read_by(model)
     inputs = cast(samples(), dtype)
-    layers = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
-    running = [*statistics(model).values(), *model.buffers()]
-    with paddle.no_grad(), default_dtype(dtype):
-        kept = [(tensor, tensor.clone()) for tensor in running if tensor._is_initialized()]
-        state, hooks = paddle.get_rng_state(), _check_draws(model, blocks, word)
+    with untouched(model, *blocks), default_dtype(dtype):
+        state, hooks = paddle.get_rng_state(), _refuse_draws(model, blocks, setting)
         try:
             for training in (False, True):
-                for layer in [layer for layer, _ in layers] + blocks:
+                for layer in [*model.sublayers(include_self=True), *blocks]:
                     layer.training = training
-                own = _outputs(model, inputs)
+                outputs = _tensors(model(inputs))
                 paddle.set_rng_state(state)
-                found = _chained(model, blocks, inputs, word)
+                chained = _run_chain(model, blocks, inputs, setting)
                 paddle.set_rng_state(state)
-                _compare(model, own, found, "in training" if training else "in evaluation", word)
+                _compare(model, outputs, chained, "in training" if training else "in evaluation", setting)
         finally:
             for hook in hooks:
                 hook.remove()
-            for tensor, value in kept:
-                tensor.set_value(value)
-            for layer, training in layers:
-                layer.training = training
 
 
-def check_table(model: nn.Layer, samples: Callable[[], Any] | None, word: str) -> None:
-    """`check_chain` where the blocks are a table: the blocks of a list are run by the model's own forward."""
-    if tabled(model):
-        check_chain(model, samples, word)
+def check_table(model: nn.Layer, samples: Callable[[], Any] | None, setting: str) -> None:
+    """`check_chain` where the blocks are a table; the blocks of a list are run by the model's own forward."""
+    if is_table(model):
+        check_chain(model, samples, setting)
 
 
-def _outputs(model: Callable[[Any], Any], inputs: Any) -> list[paddle.Tensor]:
-    return [x for x in paddle.utils.flatten(model(inputs)) if isinstance(x, paddle.Tensor)]
+def _tensors(outputs: Any) -> list[paddle.Tensor]:
+    return [x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor)]
 
 
-def _check_draws(model: nn.Layer, blocks: Iterable[nn.Layer], word: str) -> list[Any]:
-    """Hooks by which a layer that is not the model's own, and draws random numbers, is refused.
+def _refuse_draws(model: nn.Layer, blocks: Iterable[nn.Layer], setting: str) -> list[Any]:
+    """Hooks that raise UsageError where a layer that is not the model's own draws random numbers.
 
-    One process runs it inside forward, where it has no number of its own, so that its masks would be others there.
+    In one process forward runs it without the block's number, so it would draw other masks than in a pipeline.
     """
     own = set(map(id, model.sublayers(include_self=True)))
     foreign = [
         layer
         for block in blocks
         for layer in block.sublayers(include_self=True)
-        if id(layer) not in own and not isinstance(layer, Group)
+        if id(layer) not in own and not isinstance(layer, BlockGroup)
     ]
     states: list[Any] = []
 
     def before(layer: nn.Layer, inputs: Any) -> None:
-        states.append(_drawn())
+        states.append(random_state())
 
     def after(layer: nn.Layer, inputs: Any, outputs: Any) -> None:
-        if states.pop() != _drawn():
-            function = getattr(layer, "function", layer)
+        if states.pop() != random_state():
+            function = layer.function if isinstance(layer, Function) else layer
+            name = function.func if isinstance(function, partial) else function
             raise UsageError(
-                f"{word}: {getattr(function, 'func', function)!r} among the blocks of {type(model).__name__} draws "
-                "random numbers, which would be others on another number of ranks. Make it a layer of the model."
+                f"{setting}: {name!r} among the blocks of {type(model).__name__} draws random numbers, which would "
+                "differ on another number of ranks. Make it a layer of the model."
             )
 
     return [
@@ -207,43 +206,38 @@ def _check_draws(model: nn.Layer, blocks: Iterable[nn.Layer], word: str) -> list
     ]
 
 
-def _drawn() -> list[Any]:
-    return [state.__getstate__() for state in paddle.get_rng_state()]
-
-
-def _chained(model: nn.Layer, blocks: list[nn.Layer], inputs: Any, word: str) -> list[paddle.Tensor]:
+def _run_chain(model: nn.Layer, blocks: list[nn.Layer], inputs: Any, setting: str) -> list[paddle.Tensor]:
     number = 0
     try:
-        for number, block in enumerate(blocks):  # noqa: B007 - which one failed
+        for number, block in enumerate(blocks):  # noqa: B007 - for the message
             inputs = block(inputs)
     except UsageError:
         raise
     except Exception as error:
-        said = str(error).strip().split("\n")[0]
-        raise _refused(
-            model, f"block {number} cannot take what the one before it gives ({said})", word
-        ) from error
-    return [x for x in paddle.utils.flatten(inputs) if isinstance(x, paddle.Tensor)]
+        first_line = str(error).strip().split("\n")[0]
+        why = f"block {number} fails on the output of the one before it ({first_line})"
+        raise _no_chain(model, why, setting) from error
+    return _tensors(inputs)
 
 
 def _compare(
-    model: nn.Layer, own: list[paddle.Tensor], found: list[paddle.Tensor], when: str, word: str
+    model: nn.Layer, outputs: list[paddle.Tensor], chained: list[paddle.Tensor], mode: str, setting: str
 ) -> None:
-    shapes = [[list(x.shape) for x in each] for each in (own, found)]
+    shapes = [[list(x.shape) for x in tensors] for tensors in (outputs, chained)]
     if shapes[0] != shapes[1]:
-        raise _refused(model, f"{when} it gives {shapes[0]}, and they give {shapes[1]}", word)
-    for a, b in zip(own, found, strict=True):
+        raise _no_chain(model, f"{mode} it gives {shapes[0]}, and they give {shapes[1]}", setting)
+    for a, b in zip(outputs, chained, strict=True):
         if a.is_floating_point() or a.is_complex():
-            apart, largest = float((a - b).abs().max().item()), float(a.abs().max().item())
+            difference, largest = float((a - b).abs().max().item()), float(a.abs().max().item())
         else:
-            apart, largest = float((a != b).astype("float32").max().item()), 1.0
-        if not math.isnan(largest) and not apart <= CLOSE * largest:
-            said = f"{when} their outputs are up to {apart:.2g} apart, and the largest is {largest:.2g}"
-            raise _refused(model, said, word)
+            difference, largest = float((a != b).astype("float32").max().item()), 1.0
+        if not math.isnan(largest) and not difference <= TOLERANCE * largest:
+            why = f"{mode} their outputs differ by up to {difference:.2g}, and the largest is {largest:.2g}"
+            raise _no_chain(model, why, setting)
 
 
-def _refused(model: nn.Layer, why: str, word: str) -> UsageError:
+def _no_chain(model: nn.Layer, why: str, setting: str) -> UsageError:
     return UsageError(
-        f"{word}: the forward of {type(model).__name__} is not its blocks one after another: {why}. Put what forward "
-        f"does beside them into blocks (docs/add-a-part.md), or leave {word} out."
+        f"{setting}: the forward of {type(model).__name__} is not its blocks one after another: {why}. Put all that "
+        f"forward does into the blocks (docs/add-a-part.md), or leave {setting} out."
     )

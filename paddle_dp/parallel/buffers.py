@@ -1,13 +1,13 @@
-"""What a model remembers besides its parameters and BatchNorm's statistics: the same on all ranks, and rank 0's.
+"""Keeps a model's buffers, other than BatchNorm's statistics, equal on all ranks: they get the first rank's values.
 
-A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) goes apart, because each
-rank sees other samples. An average would be of no meaning for most of them, and taking it when a checkpoint is written
-would make what is learned depend on when that is. So every rank goes on with the values of the first one after each
-update, as with torch's `broadcast_buffers`: what is saved, evaluated and resumed is what everybody computes with. It is
-not what one process learns, whose buffers see all samples: `differences` says so.
+A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges, because each
+rank sees other samples. Most of them cannot be averaged, and a sync at checkpoints would make the training depend on
+when checkpoints are written. So the first rank's values are broadcast after each update, as with torch's
+`broadcast_buffers`: the values that are saved, evaluated and resumed are those that all ranks compute with. They are
+not those of one process, whose buffers are updated from all samples: `differences` reports it.
 
-A buffer that depends on the weights alone (spectral norm's vectors, weight norm's product) is the same on all ranks by
-itself; nothing is sent for it.
+A buffer that depends on the weights alone (spectral norm's vectors, weight norm's product) is equal on all ranks
+without any exchange.
 """
 
 from __future__ import annotations
@@ -25,57 +25,59 @@ Named = list[tuple[str, paddle.Tensor]]
 
 
 class Buffers:
-    """The buffers of a model that go apart over the ranks, and their meeting.
+    """Broadcasts the buffers of a model that differ between ranks.
 
-    `named` gives this rank's buffers of now under their whole-model names: a forward may put another tensor in one's
-    place. `groups` are those of the ranks that hold the same ones, None for all ranks; the first of each counts.
+    `named` returns this rank's current buffers under their whole-model names (forward may replace a buffer's tensor).
+    `groups` are groups of ranks that hold the same buffers, None for all ranks; the first rank of each is the source.
     """
 
     def __init__(self, named: Callable[[], Named], mesh: Mesh, groups: Sequence[Any] = (None,)):
         self._named, self._mesh, self._groups = named, mesh, groups
-        self._updates, self._any = 0, mesh.ranks > 1
-        self._apart: list[str] = []
+        self._updates, self._has_buffers = 0, mesh.ranks > 1
+        self._diverging: list[str] = []
 
     def sync(self) -> None:
-        """After an update: gives all ranks the first one's values of those that go apart. Collective.
+        """After an update: broadcasts the first rank's values of the buffers that differ. Collective.
 
-        Which do is looked up after the updates 1, 2, 4, 8, …: at moments that no checkpoint and no evaluation moves.
+        Buffers are compared after the updates 1, 2, 4, 8, …, independently of checkpoints and evaluations.
         """
-        if not self._any:
+        if not self._has_buffers:
             return
         self._updates += 1
         if self._updates & (self._updates - 1) == 0:
-            self._look()
-        if self._apart:
-            held = dict(self._named())
-            for name in self._apart:
-                if name in held:
-                    self._share(held[name])
+            self._find_diverging()
+        if self._diverging:
+            buffers = dict(self._named())
+            for name in self._diverging:
+                if name in buffers:
+                    self._broadcast(buffers[name])
 
     def differences(self) -> list[str]:
-        """What one process would hold other values in: a sentence, or nothing. On every rank alike."""
-        if not self._apart:
+        """A sentence on the buffers that have other values in one process, if any. The same on every rank."""
+        if not self._diverging:
             return []
-        more = len(self._apart) - 1
-        who = f"buffer {self._apart[0]}" + (f" and {more} more are" if more else " is")
+        more = len(self._diverging) - 1
+        which = f"buffer {self._diverging[0]}" + (f" and {more} more are" if more else " is")
         return [
-            f"{who} updated by forward from each rank's own samples, and all ranks go on with the first one's; "
+            f"{which} updated by forward from each rank's own samples, and all ranks go on with the first one's; "
             "one process updates from all samples"
         ]
 
-    def _look(self) -> None:
+    def _find_diverging(self) -> None:
         named = self._named()
-        found = digests(tensor for _, tensor in named)
-        told = self._mesh.gather([[name, *sums] for (name, _), sums in zip(named, found, strict=True)])
-        self._any = any(told)
+        sums = digests(tensor for _, tensor in named)
+        rows_of_ranks = self._mesh.gather(
+            [[name, *pair] for (name, _), pair in zip(named, sums, strict=True)]
+        )
+        self._has_buffers = any(rows_of_ranks)
         first: dict[str, list[int]] = {}
-        for name, *sums in (row for rows in told for row in rows):
-            if first.setdefault(name, sums) != sums and name not in self._apart:
-                self._apart.append(name)
+        for name, *pair in (row for rows in rows_of_ranks for row in rows):
+            if first.setdefault(name, pair) != pair and name not in self._diverging:
+                self._diverging.append(name)
 
     @paddle.no_grad()
-    def _share(self, tensor: paddle.Tensor) -> None:
-        """Sends the bits: gloo does not carry every type."""
+    def _broadcast(self, tensor: paddle.Tensor) -> None:
+        """Sends the bits, as gloo does not support every dtype."""
         is_bool = tensor.dtype == paddle.bool
         flat = tensor.detach().contiguous().reshape([-1])
         bits = (flat.astype("uint8") if is_bool else flat.view("uint8")).clone()

@@ -1,4 +1,4 @@
-"""The ranks that hold what this one holds and read other samples: along the data and the sharding axis."""
+"""The ranks that hold the same part of the model and read different samples: along the data and the sharding axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddle_dp.parallel.hcg import HCG
 
 
 class Among(Protocol):
-    """Ranks that a layer can ask for sums: all of a mesh, or some of it."""
+    """The ranks over which a layer gathers and sums: all of a mesh, or some."""
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]: ...
 
@@ -27,20 +27,20 @@ class DataGroup:
 
     @classmethod
     def of(cls, hcg: HCG) -> DataGroup:
-        """Of this rank, in fleet's HybridCommunicateGroup."""
+        """This rank's group in fleet's HybridCommunicateGroup."""
         return cls([hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()])
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
-        """Every reader's `tensor` (equal shapes and dtypes), in one order on all of them. Collective."""
-        found = tensor.unsqueeze(0)
+        """Every reader's `tensor` (equal shapes and dtypes), in the same order on all of them. Collective."""
+        gathered = tensor.unsqueeze(0)
         for group in self.groups:
             parts: list[paddle.Tensor] = []
-            dist.all_gather(parts, found, group=group)
-            found = paddle.concat(parts)
-        return list(found)
+            dist.all_gather(parts, gathered, group=group)
+            gathered = paddle.concat(parts)
+        return list(gathered)
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """Adds `tensor` up over the readers, in place, and returns it. Collective."""
+        """Sums `tensor` over the readers, in place, and returns it. Collective."""
         for group in self.groups:
             dist.all_reduce(tensor, group=group)
         return tensor

@@ -1,4 +1,4 @@
-"""What is asked of gradients once they are all-reduced: how long they are, and whether they are finite."""
+"""Norm and scaling of gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import paddle
 def global_norm(parameters: Iterable[paddle.Tensor], empty: str = "float32") -> paddle.Tensor:
     """The 2-norm over all gradients together, 0-d and in float32 at least, on the device.
 
-    Where there are none it is 0, in the type `empty`: ranks that add their norms up must have them in one type.
+    Without gradients it is 0, of dtype `empty`: ranks that sum their norms need one dtype.
     """
     with paddle.no_grad():
         squares = [_squares(_wide(p.grad)) for p in parameters if p.grad is not None]
@@ -18,13 +18,12 @@ def global_norm(parameters: Iterable[paddle.Tensor], empty: str = "float32") -> 
 
 
 def _squares(gradient: paddle.Tensor) -> paddle.Tensor:
-    """The sum of squares, by the kernel of ClipGradByGlobalNorm where this Paddle has it.
+    """The sum of squares, by the kernel of ClipGradByGlobalNorm.
 
-    Of two million numbers on one core (3.3.1) it takes 0.2 ms, square().sum() 7 ms, linalg.norm 17 ms, and dot, which
-    adds one number after another, is off by a thousandth.
+    For two million numbers on one core (3.3.1) it takes 0.2 ms, square().sum() 7 ms and linalg.norm 17 ms; dot, which
+    sums sequentially, is off by 1e-3.
     """
-    kernel = getattr(paddle._C_ops, "squared_l2_norm", None)
-    return gradient.square().sum() if kernel is None else kernel(gradient)
+    return paddle._C_ops.squared_l2_norm(gradient)
 
 
 def _wide(gradient: paddle.Tensor) -> paddle.Tensor:
@@ -32,7 +31,7 @@ def _wide(gradient: paddle.Tensor) -> paddle.Tensor:
 
 
 def sum_of_squares(tensor: paddle.Tensor) -> paddle.Tensor:
-    """The sum of the squares of a tensor of any floating dtype, on the device; not finite where a number is not."""
+    """The sum of the squares of a tensor of any floating dtype, on the device; not finite if an element is not."""
     return _squares(_wide(tensor))
 
 

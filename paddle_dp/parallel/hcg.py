@@ -1,4 +1,4 @@
-"""What is asked of fleet's HybridCommunicateGroup, which all of Paddle calls hcg, and of a process group."""
+"""The parts of fleet's HybridCommunicateGroup (called hcg throughout Paddle) and of a Group that are used here."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any, Protocol
 
 
 class Group(Protocol):
-    """A process group, seen from one of its ranks."""
+    """A process group, as one of its ranks sees it."""
 
     @property
     def rank(self) -> int:
-        """This process's place in the group, from 0."""
+        """This process's rank in the group, from 0."""
         ...
 
     @property
     def nranks(self) -> int:
-        """How many processes the group has."""
+        """The number of ranks in the group."""
         ...
 
     @property
     def ranks(self) -> list[int]:
-        """Their ranks in the job, in the group's order."""
+        """Their global ranks, in the group's order."""
         ...
 
 
 class HCG(Protocol):
-    """The groups of this rank, one for each axis of a layout: the ranks that differ from it on that axis alone."""
+    """The groups of this rank, one for each axis: the ranks that differ from it on that axis only."""
 
     def get_data_parallel_group(self) -> Group: ...
 
@@ -44,5 +44,5 @@ class HCG(Protocol):
     def get_stage_id(self) -> int: ...
 
     def topology(self) -> Any:
-        """Fleet's CommunicateTopology: coordinates of ranks and lists of groups."""
+        """Fleet's CommunicateTopology: the coordinates of ranks, and the groups of each axis."""
         ...

@@ -1,4 +1,4 @@
-"""A model without memory for its weights, as numbers; and one rank's part of it, built without other ranks."""
+"""A model's sizes, read without allocating its weights; and one rank's part of it, built without other ranks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
 from paddle_dp.part import lazily
-from paddle_dp.part.annotation import attention_methods_of, cuts_of
+from paddle_dp.part.annotation import attention_methods_of, cut_entries
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.rank_memory import Weight
 
-PARTLY: dict[str, tuple[str, ...]] = {"rowwise": ("weight",)}  # ways that leave some parameters whole
+CUT_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "rowwise": ("weight",)
+}  # of ways that leave some parameters whole
 
 
 def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
-    """What a layout must divide of this model; None where it cannot be built without memory: then the ranks will see.
+    """The sizes of a model that a layout must divide; None where LazyGuard cannot build it: then the ranks check them.
 
-    Raises UsageError that building raises on purpose: an annotation that fits no layer.
+    Raises the UsageError of `build`, such as an annotation that matches no layer.
     """
     try:
         with lazily():
             model = build()
     except UsageError:
         raise
-    except Exception:  # noqa: BLE001 - LazyGuard has its limits, and a rank has not
+    except Exception:  # noqa: BLE001 - a model that LazyGuard cannot build may still be built in a rank
         return None
     blocks = blocks_of(model)
     left = outside(model, blocks) if blocks else []
@@ -48,24 +50,24 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
 
 
 def size_of(build: Callable[[], nn.Layer]) -> int | None:
-    """How many numbers this model trains or keeps as parameters; None where it cannot be built without memory."""
+    """The number of elements in a model's parameters; None where LazyGuard cannot build it."""
     try:
         with lazily():
             return sum(int(parameter.size) for parameter in build().parameters())
-    except Exception:  # noqa: BLE001 - LazyGuard has its limits, and a rank has not
+    except Exception:  # noqa: BLE001 - a model that LazyGuard cannot build may still be built in a rank
         return None
 
 
 def _cuts_classes(parent: nn.Layer) -> bool:
-    """Whether a table of the layer cuts what gives the scores: all but an embedding's words."""
+    """Whether the layer's `cuts` table cuts scores by classes; cutting an embedding by vocabulary does not."""
     return any(
-        way == "classes" or (way == "vocab" and not isinstance(getattr(parent, word), nn.Embedding))
-        for word, way in cuts_of(parent).items()
+        cut.way == "classes" or (cut.way == "vocab" and not isinstance(cut.value, nn.Embedding))
+        for cut in cut_entries(parent)
     )
 
 
 def _tied(blocks: Iterable[nn.Layer]) -> tuple[tuple[int, ...], ...]:
-    """The numbers of blocks that share a weight, once for each such set."""
+    """The numbers of blocks that share a weight; each such set once."""
     users: dict[int, list[int]] = {}
     for number, block in enumerate(blocks):
         for parameter in block.parameters():
@@ -74,39 +76,42 @@ def _tied(blocks: Iterable[nn.Layer]) -> tuple[tuple[int, ...], ...]:
 
 
 def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]:
-    """What the tensor axis must divide: a cut layer's outputs, inputs, words; a number that counts them."""
+    """What the tensor axis must divide: a cut layer's outputs, inputs or words, or a number that counts them."""
     for prefix, parent in parents:
-        for word, way in cuts_of(parent).items():
-            what, name = getattr(parent, word), f"{prefix}.{word}".lstrip(".")
-            weight = getattr(what, "weight", None)
-            if isinstance(what, int):
-                yield name, what
-            elif weight is not None:
-                first = way == "rowwise" or (way == "vocab" and not isinstance(what, nn.Linear))
-                yield name, int(weight.shape[0 if first else -1])
+        for cut in cut_entries(parent):
+            name = f"{prefix}.{cut.name}".lstrip(".")
+            if isinstance(cut.value, int):
+                yield name, cut.value
+                continue
+            weight = dict(cut.value.named_parameters(include_sublayers=False)).get("weight")
+            if weight is not None:
+                by_rows = cut.way == "rowwise" or (
+                    cut.way == "vocab" and not isinstance(cut.value, nn.Linear)
+                )
+                yield name, int(weight.shape[0 if by_rows else -1])
 
 
 def units(model: nn.Layer) -> list[nn.Layer]:
-    """The model's ordered blocks, where they are all of it; else the model as one."""
+    """The model's ordered blocks if they contain all of it; otherwise the model as one unit."""
     blocks = blocks_of(model)
     return blocks if blocks and not outside(model, blocks) else [model]
 
 
 def describe_weights(model: nn.Layer) -> list[list[Weight]]:
-    """The weights of each unit as numbers, cut or not by the tables that the model's layers carry."""
-    cut = {
+    """The name and size of each unit's weights, and whether the `cuts` tables cut them."""
+    cut_parameters = {
         id(parameter)
         for parent in model.sublayers(include_self=True)
-        for name, way in cuts_of(parent).items()
-        if isinstance(layer := getattr(parent, name), nn.Layer)
-        for word, parameter in layer.named_parameters(include_sublayers=False)
-        if word in PARTLY.get(way, (word,))
+        for cut in cut_entries(parent)
+        if isinstance(cut.value, nn.Layer)
+        for word, parameter in cut.value.named_parameters(include_sublayers=False)
+        if word in CUT_PARAMETERS.get(cut.way, (word,))
     }
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     return [
-        [Weight(name=names[id(p)], size=int(p.size), cut=id(p) in cut) for p in unit.parameters()]
+        [Weight(name=names[id(p)], size=int(p.size), cut=id(p) in cut_parameters) for p in unit.parameters()]
         for unit in units(model)
     ]
 
@@ -114,10 +119,10 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
 def built(
     build: Callable[[], nn.Layer], numbers: Sequence[int], tp_rank: int, tp_size: int
 ) -> list[nn.Layer]:
-    """These units of the model with their initial weights in memory, sharded for rank `tp_rank` of the tensor axis.
+    """The units `numbers` of the model with initial weights in memory, sharded for rank `tp_rank` of the tensor axis.
 
-    One whole unit at a time is in memory, beside the cut ones: a model of any size, on the host that holds a part.
-    The weights are drawn as one process draws them, but not the same ones. Raises UsageError where nothing is cut.
+    Only one unit at a time is whole in memory, so that a host which can hold a part of the model can build it. The
+    weights have the initial distribution, but are not those of one process. Raises UsageError where nothing is cut.
     """
     with lazily():
         model = build()
@@ -128,7 +133,7 @@ def built(
         for unit in every:
             if any(
                 id(parameter) in here for parameter in unit.parameters()
-            ):  # its own, or a weight that it shares
+            ):  # its own, or one that it shares
                 _draw(unit.parameters())
                 if tp_size > 1:
                     parallelizer.replace(model, layers_in(unit))

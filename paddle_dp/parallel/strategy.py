@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.finished import check_dense, check_kept, give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
-from paddle_dp.parallel.learning_rate import check_taken
+from paddle_dp.parallel.learning_rate import check_rate
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
@@ -114,7 +114,7 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
     else:
         named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
         optimizer = optimizer(schedule() if schedule else None, named)  # the learner moves the rate on
-        check_taken(optimizer, schedule)
+        check_rate(optimizer, schedule)
     check_kept(optimizer)
     model, optimizer = mixed.place(model, optimizer)
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)

@@ -74,9 +74,29 @@ def cuts_of(layer: Any) -> dict[str, str]:
     return dict(getattr(layer, "cuts", {}))
 
 
+@dataclass(frozen=True)
+class Cut:
+    """An entry of a layer's `cuts` table: the attribute, the way to cut it, and its value, which is a layer or a number
+    that counts what is cut."""
+
+    name: str
+    way: str
+    value: Any
+
+
+def cut_entries(layer: Any) -> list[Cut]:
+    """The entries of a layer's `cuts` table."""
+    return [Cut(name, way, getattr(layer, name)) for name, way in cuts_of(layer).items()]
+
+
 def attention_methods_of(layer: Any) -> tuple[str, ...]:
-    """The methods of a layer in which tokens meet, by its own word or its recipe's."""
+    """The methods of a layer that mix tokens, from its own attribute or from the recipe's annotation."""
     return tuple(getattr(layer, "attention_methods", ()))
+
+
+def block_table_of(model: Any) -> Any:
+    """What a recipe's annotation, or else the model's own attribute, says its `blocks` are; None where neither does."""
+    return getattr(model, "annotated_blocks", None) or getattr(model, "blocks", None)
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:

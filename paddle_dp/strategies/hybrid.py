@@ -222,7 +222,7 @@ class Hybrid:
     def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
         """The task's model and loss as this rank has them along the tensor and the sequence axis, where a cut
         model gives what the whole one gave for its first samples."""
-        from paddle_dp.parallel.as_whole import AsWhole
+        from paddle_dp.parallel.cut_check import CutCheck
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
         from paddle_dp.parallel.sequence.ulysses import parallelize_sequence
@@ -232,7 +232,7 @@ class Hybrid:
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
         cut = axes.tensor > 1 or axes.sequence > 1
-        before = AsWhole(model, task.samples if cut else None, values=not task.compared)
+        cut_check = CutCheck(model, task.samples if cut else None, values=not task.compared)
         if axes.tensor > 1:
             group = self.hcg.get_model_parallel_group()
             kind = SequenceParallelizer if self.config.sequence_parallel else TensorParallelizer
@@ -245,7 +245,7 @@ class Hybrid:
         if axes.sequence > 1:
             model, loss = parallelize_sequence(model, loss, self.hcg.get_sep_parallel_group())
             slices.append((1, self.hcg.get_sep_parallel_group()))
-        before.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
+        cut_check.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
     def _zero(self, prepared: Prepared, placements: Placements) -> Zero:

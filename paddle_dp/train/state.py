@@ -93,7 +93,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     state = checkpoint.state
     if learner.schedule is not None and state["schedule"] is not None:
         learner.schedule.set_state_dict(state["schedule"])
-        learner.rate.take()
+        learner.rate.apply()
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
     progress = Progress(**state["progress"])

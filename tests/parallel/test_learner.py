@@ -142,12 +142,12 @@ def test_the_rate_follows_the_schedule_and_its_state():
     state = ours.schedule.state_dict()
     other = scheduled(lambda rate, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]))
     other.schedule.set_state_dict(state)
-    other.rate.take()
+    other.rate.apply()
     assert other.optimizer.get_lr() == ours.optimizer.get_lr() == pytest.approx(0.5 / 3)
 
 
 def test_an_optimizer_that_does_not_take_the_schedules_rate_is_refused():
-    with pytest.raises(UsageError, match=r"the schedule's learning rate 0\.5, and has 0\.05"):
+    with pytest.raises(UsageError, match=r"the schedule's learning rate 0\.5, but has 0\.05"):
         scheduled(lambda rate, named: paddle.optimizer.SGD(rate / 10, parameters=[p for _, p in named]))
 
 
@@ -162,7 +162,7 @@ def test_an_optimizer_with_another_schedule_is_refused():
     model = nn.Linear(3, 2)
     one, other = (paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0) for _ in range(2))
     finished = paddle.optimizer.SGD(one, parameters=model.parameters())
-    with pytest.raises(UsageError, match="a schedule of its own"):
+    with pytest.raises(UsageError, match="a scheduler of its own"):
         place_whole(Task(model=model, loss=Summed(), optimizer=finished, schedule=other), Mesh.alone())
 
 

@@ -1,7 +1,7 @@
-"""Which layer of a cut model was given a slice where it wants the whole, or the whole where it wants a slice.
+"""Explains why a cut model fails: which layer got a slice but needs the whole tensor, or the other way round.
 
-Paddle says it as a matrix product whose shapes do not fit. Here the same layer's inputs in the whole model stand beside
-those in the cut one.
+Paddle only reports a matrix product with wrong shapes. Here each layer's inputs in the cut model are compared with
+those in the whole one.
 """
 
 from __future__ import annotations
@@ -14,45 +14,39 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.part.annotation import cuts_of
+from paddle_dp.part.annotation import cut_entries
 
-SLICED = (
-    "colwise",
-    "heads",
-    "classes",
-    "vocab",
-)  # ways after which a rank holds some of the outputs only
+SLICED = ("colwise", "heads", "classes", "vocab")  # ways after which a rank holds only some of the outputs
 
 
 @dataclass
 class Flow:
-    """What went through the layers of a model in one forward, by their names; `running`: those that did not end, the
-    innermost last."""
+    """The shapes that went through the layers of a model in one forward, by layer name.
 
-    taken: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # the shape of the first input, of the first call
-    given: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # of the first output, of the last call; in that order
+    `inputs`: of the first input of the first call. `outputs`: of the first output of the last call, in the order of
+    these calls. `running`: the layers that have not returned, the innermost last.
+    """
+
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    outputs: dict[str, list[int]] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def watched(model: nn.Layer) -> Iterator[Flow]:
-    """Watches what is forwarded through a model."""
+    """Records the shapes of a model's forward inside the block."""
     flow, hooks = Flow(), []
 
     def enter(name: str, inputs: Any) -> None:
         flow.running.append(name)
         if (shape := _shape(inputs)) is not None:
-            flow.taken.setdefault(name, shape)
+            flow.inputs.setdefault(name, shape)
 
     def leave(name: str, outputs: Any) -> None:
         flow.running.pop()
         if (shape := _shape(outputs)) is not None:
-            flow.given.pop(name, None)
-            flow.given[name] = shape
+            flow.outputs.pop(name, None)
+            flow.outputs[name] = shape
 
     for name, layer in model.named_sublayers(include_self=True):
         hooks.append(layer.register_forward_pre_hook(lambda _, x, name=name: enter(name, x)))
@@ -69,65 +63,65 @@ def _shape(data: Any) -> list[int] | None:
     return list(tensors[0].shape) if tensors else None
 
 
-def ways(model: nn.Layer) -> dict[str, str]:
-    """By name the layers that the model's `cuts` tables cut, and how."""
+def cut_layers(model: nn.Layer) -> dict[str, str]:
+    """The layers that the model's `cuts` tables cut, by name, and the way of each."""
     return {
-        f"{prefix}.{word}".lstrip("."): way
+        f"{prefix}.{cut.name}".lstrip("."): cut.way
         for prefix, parent in model.named_sublayers(include_self=True)
-        for word, way in cuts_of(parent).items()
-        if isinstance(getattr(parent, word), nn.Layer)
+        for cut in cut_entries(parent)
+        if isinstance(cut.value, nn.Layer)
     }
 
 
-def stopped(model: nn.Layer, cut: Mapping[str, str], whole: Flow, part: Flow) -> str | None:
-    """Why the forward of a cut model, `part`, stopped where the `whole` one's went on, and what to write instead.
+def failed_layer(model: nn.Layer, ways: Mapping[str, str], whole: Flow, part: Flow) -> str | None:
+    """Why the forward of a cut model failed, and what to change. None where no cut layer has to do with it.
 
-    `cut` has the layers' ways. None where no layer that is cut has to do with it.
+    `ways` are the cut layers' ways; `whole` and `part` the shapes in the whole and in the cut model.
     """
     layers = dict(model.named_sublayers(include_self=True))
     *outer, name = part.running or [""]
-    got, wants = part.taken.get(name), whole.taken.get(name)
-    if cut.get(name) == "rowwise" and got is not None and got == wants:
+    got, needed = part.inputs.get(name), whole.inputs.get(name)
+    if ways.get(name) == "rowwise" and got is not None and got == needed:
         return (
-            f"{_label(layers, name)} is cut as rowwise, and got all of its inputs, {got}: rowwise takes what "
-            f"colwise gives. Cut the layer before it as colwise, or leave {name} whole"
+            f"{_label(layers, name)} is cut as rowwise but got all of its inputs, {got}: rowwise follows colwise. "
+            f"Cut the layer before it as colwise, or leave {name} whole"
         )
-    maker = _maker(cut, part, got)
-    if maker is None:
+    source = _source(ways, part, got)
+    if source is None:
         return None
-    slices = f"{maker} is cut as {cut[maker]}, so each rank holds {part.given[maker]} of its outputs "
-    slices += f"{whole.given.get(maker)}"
-    if got is None or got == wants or got[-1] != part.given[maker][-1]:
-        where = name if got == wants or not outer else outer[-1]
+    slices = f"{source} is cut as {ways[source]}, so each rank holds {part.outputs[source]} of its outputs "
+    slices += f"{whole.outputs.get(source)}"
+    if got is None or got == needed or got[-1] != part.outputs[source][-1]:
+        where = name if got == needed or not outer else outer[-1]
         return (
-            f"{slices}, and the forward of {_label(layers, where)} cannot go on with them. Between colwise and "
-            "rowwise, a forward reads shapes from its tensors, or from a whole number that is in `cuts`, too; else "
-            f"leave {maker} whole"
+            f"{slices}, and the forward of {_label(layers, where)} fails on them. Between colwise and rowwise, let "
+            "forward read sizes from its tensors, or from a number that `cuts` names as well; or leave "
+            f"{source} whole"
         )
     if isinstance(layers[name], nn.Linear):
-        then = f"Cut {name} as rowwise, which adds up what the ranks have of it, or leave {maker} whole"
+        advice = f"Cut {name} as rowwise, which sums the ranks' products, or leave {source} whole"
     else:
-        then = f"A {_kind(layers[name])} needs all of them: leave {maker} whole"
-    return f"{slices}, and {_label(layers, name)} got {got} where it wants {wants}. {then}"
+        advice = f"A {_kind(layers[name])} needs all of them: leave {source} whole"
+    return f"{slices}, and {_label(layers, name)} got {got} but needs {needed}. {advice}"
 
 
-def ended(cut: Mapping[str, str], whole: Flow, part: Flow, outputs: list[int]) -> str | None:
-    """Why a cut model gives `outputs` of another shape, where a layer that is cut gave the last of them."""
-    maker = _maker(cut, part, outputs)
-    if maker is None or part.given[maker] != outputs:
+def wrong_output(ways: Mapping[str, str], whole: Flow, part: Flow, shape: list[int]) -> str | None:
+    """Why a cut model's output has another `shape`, and what to change; None unless a cut layer gave that output."""
+    source = _source(ways, part, shape)
+    if source is None or part.outputs[source] != shape:
         return None
     return (
-        f"{maker} is cut as {cut[maker]}, and what each rank holds, {outputs} of its outputs {whole.given.get(maker)}, "
-        f"is what the model gives. If these are scores of classes, cut {maker} as classes, and the loss is computed "
-        f"over all of them; else leave {maker} whole"
+        f"{source} is cut as {ways[source]}, so each rank's model returns {shape} of its outputs "
+        f"{whole.outputs.get(source)}. If these are scores of classes, cut {source} as classes: the loss is then "
+        f"computed over all of them. Otherwise leave {source} whole"
     )
 
 
-def _maker(cut: Mapping[str, str], part: Flow, shape: list[int] | None) -> str | None:
-    """The cut layer that gave slices last: those as wide as `shape`, if any."""
-    makers = [name for name in part.given if cut.get(name) in SLICED]
-    fitting = [name for name in makers if shape and part.given[name][-1:] == shape[-1:]]
-    return next(reversed(fitting or makers), None)
+def _source(ways: Mapping[str, str], part: Flow, shape: list[int] | None) -> str | None:
+    """The last layer that returned slices; if possible, one whose slices are as wide as `shape`."""
+    sources = [name for name in part.outputs if ways.get(name) in SLICED]
+    matching = [name for name in sources if shape and part.outputs[name][-1:] == shape[-1:]]
+    return next(reversed(matching or sources), None)
 
 
 def _label(layers: Mapping[str, nn.Layer], name: str) -> str:
@@ -135,5 +129,5 @@ def _label(layers: Mapping[str, nn.Layer], name: str) -> str:
 
 
 def _kind(layer: nn.Layer) -> str:
-    """The class of a layer, or of what it was before it was cut."""
+    """The class of a layer before it was cut."""
     return type(layer).__name__.replace("ColumnParallel", "").replace("RowParallel", "")

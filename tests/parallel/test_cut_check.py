@@ -1,4 +1,4 @@
-"""A model cut by a table that names the wrong way is refused when it is placed; two ranks of a tensor axis."""
+"""A model whose `cuts` table has a wrong way is refused when it is placed; two ranks of a tensor axis."""
 
 import numpy as np
 import paddle
@@ -33,7 +33,7 @@ class Fused(nn.Layer):
 
 
 class Middle(nn.Layer):
-    """A chain whose `cuts` somebody else gives; `norm` in its middle wants all features, `view` reads a number."""
+    """A chain whose `cuts` somebody else gives; `norm` in its middle needs all features, `view` reads a number."""
 
     def __init__(self, cuts, norm=False, view=False):
         super().__init__()
@@ -82,29 +82,28 @@ def place(cases, compared=False):
     return said
 
 
-def test_parts_of_a_fused_projection_are_no_heads():
+def test_a_fused_projection_by_parts_is_not_cut_by_heads():
     """Such a run trained another model, and said that it was one process's."""
     for good, bad in run_ranks(place, 2, ["heads beside each other", "parts beside each other"]):
         assert good == ""
         assert bad.startswith(
-            "strategy.tensor: cut as `cuts` and `attention_methods` say, Fused is another model"
+            "strategy.tensor: cut by its `cuts` and `attention_methods`, Fused computes something else"
         )
 
 
 SLICES = "first is cut as colwise, so each rank holds [2, 6, 16] of its outputs [2, 6, 32], and"
 SAID = {
     "right": "",
-    "no rows": f"{SLICES} second (Linear) got [2, 6, 16] where it wants [2, 6, 32]. Cut second as rowwise, which",
-    "no columns": "second (Linear) is cut as rowwise, and got all of its inputs, [2, 6, 32]: rowwise takes what "
-    "colwise gives.",
-    "norm": f"{SLICES} norm (LayerNorm) got [2, 6, 16] where it wants [2, 6, 32]. A LayerNorm needs all of them: leave",
-    "view": f"{SLICES} the forward of the model (Middle) cannot go on with them. Between colwise and rowwise, a",
-    "head": "head is cut as colwise, and what each rank holds, [2, 6, 5] of its outputs [2, 6, 10], is what the model "
-    "gives. If these are scores of classes, cut head as classes",
+    "no rows": f"{SLICES} second (Linear) got [2, 6, 16] but needs [2, 6, 32]. Cut second as rowwise, which",
+    "no columns": "second (Linear) is cut as rowwise but got all of its inputs, [2, 6, 32]: rowwise follows colwise.",
+    "norm": f"{SLICES} norm (LayerNorm) got [2, 6, 16] but needs [2, 6, 32]. A LayerNorm needs all of them: leave",
+    "view": f"{SLICES} the forward of the model (Middle) fails on them. Between colwise and rowwise, let",
+    "head": "head is cut as colwise, so each rank's model returns [2, 6, 5] of its outputs [2, 6, 10]. If these are "
+    "scores of classes, cut head as classes",
 }
 
 
-def test_a_slice_that_fits_nowhere_is_named_with_who_made_it_who_got_it_and_what_to_write():
+def test_a_slice_of_the_wrong_shape_is_explained_with_both_layers_and_what_to_change():
     """It was a matrix product whose shapes do not fit; and of cut scores verify said that a side did not run."""
     for compared in (False, True):
         for said in run_ranks(place, 2, list(SAID), compared):
