@@ -93,9 +93,8 @@ def summary(
     differences: Sequence[str] = (),
 ) -> Iterable[str]:
     """What a person wants to know at the end, and what can be done next. `differences` are from one process."""
-    if found is not None:
-        yield "held-out: " + "  ".join(numbers(found.numbers))
-        yield f"  {found.samples} of {found.samples} held-out samples, each counted once"
+    if found is not None:  # its numbers are on the screen already
+        yield f"  each of the {found.samples} held-out samples counted once"
     if run.mesh.ranks > 1 and steps:  # the training has just compared the weights, and would have failed
         if differences:
             yield "  weights that ranks share are equal bit by bit; they are not those of one process:"

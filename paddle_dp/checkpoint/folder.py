@@ -124,14 +124,30 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
     else:
         return _at(Path(spec), mesh)
     if checkpoint is None or not checkpoint.is_dir():
-        there = ", ".join(path.name for path in checkpoints(folder)) or "none"
-        if str(spec) == "newest" and there != "none":
-            raise CheckpointError(
-                f"None of the checkpoints in {folder} can be used, for the reasons above ({there}). Start a new run, "
-                "or name a checkpoint of another one by its path."
-            )
-        raise CheckpointError(f"There is no checkpoint '{spec}' in {folder}. There: {there}.")
+        raise CheckpointError(_not_found(str(spec), Path(folder)))
     return checkpoint
+
+
+def _not_found(spec: str, folder: Path) -> str:
+    """Why there is no such checkpoint in a run's folder, and what there is."""
+    there = [path.name for path in checkpoints(folder)]
+    if not there:
+        return f"There is no checkpoint in {folder}."
+    if spec == "newest":
+        return (
+            f"None of the checkpoints in {folder} can be used, for the reasons above ({', '.join(there)}). Start a "
+            "new run, or name a checkpoint of another one by its path."
+        )
+    steps = ", ".join(str(step_of(folder / name)) for name in there)
+    hint = f"There are those of step {steps}: give newest, a step or a path."
+    if spec != "best":
+        return f"There is no checkpoint of step {spec} in {folder}. {hint}"
+    if (folder / _BEST).exists():
+        return f"The best checkpoint of {folder}, which {_BEST} names, is not there any more. {hint}"
+    return (
+        f"No best checkpoint was kept in {folder}: callbacks.checkpoint.best was not set when it was trained (acc1, "
+        f"loss: a number of the evaluations). {hint}"
+    )
 
 
 def _at(path: Path, mesh: Mesh | None) -> Path:

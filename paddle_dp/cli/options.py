@@ -31,7 +31,9 @@ OutputDir = Annotated[
     typer.Option("--output-dir", "--out", metavar="DIR", help="The run's folder, in place of runs/<name>."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
-Checkpoint = Annotated[str, typer.Option(metavar="newest|best|PATH", help="Which of the run's checkpoints.")]
+Checkpoint = Annotated[
+    str, typer.Option(metavar="newest|best|STEP|PATH", help="Which of the run's checkpoints.")
+]
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:

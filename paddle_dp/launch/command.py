@@ -28,8 +28,8 @@ class Job:
     """What somebody asked for: an entry point, the recipe that it is called with, and the processes that call it.
 
     `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `output_dir`
-    replaces the recipe's run folder. `resume` is None, "newest" or a checkpoint's path. `extra` reaches the entry point
-    as options. `quiet` shows nothing but failures.
+    replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` reaches the entry
+    point as options. `quiet` shows nothing but failures.
     """
 
     recipe: Path

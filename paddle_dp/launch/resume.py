@@ -52,7 +52,7 @@ def command(job: Job, resume: str = "newest") -> str:
 
 
 def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:
-    """The checkpoint that a job with `--resume best` or `--resume PATH` goes on from, and the word for `--resume`.
+    """The checkpoint that a job with `--resume best`, `STEP` or `PATH` goes on from, and the word for `--resume`.
 
     None where `--resume` alone finds it. Its own newest may not be the folder's: of a later step than that can be what
     it did not go on from.
@@ -65,6 +65,9 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     if job.resume == "best":
         found = best(saved[0].parent) if saved else None
         return (found, "best") if found else None
+    if job.resume.isdecimal():
+        found = next((path for path in saved if step_of(path) == int(job.resume)), None)
+        return (found, job.resume) if found else None
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
 
 

@@ -82,9 +82,12 @@ def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
 
 
 def _check_resume(job: Job) -> None:
-    if job.resume not in (None, "newest", "best") and not Path(job.resume).exists():
+    if job.resume in (None, "newest", "best") or job.resume.isdecimal():  # found, or not, in the run's folder
+        return
+    if not Path(job.resume).exists():
         raise UsageError(
-            f"--resume {job.resume}: there is no such checkpoint. Leave the path out for the newest one."
+            f"--resume {job.resume}: there is no such checkpoint. Leave the path out for the newest one, or give best "
+            "or a step."
         )
 
 

@@ -32,6 +32,7 @@ class Call(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
     called: ClassVar[Callable[..., Any]]
+    given: ClassVar[tuple[str, ...]] = ()  # parameters that the training gives: no settings
 
     def build(self, *given: Any, **named: Any) -> Any:
         settings = {name: getattr(self, name) for name in self.model_fields_set}
@@ -39,17 +40,10 @@ class Call(BaseModel):
 
 
 class LossCall(Call):
-    """The Config of a loss that is a plain function of (outputs, targets, …): it is not called, but handed on.
-
-    Where a recipe gives the first two parameters too, the function is one that makes a loss, and is called.
-    """
-
-    takes: ClassVar[tuple[str, str]]
+    """The Config of a loss that is a plain function of (outputs, targets, …): it is not called, but handed on."""
 
     def build(self, *given: Any, **named: Any) -> Any:
         called, settings = type(self).called, {name: getattr(self, name) for name in self.model_fields_set}
-        if set(self.takes) <= set(settings):
-            return called(**settings)
         return functools.update_wrapper(functools.partial(called, **settings), called) if settings else called
 
 
@@ -87,38 +81,36 @@ def resolve(dotted: str) -> Any:
 @functools.cache
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     """A Config whose settings are the parameters of a class or function, less those that build() is given."""
-    taken = GIVEN_BY_NAME.get(shelf, ())
     parameters = list(inspect.signature(called).parameters.values())
-    if shelf == "losses" and (config := _loss_config(called, parameters)):
-        return config
-    by_name = {"learning_rate", "parameters"}
-    if shelf == "optimizers" and isinstance(called, type) and by_name <= {p.name for p in parameters}:
-        return _config(called, parameters, tuple(by_name), OptimizerCall)
-    return _config(called, parameters[len(GIVEN.get(shelf, ())) :], taken)
+    if shelf == "losses" and _is_loss(called, parameters):
+        return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
+    by_name = ("learning_rate", "parameters")
+    if shelf == "optimizers" and isinstance(called, type) and {*by_name} <= {p.name for p in parameters}:
+        return _config(called, parameters, by_name, OptimizerCall)
+    first = tuple(p.name for p in parameters[: len(GIVEN.get(shelf, ()))])
+    return _config(called, parameters, (*first, *GIVEN_BY_NAME.get(shelf, ())))
 
 
-def _loss_config(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> type[Call] | None:
-    """For what is a loss itself: no class, and two parameters that have to be given, outputs and targets."""
+def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
+    """Whether it is a loss itself: no class, and two parameters that have to be given, outputs and targets. What
+    makes a loss is a class, or a function that takes its settings by name."""
     first = [p for p in parameters[:2] if p.kind in _POSITIONAL and p.default is p.empty]
-    if isinstance(called, type) or len(first) < 2:
-        return None
-    config = _config(called, [*(p.replace(default=None) for p in first), *parameters[2:]], (), LossCall)
-    config.takes = (first[0].name, first[1].name)
-    return config
+    return not isinstance(called, type) and len(first) == 2
 
 
 def _config(
-    called: Callable[..., Any], parameters: list[inspect.Parameter], taken: tuple[str, ...], base: Any = Call
+    called: Callable[..., Any], parameters: list[inspect.Parameter], given: tuple[str, ...], base: Any = Call
 ) -> Any:
     settings: dict[str, Any] = {
         p.name: (_annotation(p, called), ... if p.default is p.empty else p.default)
         for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken and p.name[0] != "_"
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in given and p.name[0] != "_"
     }
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     name = getattr(called, "__name__", type(called).__name__)
     config = create_model(name, __base__=base, __doc__=called.__doc__, **settings)
     config.called = staticmethod(called)
+    config.given = given
     if open_ended:
         config.model_config["extra"] = "allow"
         config.model_rebuild(force=True)

@@ -16,6 +16,7 @@ NAMES = {
     ),
     "train.precision": ("amp", "dtype", "fp16", "bf16", "use_amp"),
     "train.seed": ("random_seed",),
+    "train.drop_last": ("dataloader_drop_last",),
     "loader.num_workers": ("dataloader_num_workers",),
     "optimizer.clip": ("grad_clip", "max_grad_norm", "clip_norm", "gradient_clip_val"),
     "strategy.data": ("dp", "dp_degree", "data_parallel_degree"),
@@ -25,7 +26,8 @@ NAMES = {
     "strategy.sharding_stage": ("zero", "zero_stage"),
     "output_dir": ("save_dir", "log_dir"),
 }
-PLACES = {name: place for place, names in NAMES.items() for name in names}
+# A key that stands in another group than it should is known by its own name.
+PLACES = {name: place for place, names in NAMES.items() for name in (place.rpartition(".")[2], *names)}
 # What a key was called in recipes written before 0.1.0.
 RENAMED = {
     "out": "output_dir",
@@ -47,7 +49,7 @@ RENAMED = {
 RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"}
 
 
-def elsewhere(name: str) -> str:
-    """« In a recipe that is schedule.learning_rate.» for 'lr', also mistyped; '' for a word that no tool has."""
-    near = get_close_matches(name.lower(), PLACES, n=1, cutoff=0.8)
-    return f" In a recipe that is {PLACES[near[0]]}." if near else ""
+def place_of(name: str, exactly: bool = False) -> str | None:
+    """ "schedule.learning_rate" for 'lr', also mistyped unless `exactly`; None for a word that no tool has."""
+    near = get_close_matches(name.lower(), PLACES, n=1, cutoff=1.0 if exactly else 0.8)
+    return PLACES[near[0]] if near else None

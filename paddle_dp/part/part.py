@@ -6,11 +6,12 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean
+from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean
 from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
 from paddle_dp.part.config import adapter, fields_of
@@ -70,7 +71,7 @@ def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path |
     kind = find(shelf, use, home)
     said = named_in(settings, fields_of(kind)) if shelf == "models" else {}
     rest = {name: value for name, value in settings.items() if name != "use" and name not in said}
-    owner = Owner(subject=f"{noun} {use}", prefix=prefix)
+    owner = Owner(subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home))
     annotation = read_settings(Annotation, said, owner) if said else None
     part = Part(shelf, use, read_settings(kind, rest, owner, home), annotation)
     if annotation is not None:
@@ -115,6 +116,29 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     if not callable(config):
         raise _at_use(f"{noun} {use} holds no Config: name a class or function in it, or give it one")
     return config_of(config, shelf)
+
+
+def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:
+    """What is known of a setting that the part `use` has not: that the training gives it, or which parts have it."""
+    if issubclass(kind, Call) and name in kind.given:
+        made = " What makes a loss takes its settings by name: def make(*, …)." if shelf == "losses" else ""
+        return f" '{name}' is given by the training.{made}"
+    others = [other for other in names(shelf, home) if other != use and name in _settings(shelf, other, home)]
+    if not others:
+        return ""
+    if len(others) > 1:
+        return f" '{name}' is a setting of the {shelf} {', '.join(others[:-1])} and {others[-1]}."
+    in_list = prefix.partition(".")[0] == shelf  # one of several of a shelf, as callbacks.evaluate
+    how = f"{shelf}.{others[0]}.{name}" if in_list else f"{prefix}.use={others[0]}"
+    return f" '{name}' is a setting of {SHELVES[shelf]} {others[0]}: {how}."
+
+
+def _settings(shelf: str, use: str, home: Path | None) -> dict[str, Any]:
+    """The settings of a part by name; none of one that cannot be imported here."""
+    try:
+        return fields_of(find(shelf, use, home))
+    except UsageError:
+        return {}
 
 
 def _at_use(what: str) -> RecipeError:

@@ -7,6 +7,7 @@ no text for a number, no number for a text, no 1 for true.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from pydantic.errors import PydanticUserError
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean
 from paddle_dp.part.config import adapter, fields_of, setting_at
-from paddle_dp.part.elsewhere import RENAMED, elsewhere
+from paddle_dp.part.elsewhere import RENAMED, place_of
 from paddle_dp.part.words import Keys, complaint, keys_of
 
 T = TypeVar("T")
@@ -25,10 +26,14 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Whose settings they are: as a subject («model gpt has no setting …») and as a prefix («model.width: …»)."""
+    """Whose settings they are: as a subject («model gpt has no setting …») and as a prefix («model.width: …»).
+
+    `hint` knows a sentence on a setting that this owner has not, or "".
+    """
 
     subject: str
     prefix: str = ""
+    hint: Callable[[str], str] = lambda name: ""
 
     def dotted(self, path: Keys) -> str:
         return ".".join(map(str, (self.prefix, *path) if self.prefix else path))
@@ -77,8 +82,9 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> lis
         if new := RENAMED.get(owner.dotted(path)):
             return [Mistake(where="", what=f"{owner.dotted(path)} is now {new}.", path=path)]
         near = did_you_mean(str(name), _takes(kind, whole))
-        moved = "" if "Did you mean" in near else elsewhere(str(name))
-        what = f"{owner.subject_at(whole)} has no setting '{name}'.{moved}{near}"
+        what = (
+            f"{owner.subject_at(whole)} has no setting '{name}'.{_known_elsewhere(path, owner, near)}{near}"
+        )
     elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
         what = f"{owner.subject_at(whole)} needs '{name}'{_for_example(kind, path)}"
         path = whole
@@ -87,6 +93,17 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> lis
     else:
         what = complaint(detail, owner.dotted(path) or owner.subject)
     return [Mistake(where="", what=what, path=path)]
+
+
+def _known_elsewhere(path: Keys, owner: Owner, near: str) -> str:
+    """Who has a setting of this name: another part, or another group of the recipe, under this word or its own."""
+    name = str(path[-1])
+    hint = owner.hint(name) if len(path) == 1 else ""
+    place = place_of(name, exactly="Did you mean" in near or bool(hint))
+    group, _, last = (place or "").rpartition(".")
+    if place is None or place == owner.dotted(path) or (hint and last == name):
+        return hint
+    return f"{hint} In a recipe that is {place}.{owner.hint(last) if group == owner.prefix else ''}"
 
 
 def _from_post_init(text: str, kind: Any, path: Keys, owner: Owner) -> Mistake:

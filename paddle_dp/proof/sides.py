@@ -115,10 +115,11 @@ class Comparison:
         if status - 128 in ASKED_TO_END:
             raise EndedError(status - 128)
         if status:
-            said = f"the side of {job.ranks} rank(s) did not run: exit status {status}, said above."
+            who = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
+            said = f"the side of {who} did not run: exit status {status}, said above."
             if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
                 said = (
-                    f"a process of the side of {job.ranks} rank(s) was killed: by hand, or because the machine has too "
+                    f"a process of the side of {who} was killed: by hand, or because the machine has too "
                     "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and what its "
                     "layers give (docs/proof.md)."
                 )

@@ -71,6 +71,8 @@ def _put(page: Page, override: _Override) -> None:
             group.append({})
         elif isinstance(group, dict) and group.get(word) is None:
             group[word] = {}
+        if not group[key]:  # made just now, or empty: the file does not say where
+            page.places.setdefault(path, override.where)
         group = group[key]
     key = _key(group, last, path)
     if key == "use":  # another part: nothing of the one before it stays

@@ -22,6 +22,7 @@ from paddle_dp.train import consistency, same_run
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Setup
+from paddle_dp.train.state import progress_of
 
 Kind = TypeVar("Kind", bound=TrainingLoop)
 
@@ -105,6 +106,7 @@ class Assembly:
         consistency.compare(options, self.mesh, "Resume from the same checkpoint on every node.")
         resumed = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
         if resumed is not None:
+            progress_of(resumed)  # refuses a newer version's
             consistency.compare_checkpoints(resumed, self.mesh)
         loaders = {"train": self.train_loader, "test": self.test_loader}
         task = self._task(self.total_steps, self.train_loader.batches)

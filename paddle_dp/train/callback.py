@@ -68,7 +68,9 @@ class Callback:
     called.
 
     `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`, which are the
-    loss, its scores, `lr`, `gradient_norm` and the speed since the last reading, and cost one small all_reduce.
+    loss, its scores, `lr`, `gradient_norm` and the speed since the last reading, and cost one small all_reduce. It is
+    then called after the last update, too, whatever `every` says.
+
     At a step, callbacks that read are called before those that do not (they evaluate, save or profile), and the time
     of the latter does not count as training; at an epoch and at the end, after them.
     """
@@ -80,7 +82,7 @@ class Callback:
         """Before the first update, after a resume."""
 
     def step(self, moment: Moment) -> None:
-        """After an update, every so many steps."""
+        """After an update, every so many steps, and after the last one where it reads."""
 
     def epoch(self, moment: Moment) -> None:
         """After the last update of an epoch, every so many epochs; progress.epoch counts the complete ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol, runtime_checkable
 
 from paddle_dp.errors import UsageError
@@ -51,4 +52,18 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
     written = model.generate(
         tokens, options["tokens"], options["temperature"], options["top_k"], options["seed"]
     )
-    print(tokenizer.decode(written.numpy()[0]), flush=True)
+    show(tokenizer.decode(written.numpy()[0]))
+
+
+def show(text: str) -> None:
+    """Prints what a model wrote: as it is into a file or a pipe, with control characters escaped on a terminal."""
+    print(visible(text) if sys.stdout.isatty() else text, flush=True)
+
+
+def visible(text: str) -> str:
+    """The text with every character that does not print as its escape («\\x1b»), but for line ends and tabs.
+
+    A model that has learned little writes any of them, and a terminal obeys: they move its cursor, change its colours
+    and its title, and let text run backwards.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

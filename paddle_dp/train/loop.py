@@ -183,7 +183,9 @@ class TrainingLoop:
 
     def _update(self, batch: Batch) -> None:
         step = self.progress.step + 1
-        due = [callback for callback in self._step_callbacks if callback.due_at_step(step)]
+        # Callbacks that read are called after the last update, too; the others, which evaluate or save, have `end`.
+        last = step >= self.total_steps
+        due = [c for c in self._step_callbacks if c.due_at_step(step) or (last and c.reads)]
         reads = any(callback.reads for callback in due)
         rate = self.learner.optimizer.get_lr() if reads else 0.0
         metrics = self._learn(batch, reads)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 
@@ -28,3 +29,14 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Progress:
+        """From what `state` gave; a count that an older version did not keep is 0.
+
+        Raises ValueError with the counts that this version does not know: to forget them would be another training.
+        """
+        unknown = sorted(state.keys() - {field.name for field in fields(cls)})
+        if unknown:
+            raise ValueError(", ".join(unknown))
+        return cls(**state)

@@ -16,7 +16,9 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.placement import Placement
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
+from paddle_dp.version import __version__
 
+# Of `_state`. To be raised by what makes an older version restore something else than what was saved.
 FORMAT = 1
 
 
@@ -88,6 +90,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     layout the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
+    progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
     state = checkpoint.state
@@ -96,7 +99,6 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
         learner.rate.apply()
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
-    progress = Progress(**state["progress"])
     axes = state.get("axes", {"data": checkpoint.ranks})
     own = checkpoint.own(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
     if own is not None:
@@ -104,6 +106,27 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     else:
         seed_ranks(state["data"]["seed"] + progress.step, learner.mesh)
     return progress
+
+
+def progress_of(checkpoint: Checkpoint) -> Progress:
+    """How far the training was that a checkpoint is of. To be asked before anything else of its state is read.
+
+    Raises CheckpointError for the state of a newer version, which this one would restore in part.
+    """
+    state = checkpoint.state
+    found = state.get("format", FORMAT)
+    try:
+        if found > FORMAT:
+            raise ValueError(f"format {found}")
+        return Progress.restored(state["progress"])
+    except ValueError as unknown:
+        facts = (state.get("identity") or {}).get("facts", {})
+        by = facts.get("package paddle_dp", "whose number it does not give")
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved by a newer paddle_dp, {by}. This version, {__version__}, reads states of "
+            f"format {FORMAT} and would lose what is new in it ({unknown}): install that version to go on from it. "
+            "What needs the weights alone (evaluate, generate, export, merge) takes it as it is."
+        ) from None
 
 
 def load_model(checkpoint: Checkpoint, learner: Learner) -> None:

@@ -70,8 +70,7 @@ def test_plain_lines_tell_the_whole_story(
         "[epoch 1, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s",
         "[epoch 2, step 8] held-out: loss 0.5000  acc1 0.8750",
         "stopped at step 8: it is enough",
-        "held-out: loss 0.5000  acc1 0.8750",
-        "  8 of 8 held-out samples, each counted once",
+        "  each of the 8 held-out samples counted once",
         f"4 steps in 1.0 s. The run is in {folder}",
         f"  checkpoint   {folder}/checkpoints/step-00000008",
         f"  dashboard    paddle-dp dashboard {folder.parent}",
@@ -150,9 +149,9 @@ def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_th
     )
     assert "[epoch 2, step 8] held-out" in text and "[epoch 1, step 5]" not in text
     console.end(at("end", 20))
-    assert "each counted once" in drawn()
+    assert "held-out samples counted once" in drawn()
     log = capsys.readouterr().out
-    assert "[epoch 1, step 5] loss" in log and "each counted once" in log
+    assert "[epoch 1, step 5] loss" in log and "held-out samples counted once" in log
 
 
 def test_the_bar_is_drawn_a_few_times_a_second(

@@ -80,16 +80,33 @@ def test_find_by_path(folder, tmp_path):
     assert find(str(folder), elsewhere) == find(folder.parent, elsewhere) == folder / "step-00000030"
 
 
-@pytest.mark.parametrize("spec", ["25", "best"])
-def test_what_is_not_there_is_said_with_what_is(folder, spec):
-    with pytest.raises(CheckpointError, match=f"no checkpoint '{spec}'.*step-00000010, step-00000020"):
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("25", "There is no checkpoint of step 25 in "),
+        ("best", r"No best checkpoint was kept in .*: callbacks\.checkpoint\.best was not set"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(folder, spec, said):
+    with pytest.raises(
+        CheckpointError, match=rf"{said}.*There are those of step 10, 20, 30: give newest, a step"
+    ):
         find(spec, folder)
+
+
+def test_a_best_one_that_is_gone_is_said_to_be_gone(folder):
+    set_best(folder, folder / "step-00000020", {})
+    (folder / "step-00000020").rename(folder.parent / "elsewhere")
+    with pytest.raises(
+        CheckpointError, match=r"which best\.json names, is not there any more\. .* step 10, 30"
+    ):
+        find("best", folder)
 
 
 def test_a_path_that_is_no_checkpoint_is_said(folder, tmp_path):
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a folder"):
         find(tmp_path / "typo", folder)
-    with pytest.raises(CheckpointError, match=r"no checkpoint 'newest'.*none"):
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*typo\."):
         find("newest", tmp_path / "typo")
 
 

@@ -92,6 +92,8 @@ def test_the_best_and_another_run_are_chosen_too(tmp_path: Path) -> None:
     set_best(at_20.parent, at_20, {"acc1": 0.5})
     said = str(how_to_resume(replace(job, resume="best"), tmp_path, BEGAN))
     assert said.startswith("go on from step 20: ") and said.endswith("--resume best")
+    said = str(how_to_resume(replace(job, resume="20"), tmp_path, BEGAN))
+    assert said.startswith("go on from step 20: ") and said.endswith("--resume 20")
     fresh = str(how_to_resume(replace(job, resume=str(tmp_path)), tmp_path / "fresh", BEGAN))
     assert fresh.startswith(f"go on from {tmp_path}: ") and fresh.endswith(f"--resume {tmp_path}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import RecipeError
-from paddle_dp.part import Owner, read_settings, settings_of
+from paddle_dp.part import Owner, read_part, read_settings, settings_of
 from paddle_dp.part.call import config_of, resolve
 
 NET = Owner(subject="model Net", prefix="model")
@@ -66,9 +66,23 @@ def test_a_function_of_outputs_and_targets_is_a_loss_itself() -> None:
         read_settings(config, {"powr": 3}, NET)
 
 
+@pytest.mark.parametrize("given", [{"outputs": 1}, {"outputs": 1, "targets": 4}])
+def test_what_the_training_gives_is_no_setting_of_a_loss(given: dict[str, int]) -> None:
+    assert [s.name for s in settings_of(config_of(absolute, "losses"))] == ["power"]
+    said = r"loss tests\.part\.test_call\.absolute has no setting 'outputs'\. 'outputs' is given by the training\. "
+    with pytest.raises(
+        RecipeError, match=said + r"What makes a loss takes its settings by name: def make\(\*, …\)"
+    ):
+        read_part("losses", {"use": "tests.part.test_call.absolute", **given})
+
+
+def made(*, power: float) -> Any:
+    return ("made", power)
+
+
 def test_what_makes_a_loss_is_called() -> None:
     assert read_settings(config_of(opened, "losses"), {"first": 2}, NET).build() == {"first": 2}
-    assert read_settings(config_of(absolute, "losses"), {"outputs": 1, "targets": 4}, NET).build() == 3
+    assert read_settings(config_of(made, "losses"), {"power": 3.0}, NET).build() == ("made", 3.0)
     assert isinstance(read_settings(config_of(Net, "losses"), {"width": 3}, NET).build(), Net)
 
 

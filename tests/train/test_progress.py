@@ -1,5 +1,7 @@
 """A count that only goes forward."""
 
+import pytest
+
 from paddle_dp.train.progress import Progress
 
 
@@ -10,4 +12,10 @@ def test_batches_add_up_and_epochs_begin_anew():
 
 def test_its_state_brings_it_back():
     progress = Progress(epoch=2, batch=5, step=29, samples=1437)
-    assert Progress(**progress.state()) == progress
+    assert Progress.restored(progress.state()) == progress
+
+
+def test_an_older_version_kept_fewer_counts_and_a_newer_one_keeps_more():
+    assert Progress.restored({"epoch": 1, "step": 3}) == Progress(epoch=1, step=3)
+    with pytest.raises(ValueError, match=r"^tokens, words$"):
+        Progress.restored({**Progress().state(), "words": 3, "tokens": 1})

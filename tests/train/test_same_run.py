@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.errors import UsageError
+from paddle_dp.checkpoint.disk import digest_of
+from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
+from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
@@ -51,6 +56,49 @@ def again(folder: Path, *words: str, resume: str | None = "newest", **how: Any) 
 def test_nothing_changed_is_nothing_said(run: Path) -> None:
     trainer = again(run)
     assert trainer.progress.step == FEW and trainer.run.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"format": 2},
+            r"0\.9 \(its files: 1\)\. .* reads states of format 1 .* in it \(format 2\): install",
+        ),
+        (
+            {"progress": {"step": FEW, "tokens": 9}},
+            r"0\.9 .* would lose what is new in it \(tokens\): install that",
+        ),
+    ],
+)
+def test_the_state_of_a_newer_version_is_refused(run: Path, tmp_path: Path, change: Any, said: str) -> None:
+    saved = copy_of(
+        run, tmp_path, {**change, "identity": {"facts": {"package paddle_dp": "0.9 (its files: 1)"}}}
+    )
+    with pytest.raises(CheckpointError, match=f"{saved} was saved by a newer paddle_dp, {said}"):
+        again(run, resume=str(saved))
+
+
+def test_the_state_of_an_older_version_goes_on(run: Path, tmp_path: Path) -> None:
+    older = copy_of(run, tmp_path, {"format": None, "progress": {"step": FEW, "batch": FEW, "epoch": 0}})
+    trainer = again(run, resume=str(older))
+    assert (trainer.progress.step, trainer.progress.samples) == (FEW, 0)
+
+
+def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """The run's checkpoint with another state, whole: its manifest says so."""
+    saved = checkpoints.newest(run / "run" / "checkpoints")
+    assert saved is not None
+    shutil.copytree(saved, folder / saved.name)
+    file = folder / saved.name / STATE
+    state = {**json.loads(file.read_text()), **change}
+    if state["format"] is None:
+        del state["format"]
+    file.write_text(json.dumps(state))
+    manifest = read_manifest(saved)
+    (file.parent / MANIFEST).unlink()
+    replace(manifest, files={**manifest.files, STATE: digest_of(file)}).write(file.parent)
+    return file.parent
 
 
 @pytest.mark.processes

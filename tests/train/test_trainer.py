@@ -239,6 +239,22 @@ def test_a_callback_that_is_added_hears_what_the_others_do():
         running.add(object())
 
 
+def test_the_last_step_is_told_to_those_that_read_whatever_their_every_says():
+    told = []
+
+    class Seldom(Callback):
+        every = Every.parse("2 steps")
+
+        def __init__(self, reads):
+            self.reads = reads
+
+        def step(self, moment):
+            told.append((moment.progress.step, self.reads, "loss" in moment.numbers))
+
+    trainer(Seldom(True), Seldom(False)).fit("5 steps")
+    assert told == [(2, True, True), (2, False, True), (4, True, True), (4, False, True), (5, True, True)]
+
+
 def test_of_a_step_those_that_read_hear_first_and_of_the_rest_last():
     told = []
 
