@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import zlib
 from collections import deque
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ class OptimizerMemory:
 
     def lost(self) -> list[str]:
         """The attributes that changed and stand neither in the optimizer's state_dict nor in the model."""
-        if _is_known(type(self.optimizer)):
+        if is_known(type(self.optimizer)):
             return []
         saved = self.optimizer.state_dict()
         return [
@@ -32,25 +34,28 @@ class OptimizerMemory:
 
     def _attributes(self) -> dict[str, Any]:
         kind = type(self.optimizer)
-        if _is_known(kind):
+        if is_known(kind):
             return {}
-        usual = _names_of_paddle(kind)
+        usual = set_by_paddle(kind)
         lists = (getattr(self.optimizer, "_parameter_list", None) or [], self.optimizer.state_dict().values())
         known = {id(tensor) for some in lists for tensor in some}
         own = {name: v for name, v in vars(self.optimizer).items() if name not in usual}
         return {name: found for name, v in own.items() if (found := _digest(v, known)) is not None}
 
 
-def _is_known(kind: type) -> bool:
+def is_known(kind: type) -> bool:
     """Whether it is an optimizer of Paddle's or of this package, whose states are known to be saved."""
     return kind.__module__.partition(".")[0] in ("paddle", "paddle_dp")
 
 
-def _names_of_paddle(kind: type) -> frozenset[str]:
-    """The attributes that Paddle's own optimizers use."""
+def set_by_paddle(kind: type) -> frozenset[str]:
+    """The attributes that an optimizer has from the classes of Paddle's that it derives from."""
     within = [base for base in kind.__mro__ if base.__module__.startswith("paddle.")]
-    functions = [f for base in within for f in vars(base).values() if isinstance(f, FunctionType)]
-    return frozenset(name for function in functions for name in function.__code__.co_names)
+    functions = [
+        inspect.unwrap(f) for base in within for f in vars(base).values() if isinstance(f, FunctionType)
+    ]
+    lines = (line for function in functions for line in dis.get_instructions(function))
+    return frozenset(line.argval for line in lines if line.opname == "STORE_ATTR")
 
 
 def _digest(value: Any, known: set[int]) -> Any:

@@ -32,6 +32,7 @@ from paddle_dp.train.facts import (
     script_facts,
     task_facts,
 )
+from paddle_dp.train.own_code import module_code
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -70,9 +71,11 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
     Collective."""
     if mesh.ranks == 1:
         return
-    recipe = setup.recipe
+    recipe, imported = setup.recipe, _common(module_code(), mesh)
     if recipe is not None:
-        compare({**packages(mesh), **recipe_code(recipe), **recipe_facts(recipe)}, mesh, SAME_START)
+        compare(
+            {**packages(mesh), **recipe_code(recipe), **recipe_facts(recipe), **imported}, mesh, SAME_START
+        )
         return
     settings = {
         "batch": setup.batch,
@@ -83,7 +86,14 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
     }
     length = {"length": None if setup.length is None else str(setup.length)}
     strategy = flat("strategy", setup.strategy.settings)
-    compare({**packages(mesh), **script_facts(), **settings, **length, **strategy}, mesh, SAME_SCRIPT)
+    script = {**script_facts(), **imported}
+    compare({**packages(mesh), **script, **settings, **length, **strategy}, mesh, SAME_SCRIPT)
+
+
+def _common(facts: Facts, mesh: Mesh) -> Facts:
+    """Those with a key that all ranks have: what is imported may depend on the rank. Collective."""
+    keys = set.intersection(*({*told} for told in mesh.gather(sorted(facts))))
+    return {key: fact for key, fact in facts.items() if key in keys}
 
 
 def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> dict[str, str]:

@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import platform
-import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +20,18 @@ from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
+from paddle_dp.parallel.optimizer_memory import set_by_paddle
+from paddle_dp.parallel.own_code import is_library
 from paddle_dp.part import Part
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.per_parameter import parameter_facts
+from paddle_dp.train.callback import Callback
+from paddle_dp.train.own_code import file_crc, script_code
+from paddle_dp.train.per_parameter import names_told, parameter_facts
 from paddle_dp.train.settings import described, kind_of, settings_of, tensors_of
 from paddle_dp.version import __version__
 
 Facts = Mapping[str, Any]
 MAY_DIFFER = ("output_dir", "name", "loader")
-_LARGEST = 2**28  # bytes; a larger file is not read for its checksum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,9 @@ def task_facts(task: Task) -> dict[str, Any]:
         name: None if thing is None else kind_of(thing) for name, thing in objects.items()
     }
     facts |= _layer_facts("model", task.model)
+    layers = task.model.named_sublayers(include_self=True)
+    if frozen := names_told([name or "the model" for name, layer in layers if not layer.training]):
+        facts["layers in evaluation mode"] = frozen
     if isinstance(loss := task.loss.given, nn.Layer):
         facts |= _layer_facts("loss", loss, without=task.model)
     else:
@@ -140,6 +145,13 @@ def _layer_facts(word: str, whole: nn.Layer, without: nn.Layer | None = None) ->
     return facts
 
 
+def unsaved_tensors(model: nn.Layer) -> dict[str, Any]:
+    """The buffers that no checkpoint holds, by shapes, types and checksums: a resumed run computes with those given."""
+    saved = {id(tensor) for tensor in model.state_dict().values()}
+    held = {f"model.{name}": buffer for name, buffer in model.named_buffers() if id(buffer) not in saved}
+    return described(held)
+
+
 @cache
 def _sources() -> int:
     """The checksum of all files of this package: in a clone, the version says little."""
@@ -161,16 +173,24 @@ def code_of(part: Part) -> str | None:
 
 
 def script_facts() -> dict[str, Any]:
-    """The checksum of the script that runs; None if it is not a file."""
-    main = sys.modules.get("__main__")
-    return {"code of the script": file_crc(vars(main).get("__file__") if main else None)}
+    """The checksum of the script that runs, or of what a notebook defines; None if there is neither."""
+    return {"code of the script": script_code()}
 
 
-def file_crc(file: str | None) -> str | None:
-    """«CRC-32 0a1b2c3d»; None for no file, or one that is too large to read for it."""
-    if file is None or not os.path.isfile(file) or os.path.getsize(file) > _LARGEST:
-        return None
-    return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
+def callback_facts(callbacks: Sequence[Part | Callback]) -> dict[str, Any]:
+    """Types and settings of callbacks that are not this package's: nobody knows what they change."""
+    facts: dict[str, Any] = {}
+    for callback in callbacks:
+        if isinstance(callback, Part):
+            if code := code_of(callback):
+                settings = flat("", callback.settings)
+                facts |= {f"callback {callback.name}{name}": value for name, value in settings.items()}
+                facts[f"code of callback {callback.name}"] = code
+        elif not is_library(type(callback).__module__):
+            kind = kind_of(callback)
+            facts |= {f"callback {kind}": kind}
+            facts |= {f"callback {kind}.{name}": value for name, value in settings_of(callback).items()}
+    return facts
 
 
 def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
@@ -178,12 +198,14 @@ def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
     if not isinstance(optimizer, Optimizer):
         return settings_of(optimizer)
     own = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
-    plain = {name: value for name, value in own.items() if isinstance(value, (bool, int, float, str, tuple))}
+    paddles = {name.lstrip("_") for name in set_by_paddle(type(optimizer))}
+    plain = {n: v for n, v in own.items() if n in paddles and isinstance(v, (bool, int, float, str, tuple))}
     found = {
         name: value
         for name, value in described(plain).items()
         if "fus" not in name and name != "learning_rate"
     }
+    found |= described({name: value for name, value in own.items() if name not in paddles})
     for name in ("grad_clip", "regularization"):
         if (part := own.get(name)) is not None:
             inner = {key.lstrip("_"): value for key, value in vars(part).items()}

@@ -24,7 +24,7 @@ def parameter_facts(task: Task) -> dict[str, Any]:
     factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named}
     facts: dict[str, Any] = {
         "rate_factors": _values({name: factor for name, factor in factors.items() if factor != 1.0}),
-        "not_clipped": _names([name for name, p in named if not p.need_clip]),
+        "not_clipped": names_told([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {
                 name: [kind_of(p.regularizer), described(_public(vars(p.regularizer)))]
@@ -49,8 +49,8 @@ def _by_function(optimizer: Any, named: Sequence[tuple[str, Any]]) -> dict[str, 
     elif isinstance(optimizer, (Lamb, DistributedFusedLamb)):
         is_excluded = optimizer._exclude_from_weight_decay_fn
     return {
-        "decayed": is_decayed and (_names([n for n, p in named if is_decayed(p.name)]) or "none"),
-        "not_decayed": is_excluded and (_names([n for n, p in named if is_excluded(p)]) or "none"),
+        "decayed": is_decayed and (names_told([n for n, p in named if is_decayed(p.name)]) or "none"),
+        "not_decayed": is_excluded and (names_told([n for n, p in named if is_excluded(p)]) or "none"),
         "rate_ratios": rate_ratio and _values({n: float(rate_ratio(p)) for n, p in named}),
     }
 
@@ -59,13 +59,13 @@ def _groups(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
     """The settings and the parameters of each parameter group; without groups, the parameters if not all are there."""
     if not any(isinstance(group, dict) for group in optimizer._param_groups):
         updated = [names.get(id(p), p.name) for p in optimizer._param_groups if not p.stop_gradient]
-        return {} if {*updated} == {*names.values()} else {"parameters": _names(updated) or "none"}
+        return {} if {*updated} == {*names.values()} else {"parameters": names_told(updated) or "none"}
     facts: dict[str, Any] = {}
     for number, group in enumerate(optimizer._param_groups):
         own = {key: value for key, value in group.items() if key != "params"}
         of_group = {
             **described(own),
-            "parameters": _names([names.get(id(p), p.name) for p in group["params"]]),
+            "parameters": names_told([names.get(id(p), p.name) for p in group["params"]]),
         }
         for key in ("grad_clip", "weight_decay"):
             if (part := own.get(key)) is not None and key not in of_group:
@@ -78,7 +78,7 @@ def _public(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.lstrip("_"): value for name, value in values.items()}
 
 
-def _names(names: Sequence[str]) -> str | None:
+def names_told(names: Sequence[str]) -> str | None:
     """«2 (CRC-32 0a1b2c3d): fc.weight, fc.bias»; None for none."""
     if not names:
         return None
@@ -88,4 +88,4 @@ def _names(names: Sequence[str]) -> str | None:
 
 def _values(values: Mapping[str, Any]) -> str | None:
     """«2 (CRC-32 0a1b2c3d): fc.weight 0.5, fc.bias 0.5»; None for none."""
-    return _names([f"{name} {value}" for name, value in values.items()])
+    return names_told([f"{name} {value}" for name, value in values.items()])

@@ -27,6 +27,7 @@ from paddle_dp.train.facts import (
     MAY_DIFFER,
     Facts,
     Identity,
+    callback_facts,
     flat,
     packages,
     recipe_code,
@@ -34,7 +35,9 @@ from paddle_dp.train.facts import (
     schedule_of,
     script_facts,
     task_facts,
+    unsaved_tensors,
 )
+from paddle_dp.train.own_code import OF_MODULE, module_code
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -50,7 +53,7 @@ _ABSENT = "not there"
 FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
-    "callbacks": FREE, "train.patience": FREE,
+    "callbacks": FREE, "callback ": TOLD, "train.patience": FREE,
     "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD,
     "package": TOLD, "python": TOLD, "device": TOLD,
     "schedule": RATES, "train.length": RATES,
@@ -117,7 +120,9 @@ def compare(
 def _described(setup: Setup, task: Task) -> dict[str, Any]:
     """The recipe by dotted key; of a training in Python, what it said and what its objects say, under such keys."""
     if (recipe := setup.recipe) is not None:
-        return {**recipe_code(recipe), **recipe_facts(recipe)}
+        codes = recipe_code(recipe)
+        others = {key: code for key, code in module_code().items() if code not in codes.values()}
+        return {**codes, **others, **recipe_facts(recipe), **callback_facts(recipe.callbacks)}
     train = {
         "length": None if setup.length is None else str(setup.length), "batch": setup.batch,
         "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
@@ -125,7 +130,8 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
     }  # fmt: skip
     words = {"strategy": setup.strategy.settings, "train": train, **setup.words}
     said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
-    return {**script_facts(), **said, **_made(task)}
+    codes = {**script_facts(), **module_code()}
+    return {**codes, **said, **_made(task), **callback_facts([*setup.asked.callbacks, *setup.own_callbacks])}
 
 
 def _made(task: Task) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def _made(task: Task) -> dict[str, Any]:
         made = {key: value for key, value in made.items() if key not in layers} | {"model.all_layers": digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
     some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
-    return {**made, "frozen parameters": some}
+    return {**made, **unsaved_tensors(task.model), "frozen parameters": some}
 
 
 def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change]:
@@ -195,8 +201,8 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
             or key in ("train.batch", "train.seed")
         ):
             continue
-        if _ABSENT in (was, value) and not same_version:  # it has come or gone with the version
-            continue
+        if _ABSENT in (was, value) and (not same_version or key.startswith(OF_MODULE)):
+            continue  # it has come or gone with the version; modules, with what was imported before
         verdict = _verdict(key, was, value, task)
         if key == "train.drop_last" and now.data["train"]["samples"] % setup.batch == 0:
             verdict = TOLD  # there is no short batch

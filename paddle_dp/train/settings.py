@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import dis
 import inspect
 import json
 import math
 import os
 import re
-import sys
 import zlib
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,14 @@ import paddle
 from paddle import nn
 from paddle.optimizer.lr import LRScheduler
 
+from paddle_dp.parallel.own_code import is_library
+
 _PATHS = {"path", "folder", "dir", "directory", "file", "filename", "name", "root", "cache"}
-_DEVICES = {"device", "place", "host"}
+_DEVICES = re.compile(
+    r"(place\()?(undefined|cpu|[a-z]*gpu(_pinned)?|cuda|xpu|npu|mlu|dcu|custom\w*)(:\d+)?\)?"
+)
+_NUMBERS = {"rank", "pid", "port"}  # of this process
+_ENTRIES = 100  # of a list or dict whose entries are looked into one by one
 _GENERATED = re.compile(r"\w+_\d+(\.\w+)*")  # Paddle's names of layers and parameters, which count up
 _DEPTH = 3  # objects within objects that are looked into
 _LARGEST = 2**28  # bytes of an array that is worth reading to compare it
@@ -36,9 +43,11 @@ def kind_of(thing: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def settings_of(thing: Any, depth: int = _DEPTH) -> dict[str, Any]:
+def settings_of(thing: Any, depth: int = _DEPTH, named: frozenset[str] | None = None) -> dict[str, Any]:
     """What an object was made with: its attributes, with its class's own defaults; of a function its closure, its
-    defaults and the globals that it reads; of a partial the arguments; of a method its object's settings, too.
+    defaults and the globals that it reads; of a partial the arguments; of a method its object's settings, too. Of
+    objects of somebody's own within (`named`) it is what the code that holds them, or their own, names: a configuration
+    has more than that.
 
     Paths, devices and this rank's number may differ, and are left out.
     """
@@ -50,8 +59,15 @@ def settings_of(thing: Any, depth: int = _DEPTH) -> dict[str, Any]:
     if inspect.ismethod(thing):
         return {**settings_of(thing.__self__, depth), **settings_of(thing.__func__, depth)}
     if inspect.isfunction(thing):
-        return described({**_globals(thing), **_closed(thing), **_defaults(thing)}, depth)
-    found = described({**_class_settings(type(thing)), **_attributes(thing)}, depth)
+        return described(
+            {**_globals(thing), **_closed(thing), **_defaults(thing)}, depth, names_in(thing.__code__)
+        )
+    kind: Any = type(thing)
+    own, names = {**_class_settings(kind), **_attributes(thing)}, _named_by(kind)
+    if named is not None:
+        names |= named
+        own = {name: value for name, value in own.items() if name in names}
+    found = described(own, depth, names)
     call = getattr(type(thing), "forward" if isinstance(thing, nn.Layer) else "__call__", None)
     return {**described(_globals(call), depth), **found} if inspect.isfunction(call) else found
 
@@ -62,37 +78,57 @@ def tensors_of(layer: nn.Layer) -> dict[str, Any]:
     return described({**frozen, **layer._buffers})
 
 
-def described(values: Mapping[str, Any], depth: int = _DEPTH) -> dict[str, Any]:
-    """Those of `values` that can be compared, as JSON; functions and schedules among them with their own settings."""
+def described(
+    values: Mapping[str, Any], depth: int = _DEPTH, named: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Those of `values` that can be compared, as JSON; functions, schedules and own objects among them with their own
+    settings. `named`: the names in the code that has the values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or may_differ(name, value):
             continue
         if (plain := _plain(value)) is not _NOTHING:
             found[name] = plain
-        elif depth and _is_looked_into(value):
-            found[name] = kind_of(value)
-            inner = settings_of(value, depth - 1)
-            inner |= tensors_of(value) if isinstance(value, nn.Layer) else {}
-            found |= {f"{name}.{word}": within for word, within in inner.items()}
+        elif depth:
+            found |= {
+                f"{name}.{word}" if word else name: fact
+                for word, fact in _within(value, depth, named).items()
+            }
     return found
+
+
+def _within(value: Any, depth: int, named: frozenset[str]) -> dict[str, Any]:
+    """The facts of an object ("": its kind), or of the entries of a list or a dict."""
+    if isinstance(value, (list, tuple, Mapping)):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        entries = {str(key): entry for key, entry in pairs}
+        return described(entries, depth - 1, named) if len(entries) <= _ENTRIES else {}
+    if not _is_looked_into(value):
+        return {}
+    inner = settings_of(value, depth - 1, named if _is_own(value) else None)
+    inner |= tensors_of(value) if isinstance(value, nn.Layer) else {}
+    return {"": kind_of(value), **inner}
 
 
 def may_differ(name: str, value: Any) -> bool:
     """Whether a setting says where something is or runs, or which rank this is."""
     words = name.lower().strip("_").split("_")
     if isinstance(value, str):
-        if _DEVICES & {*words} or ("name" in words and _GENERATED.fullmatch(value)):
+        if "host" in words or ("name" in words and _GENERATED.fullmatch(value)):
+            return True
+        if {"device", "place"} & {*words} and _DEVICES.fullmatch(value.lower()):
             return True
         return bool(_PATHS & {*words}) and os.sep in value
-    return name == "training" or (words[-1] == "rank" and type(value) is int)
+    return name == "training" or (words[-1] in _NUMBERS and type(value) is int)
 
 
 def _plain(value: Any) -> Any:
     """A JSON value that is the same for the same numbers and words; _NOTHING where there is none."""
+    if isinstance(value, Enum):
+        return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         finite = not isinstance(value, float) or math.isfinite(value)  # a checkpoint's JSON has no others
-        return value if finite and not isinstance(value, Enum) else str(value)
+        return value if finite else str(value)
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, (np.ndarray, paddle.Tensor)):
@@ -131,20 +167,61 @@ def _array(value: Any) -> Any:
 
 
 def _is_looked_into(value: Any) -> bool:
-    """Functions, schedules, and layers that learn nothing, such as the loss that a function calls."""
+    """Functions, schedules, layers that learn nothing, such as the loss that a function calls, and what has a class of
+    somebody's own, such as a configuration."""
     if isinstance(value, nn.Layer):
         return all(p.stop_gradient for p in value.parameters())
     if isinstance(value, FunctionType):
         return not kind_of(value).startswith("paddle_dp.")
-    return isinstance(value, (partial, LRScheduler))
+    return isinstance(value, (partial, LRScheduler)) or _is_own(value)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether an object has a class of somebody's own, or none but names."""
+    if isinstance(value, (SimpleNamespace, argparse.Namespace)):
+        return True
+    return not isinstance(value, (type, FunctionType, nn.Layer)) and not is_library(type(value).__module__)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """An object's own. A layer's private ones count (ELU keeps `_alpha`), without those that every layer has."""
-    own = getattr(thing, "__dict__", {})
+    """An object's own, in slots, too. Private ones count of somebody's own classes, and of layers (ELU keeps `_alpha`),
+    without those that every layer has."""
+    own = {**_in_slots(thing), **getattr(thing, "__dict__", {})}
     if isinstance(thing, nn.Layer):
         return {name: value for name, value in own.items() if name not in _of_every_layer()}
-    return {name: value for name, value in own.items() if not name.startswith("_")}
+    hidden = "_" if is_library(type(thing).__module__) else "__"
+    return {name: value for name, value in own.items() if not name.startswith(hidden)}
+
+
+@cache
+def _named_by(kind: Any) -> frozenset[str]:
+    """The names in the methods of a class of somebody's own, without those that Python writes (a dataclass's)."""
+    methods = [
+        getattr(value, "__func__", getattr(value, "fget", value))
+        for base in kind.__mro__
+        if not is_library(base.__module__)
+        for name, value in vars(base).items()
+        if not name.startswith("__") or name in ("__call__", "__getitem__", "__iter__", "__len__", "__init__")
+    ]
+    if is_dataclass(kind):
+        methods = [method for method in methods if getattr(method, "__name__", "") != "__init__"]
+    return frozenset().union(
+        *(names_in(method.__code__) for method in methods if isinstance(method, FunctionType))
+    )
+
+
+def names_in(code: CodeType) -> frozenset[str]:
+    """The names that a function's code reads, and its texts (for getattr), in functions within it, too."""
+    found = {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))}
+    return frozenset(
+        found.union(*(names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+    )
+
+
+def _in_slots(thing: Any) -> dict[str, Any]:
+    slots = (vars(base).get("__slots__", ()) for base in type(thing).__mro__)
+    names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
+    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
 
 
 @cache
@@ -156,7 +233,7 @@ def _class_settings(kind: type) -> dict[str, Any]:
     """What stands in the classes themselves: an attribute that has its class's value is nothing new."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        if not _is_library(base.__module__):
+        if not is_library(base.__module__):
             plain = {name: v for name, v in vars(base).items() if not name.startswith("__")}
             found |= {name: v for name, v in plain.items() if _plain(v) is not _NOTHING}
     return found
@@ -175,7 +252,7 @@ def _closed(function: FunctionType) -> dict[str, Any]:
 
 def _globals(function: FunctionType) -> dict[str, Any]:
     """The globals that a function of nobody's library reads and does not set."""
-    if _is_library(function.__module__):
+    if is_library(function.__module__):
         return {}
     codes, read, written = [function.__code__], set(), set()
     while codes:
@@ -191,11 +268,5 @@ def _globals(function: FunctionType) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
-        if not (isinstance(value, FunctionType) and _is_library(value.__module__))
+        if not (isinstance(value, FunctionType) and is_library(value.__module__))
     }
-
-
-def _is_library(module: str | None) -> bool:
-    """Whether code comes from where a version says what it is."""
-    top = (module or "").partition(".")[0]
-    return top in ("paddle", "paddle_dp", "numpy") or (top in sys.stdlib_module_names and top != "__main__")

@@ -25,6 +25,7 @@ class Setup:
     callbacks of the run. `length` is None if only `fit` gets it. `batch` is global.
     `asked` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a script,
     whose `asked` is made up. `words`: the parts that a script gave as a recipe does, by name, with their settings.
+    `own_callbacks`: those that it made.
     """
 
     name: str
@@ -43,3 +44,4 @@ class Setup:
     callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
     recipe: Recipe | None = None
     words: Mapping[str, Any] = field(default_factory=dict)
+    own_callbacks: Sequence[Callback] = ()

@@ -158,6 +158,7 @@ class Trainer(TrainingLoop):
                 if isinstance(given, (str, Mapping))
             },
             callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
+            own_callbacks=[c for c in chosen if not isinstance(c, Part)],
         )
         _claim_folder(run_folder, mesh, bool(place.resume))
         which = "newest" if place.resume is True else place.resume or None

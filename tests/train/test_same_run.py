@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -24,6 +25,8 @@ from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
+from paddle_dp.train.callback import Callback
+from paddle_dp.train.own_code import script_code
 from paddle_dp.train.same_run import VERDICTS, Identity, _todays_keys
 from tests.ranks import run_ranks
 
@@ -434,3 +437,98 @@ def test_the_page_has_the_whole_table() -> None:
     page = Path("docs/checks.md").read_text()
     for key in VERDICTS:
         assert f"`{key}" in page, f"docs/checks.md does not say what becomes of {key}"
+
+
+class Freezes(Callback):
+    """A callback of the user's own."""
+
+    def __init__(self, after: int):
+        self.after = after
+
+
+class Scales(nn.Layer):
+    """Multiplies by numbers that no checkpoint holds."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(6, 4), paddle.full([4], scale)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.linear(x) * self.scale
+
+
+class Own(paddle.optimizer.SGD):
+    """An optimizer of the user's own, with settings of its own."""
+
+    def __init__(self, parameters: Any, betas: list[float], diffusion: float = 0.1):
+        super().__init__(0.1, parameters=parameters)
+        self.betas, self.diffusion = betas, diffusion
+
+
+def in_evaluation(model: nn.Layer) -> nn.Layer:
+    model[1].eval()  # type: ignore[index]
+    return model
+
+
+def dropping() -> nn.Layer:
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
+
+
+def with_own(**how: Any) -> dict[str, Any]:
+    model = nn.Linear(6, 4)
+    own = Own(model.parameters(), **{"betas": [0.9, 0.99], **how})
+    return {"model": model, "schedule": None, "optimizer": own}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (lambda: {"model": Scales()}, lambda: {"model": Scales(2.0)}, "model.scale was float32[4], CRC-32 "),
+        (lambda: {"model": dropping()}, lambda: {"model": in_evaluation(dropping())},
+         "layers in evaluation mode was not there and is 1 (CRC-32 "),
+        (with_own, lambda: with_own(betas=[0.9, 0.9]), "optimizer.betas was [0.9, 0.99] and is [0.9, 0.9]"),
+        (with_own, lambda: with_own(diffusion=0.2), "optimizer.diffusion was 0.1 and is 0.2"),
+    ],
+)  # fmt: skip
+def test_what_stands_elsewhere_than_in_settings_is_compared(
+    tmp_path: Path, before: Any, after: Any, said: str
+) -> None:
+    script(tmp_path, **before()).fit("2 steps")
+    assert script(tmp_path, resume=True, **before()).run.changes == ()
+    with pytest.raises(UsageError, match=re.escape(said)):
+        script(tmp_path, resume=True, **after())
+
+
+def test_own_callbacks_and_modules_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_net.py").write_text("SCALE = 1")
+    importlib.import_module("own_net")
+    script(tmp_path, callbacks=["checkpoint", Freezes(3)]).fit("2 steps")
+    same = script(tmp_path, callbacks=["checkpoint", Freezes(3)], resume=True)
+    assert same.run.changes == ()
+    (tmp_path / "own_net.py").write_text("SCALE = 10")
+    code, after = script(tmp_path, callbacks=["checkpoint", Freezes(4)], resume=True).run.changes
+    assert code.startswith("code of module own_net was CRC-32 ")
+    assert after == "callback tests.train.test_same_run.Freezes.after was 3 and is 4"
+    changes = script(tmp_path, resume=True).run.changes
+    assert (
+        "callback tests.train.test_same_run.Freezes was tests.train.test_same_run.Freezes and is not there"
+        in changes
+    )
+    del sys.modules["own_net"]
+
+
+def test_the_code_of_a_notebook_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.delattr(main, "__file__", raising=False)
+    cells = (
+        "def loss(o, t):\n    return o",
+        "def loss(o, t):\n\n    return o",
+        "def loss(o, t):\n    return -o",
+    )
+    codes = []
+    for cell in cells:
+        exec(cell, vars(main))
+        codes.append(script_code())
+    del main.loss  # type: ignore[attr-defined]
+    assert codes[0] == codes[1] != codes[2]

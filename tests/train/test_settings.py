@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,3 +101,64 @@ def test_what_only_sounds_like_a_place_is_a_setting() -> None:
 def test_a_layers_private_settings_count() -> None:
     assert settings_of(nn.ELU(0.5)) == {"_alpha": 0.5}
     assert settings_of(nn.CrossEntropyLoss(label_smoothing=0.2))["label_smoothing"] == 0.2
+
+
+@dataclass
+class Given:
+    """A configuration, of which a loss reads one."""
+
+    alpha: float = 1.0
+    resume: bool = False
+
+
+@dataclass(slots=True)
+class Term:
+    weight: float
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.weight
+
+
+class Kind(Enum):
+    ONE, OTHER = 1, 2
+
+
+class Configured:
+    """A loss that reads what it was given whole."""
+
+    def __init__(self, given: Any, terms: Any = (), **own: Any):
+        self.given, self.terms = given, terms
+        vars(self).update(own)
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        return outputs * self.given.alpha
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "key"),
+    [
+        (Configured(Given()), Configured(Given(alpha=2.0)), "given.alpha"),
+        (Configured(SimpleNamespace(alpha=1)), Configured(SimpleNamespace(alpha=2)), "given.alpha"),
+        (Configured(Given(), [Term(1.0)]), Configured(Given(), [Term(2.0)]), "terms.0.weight"),
+        (Configured(Given(), {"a": 1, "f": len}), Configured(Given(), {"a": 2, "f": len}), "terms.a"),
+        (Configured(None, _alpha=1), Configured(None, _alpha=2), "_alpha"),
+        (Configured(None, kind=Kind.ONE), Configured(None, kind=Kind.OTHER), "kind"),
+        (Configured(None, norm_place="before"), Configured(None, norm_place="behind"), "norm_place"),
+        (Term(1.0), Term(2.0), "weight"),
+    ],
+)
+def test_what_stands_in_objects_of_ones_own_counts(one: Any, other: Any, key: str) -> None:
+    before, after = settings_of(one), settings_of(other)
+    assert {name for name in before if before[name] != after.get(name)} == {
+        key
+    } and before.keys() == after.keys()
+
+
+def test_what_nobody_reads_of_a_configuration_is_no_setting() -> None:
+    args = Namespace(alpha=1.0, resume=False)
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return outputs * args.alpha
+
+    assert settings_of(loss) == {"args": "argparse.Namespace", "args.alpha": 1.0}
+    assert "given.resume" not in settings_of(Configured(Given(resume=True)))
