@@ -13,7 +13,7 @@ install:         ## paddle_dp, Paddle for CPUs and all tools, into the environme
 fast:            ## the tests that start no process: what to run while typing
 	$(PYTHON) -m pytest -q -m "not long and not processes"
 
-test:            ## the tests, without those that take minutes: a file for each processor at a time
+test:            ## the tests, without those that take minutes: three files at a time for two processors
 	$(PYTHON) -m pytest -n auto
 
 long:            ## all tests, also those that take minutes

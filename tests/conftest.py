@@ -23,13 +23,23 @@ for leftover in [name for name in os.environ if name.startswith("PADDLE_")]:
 from tests.processes import Watch, starts_processes  # noqa: E402 - it reads the environment
 
 watch = Watch()
-GIB_A_WORKER = 4  # pytest itself, and the ranks that wait between its tests: one job each of 1, 2, 3 and 4
+GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher
+# A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
+LONGEST_FIRST = (
+    "faults/test_failures.py", "train/test_resume.py", "test_configs.py", "audit/test_audit.py", "faults/test_ends.py",
+    "proof/test_verify.py", "faults/test_surroundings.py", "parallel/test_sharding.py", "parallel/test_hybrid.py",
+    "parallel/test_any_model.py", "parallel/test_sequence.py", "proof/zoo/test_zoo.py", "gloo/test_patience.py",
+    "train/test_sound.py", "test_docs.py", "gloo/test_groups.py", "launch/test_worker.py",
+)  # fmt: skip
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """`pytest -n auto`: a worker for each processor, as far as the memory holds them."""
-    processors = len(os.sched_getaffinity(0))
-    return max(1, min(processors, 8, psutil.virtual_memory().available // (GIB_A_WORKER << 30)))
+    """`pytest -n auto`: three workers for two processors, as far as the memory holds them.
+
+    One that has started a job waits half of the time: for a rank that another waits for, or for a limit to pass.
+    """
+    wanted = (3 * len(os.sched_getaffinity(0)) + 1) // 2
+    return max(1, min(wanted, 12, psutil.virtual_memory().available // (GIB_A_WORKER << 30)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -37,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if starts_processes(item):
             item.add_marker("processes")
+    place = {str(ROOT / "tests" / name): number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(str(item.path), len(place)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Runs a test's function on N real ranks, started by the real `paddle.distributed.launch` (see rank_pool.py).
+"""Runs a test's function on N real ranks, as `paddle.distributed.launch` starts them (see rank_pool.py).
 
     def case(scale):                       # runs in every rank
         from paddle_dp.mesh import join
@@ -33,7 +33,7 @@ if __name__ == "__main__":  # the launcher runs this file: its folder must not h
 from paddle_dp.launch.machine import slow_mkl  # noqa: E402
 from paddle_dp.launch.network import reserved_ports  # noqa: E402
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
-from tests.rank_pool import pool_of  # noqa: E402
+from tests.rank_pool import rank_pool  # noqa: E402
 
 
 def run_ranks(
@@ -47,8 +47,8 @@ def run_ranks(
 ) -> list[Any]:
     """What `function(*args, **kwargs)` returned on each rank; AssertionError with the first failure's traceback.
 
-    The ranks are forks of ranks that the launcher has started and that have imported paddle; with `fresh`, or where
-    `env` asks for something in their environment, a job is started for this call alone. One rank is a plain process.
+    The ranks are forks of a process that has imported paddle, in the environment that the launcher gives; with `fresh`,
+    or where `env` asks for something in it, the launcher starts them for this call alone. One rank is a plain process.
     Raises TimeoutError after `timeout` seconds. No process of the call is left in any case.
     """
     name = _name(function)
@@ -56,13 +56,13 @@ def run_ranks(
         folder = Path(path)
         (folder / "args.json").write_text(json.dumps([args, kwargs]))
         if not (fresh or env):
-            pool = pool_of(ranks, _environment({}), ROOT)
+            pool = rank_pool(_environment({}), ROOT)
             try:
-                pool.start(name, folder, ports)
+                pool.start(name, ranks, folder, ports)
                 _wait(lambda: pool.ended(folder), folder, ranks, timeout)
                 return [_result(folder, rank) for rank in range(ranks)]
             finally:
-                pool.end_case(folder)
+                pool.end_case(ranks, folder)
         command = _command(name, ranks, folder)
         with (folder / "launcher.log").open("wb") as log:
             process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import pytest
@@ -38,6 +39,37 @@ def test_ranks_meet_and_answer_in_order():
     answers = run_ranks(join_and_add, 2, number=10)
     assert [answer["total"] for answer in answers] == [[21.0], [21.0]]
     assert all(not alive(answer["pid"]) for answer in answers)
+
+
+# The launcher's alone: a name, and where its own files are. And what pytest says to all that it starts.
+NOT_COMPARED = ("POD_NAME", "PADDLE_BACKUP_ENV_PATH", "PADDLE_LOG_DIR", "PYTEST_CURRENT_TEST")
+
+
+def surroundings():
+    """What a rank was started with, its ports' numbers apart, and what it has done so far."""
+    import random
+
+    import numpy as np
+    import paddle
+
+    told = {name: value for name, value in os.environ.items() if name not in NOT_COMPARED}
+    endpoints, rank = told["PADDLE_TRAINER_ENDPOINTS"].split(","), int(told["PADDLE_TRAINER_ID"])
+    return {
+        "environment": {name: re.sub(r"\d{4,}", "PORT", value) for name, value in told.items()},
+        "endpoint is its own": endpoints[rank] == told["PADDLE_CURRENT_ENDPOINT"],
+        "session is its own": os.getsid(0) == os.getpid(),
+        "folder": os.getcwd(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "joined": paddle.distributed.is_initialized(),
+        "drawn": [random.random(), np.random.rand(), paddle.rand([1]).item()],
+    }
+
+
+def test_a_fork_is_what_the_launcher_starts():
+    forks, started = run_ranks(surroundings, 2), run_ranks(surroundings, 2, fresh=True)
+    drawn = [number for rank in (*forks, *started) for number in rank.pop("drawn")]
+    assert len(set(drawn)) == 12  # who seeds nothing draws other numbers on each rank
+    assert forks == started
 
 
 def test_one_rank_is_a_plain_process():

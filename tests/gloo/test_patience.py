@@ -84,9 +84,10 @@ def neighbours_and_limit(seconds: float) -> list[int]:
     libc.free.argtypes = [ctypes.c_void_p]
 
     def create_side_by_side(*arguments: Any) -> Any:
+        chunks = [libc.malloc(0x58) for _ in range(20000)]  # as large as a context; the last are side by side
         for chunk in reversed(
-            [libc.malloc(0x58) for _ in range(2000)]
-        ):  # as large as a context; the lowest is next
+            chunks[-7:]
+        ):  # as many as malloc keeps at hand: these are next, the lowest first
             libc.free(chunk)
         return create(*arguments)
 
