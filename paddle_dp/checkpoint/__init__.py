@@ -1,7 +1,7 @@
-"""What survives: snapshots saved whole or not at all, under whole-model names, and loaded in any other layout.
+"""Checkpoints: saved whole or not at all, under whole-model names, and loaded in any layout.
 
-Never here: what a training run consists of (train), or how a model is cut (parallel). For the words of a checkpoint's
-state see `train.progress`; for who saves how often, the `checkpoint` callback.
+What a training puts into one is the subject of `train.state`, how a model is split that of `parallel`, and how often to
+save that of the `checkpoint` callback.
 """
 
 from __future__ import annotations

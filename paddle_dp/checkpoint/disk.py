@@ -1,4 +1,4 @@
-"""Bytes that are on the disk when a call returns, with the checksum of what was meant to be there."""
+"""Writes files that are flushed to the disk when a call returns, with the checksum of what was to be written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK = 16 * 2**20
 class Digest:
     """The size of a file and the CRC-32 of its bytes.
 
-    CRC-32 finds what disks and copies do to a file (it is no signature), and costs half of SHA-256:
+    CRC-32 finds damage by disks and copies (it is no signature), and costs half of SHA-256:
     python -m timeit -s "import zlib; b = bytes(500_000_000)" "zlib.crc32(b)"
     """
 
@@ -25,7 +25,7 @@ class Digest:
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> Digest:
-    """Writes a new file, flushed to the disk; the digest is of what was given, whatever the disk made of it."""
+    """Writes a new file and flushes it to the disk. The digest is that of `parts`, not of what the disk returns."""
     size = crc = 0
     with open(path, "xb", buffering=0) as file:
         for chunk in _chunks(parts):
@@ -44,7 +44,7 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def digest_of(path: Path) -> Digest:
-    """Reads a file and says its size and checksum. A link is refused: it may lead out of the folder."""
+    """The size and checksum of a file, by reading it. Raises OSError for a link: it may lead out of the folder."""
     size = crc = 0
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK))
@@ -54,7 +54,7 @@ def digest_of(path: Path) -> Digest:
 
 
 def flush_folder(folder: Path) -> None:
-    """Makes the names in a folder last, where the file system can."""
+    """Flushes the names in a folder to the disk, if the file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -66,7 +66,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Puts a small file in the place of another: whoever looks sees the old or the new one, whole."""
+    """Replaces a small file atomically: a reader sees either the old or the new content."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
     try:

@@ -1,5 +1,4 @@
-"""The folder of a run's checkpoints: giving one its place, finding one that is whole, which of them stay, and
-clearing up after a kill."""
+"""The folder of a run's checkpoints: puts a new one into place, finds one, prunes old ones, cleans up after a kill."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ _BEST = "best.json"
 
 
 def place(partial: Path, final: Path) -> None:
-    """Gives a finished folder its name, in the place of an earlier one of the same name."""
+    """Renames a finished folder to `final`, replacing an earlier one of that name."""
     replaced = None
     if final.exists():
-        # Two renames cannot be one; `clean` puts the earlier one back if the process dies in between.
+        # Two renames are not atomic: `clean` restores the earlier one if the process dies in between.
         replaced = final.with_name(f".{final.name}.replaced-{os.getpid()}-{os.urandom(4).hex()}")
         final.rename(replaced)
     try:
@@ -50,7 +49,7 @@ def place(partial: Path, final: Path) -> None:
 
 
 def clean(folder: Path) -> list[Path]:
-    """Removes what killed jobs left behind; returns what it removed. For one rank, while nobody saves."""
+    """Removes unfinished folders of killed jobs, and returns them. Call it on one rank, while no rank saves."""
     if not Path(folder).is_dir():
         return []
     removed = []
@@ -65,15 +64,14 @@ def clean(folder: Path) -> list[Path]:
 
 
 def check(checkpoint: Path) -> None:
-    """Returns when every byte of a checkpoint is as it was written and what was written was good; UnusableError
-    otherwise.
+    """Raises UnusableError unless every byte of a checkpoint is as written, and its weights were good.
 
-    Where the manifest does not say that somebody looked (saved by an older version), its numbers are looked at now.
+    If the manifest has no checks (an older version saved it), the numbers are checked for NaN now.
     """
     manifest = read_manifest(checkpoint)
     manifest.verify(checkpoint)
-    opened = load(checkpoint, verify=False)  # says so, too, if it was not good
-    if manifest.checks is None and (name := opened.not_a_number()):
+    opened = load(checkpoint, verify=False)  # raises if its checks found a fault
+    if manifest.checks is None and (name := opened.first_nan()):
         raise UnusableError(checkpoint, f"'{name}' in it holds NaN")
 
 
@@ -82,9 +80,10 @@ def _stderr(line: str) -> None:
 
 
 def newest(folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _stderr) -> Path | None:
-    """The newest checkpoint that is whole, agreed and finite, or None; `say` is told which were skipped and why.
+    """The newest checkpoint that is whole, equal on all ranks and finite, or None. `say` gets a line for each one that
+    was skipped.
 
-    With a mesh (collective) the first rank looks, and all ranks get its answer.
+    With a mesh (collective) rank 0 searches, and all ranks get its answer.
     """
     if mesh is None or mesh.ranks == 1:
         return _newest(Path(folder), say)
@@ -111,9 +110,9 @@ def _newest(folder: Path, say: Callable[[str], Any]) -> Path | None:
 
 
 def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
-    """The checkpoint that `spec` means: "newest", "best", a step ("123"), or the path of a checkpoint or of a run.
+    """A checkpoint by `spec`: "newest", "best", a step ("123"), or the path of a checkpoint or of a run.
 
-    `folder` is where the run keeps its checkpoints. Collective where a mesh is given. Raises CheckpointError.
+    `folder` holds the run's checkpoints. Collective if a mesh is given. Raises CheckpointError.
     """
     if str(spec) == "newest":
         checkpoint = newest(folder, mesh)
@@ -157,12 +156,12 @@ def _at(path: Path, mesh: Mesh | None) -> Path:
         if checkpoints(folder):
             return find("newest", folder, mesh)
     raise CheckpointError(
-        f"{path} is neither a checkpoint nor a folder that holds some ('{step_name(123)}')."
+        f"{path} is neither a checkpoint nor a folder of checkpoints (such as '{step_name(123)}')."
     )
 
 
 def set_best(folder: Path, checkpoint: Path, numbers: Mapping[str, Any]) -> None:
-    """Points best.json at a checkpoint of this folder, with the numbers that made it the best."""
+    """Names a checkpoint of this folder in best.json, with the numbers that made it the best."""
     step_of(checkpoint)
     content = json_codec.encode({"checkpoint": checkpoint.name, "numbers": dict(numbers)}, _BEST)
     try:
@@ -172,7 +171,7 @@ def set_best(folder: Path, checkpoint: Path, numbers: Mapping[str, Any]) -> None
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint that best.json points at, or None if there is none (any more)."""
+    """The checkpoint that best.json names, or None if there is none, or it was deleted."""
     content = _read_best(Path(folder))
     path = Path(folder) / content["checkpoint"] if content else None
     return path if path and path.is_dir() else None
@@ -187,7 +186,7 @@ def best_numbers(folder: Path) -> dict[str, Any]:
 def _read_best(folder: Path) -> dict[str, Any] | None:
     try:
         content = json_codec.decode((folder / _BEST).read_bytes())
-        # A name from a file is never followed out of the folder.
+        # Only a plain checkpoint name is accepted: it cannot lead out of the folder.
         named = STEP.fullmatch(content["checkpoint"]) and isinstance(content["numbers"], dict)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -195,11 +194,11 @@ def _read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | None = None) -> list[Path]:
-    """Deletes all but the newest `keep` checkpoints, the best one, those in `spare`, the newest whole one, and the
-    newest whole one that was found agreed and finite.
+    """Deletes checkpoints, and returns them. It keeps the newest `keep`, the best one, those in `spare`, the newest
+    whole one, and the newest whole one that was found equal on all ranks and finite.
 
-    Returns what it deleted. `trusted` is known to be all that, because it was checked and saved just now: without it
-    the newest ones are read to find one that is. For one rank.
+    `trusted` is a checkpoint known to be whole and good, since it was saved just now; without it the newest ones are
+    read to find one. Call it on one rank.
     """
     if keep < 1:
         raise ValueError(f"keep is 1 or more, not {keep}")
@@ -209,21 +208,21 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     whole = trusted or next(filter(_is_whole, reversed(saved)), None)
     good = trusted or newest_good(folder)
     stay = {path.name for path in (*saved[-keep:], *spare, best(folder), whole, good) if path is not None}
-    # A link is somebody's own arrangement.
-    gone = [path for path in saved if path.name not in stay and not path.is_symlink()]
-    for path in gone:
-        # A kill while files are removed must not leave half a checkpoint under a good name.
+    # A link was made by the user, and is left alone.
+    deleted = [path for path in saved if path.name not in stay and not path.is_symlink()]
+    for path in deleted:
+        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
         hidden = path.with_name(f".{path.name}.deleted-{os.getpid()}-{os.urandom(4).hex()}")
         try:
             path.rename(hidden)
         except OSError as error:
             raise CheckpointError(f"The old checkpoint {path} was not removed: {error.strerror}.") from None
         shutil.rmtree(hidden, ignore_errors=True)
-    return gone
+    return deleted
 
 
 def newest_good(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole and was found agreed and finite before it was written, or None."""
+    """The newest checkpoint that is whole, and was equal on all ranks and finite when it was saved, or None."""
     return next((path for path in reversed(checkpoints(folder)) if _is_good(path) and _is_whole(path)), None)
 
 

@@ -1,4 +1,4 @@
-"""JSON that gives back what it was given: plain values only, and numbers that are not finite survive."""
+"""JSON that decodes to what was encoded: plain values only, NaN and infinity included."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-# JSON has no word for these, and the NaN that Python writes is refused by every other reader.
+# Key of an encoded NaN or infinity: JSON has neither, and other readers refuse the NaN that Python writes.
 _FLOAT = "$float"
 
 
 def encode(value: Any, what: str = "state") -> bytes:
-    """`value` as standard JSON; a TypeError says where the first thing stands that is not plain."""
+    """`value` as standard JSON. Raises TypeError, with its place under `what`, for a value that is not plain."""
     return (json.dumps(_plain(value, what), allow_nan=False, indent=1) + "\n").encode()
 
 
 def decode(text: bytes) -> Any:
-    """What `encode` was given (tuples come back as lists). Raises ValueError for anything but standard JSON."""
-    return json.loads(text, object_hook=_back, parse_constant=_refuse)
+    """The value that was encoded; tuples become lists. Raises ValueError for anything but standard JSON."""
+    return json.loads(text, object_hook=_decode_float, parse_constant=_refuse)
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -39,11 +39,11 @@ def _plain(value: Any, where: str) -> Any:
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str) or key == _FLOAT:
-        raise TypeError(f"{where} has the key {key!r}: keys are words, other than {_FLOAT}")
+        raise TypeError(f"{where} has the key {key!r}: keys must be strings other than {_FLOAT}")
     return key
 
 
-def _back(value: dict[str, Any]) -> Any:
+def _decode_float(value: dict[str, Any]) -> Any:
     return float(value[_FLOAT]) if value.keys() == {_FLOAT} else value
 
 

@@ -1,4 +1,4 @@
-"""Loading: a checkpoint whose files were checked, and any box of any of its tensors."""
+"""Loads a checkpoint: checks its files, and reads any box of any of its tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def load(folder: Path, mesh: Mesh | None = None, *, verify: bool = True) -> Checkpoint:
-    """Opens a checkpoint after checking every byte; CheckpointError says what is wrong with it.
+    """Opens a checkpoint after checking every byte. Raises CheckpointError if it is damaged.
 
-    With a mesh the checking is shared among the ranks (collective), and an error is raised on all of them.
-    `verify=False` is for a checkpoint that was verified a moment ago.
+    With a mesh (collective) the ranks share the checking, and an error is raised on all of them.
+    `verify=False` is for a checkpoint that was just verified.
     """
     folder = Path(folder)
     if mesh is None or mesh.ranks == 1:
@@ -60,11 +60,11 @@ def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
 class Checkpoint:
     """A checkpoint on disk: `state`, each rank's own state, and tensors by their whole-model names.
 
-    `checks` says what was looked at before it was written; None: nobody did (an older version saved it).
+    `checks`: what was checked before it was written; None if an older version saved it.
     """
 
     def __init__(self, folder: Path, manifest: Manifest):
-        """Use `load`: it checks the files first."""
+        """Use `load`, which checks the files first."""
         self.folder = folder
         self.ranks, self.checks = manifest.ranks, manifest.checks
         self.state: dict[str, Any] = json_codec.decode((folder / STATE).read_bytes())
@@ -74,7 +74,7 @@ class Checkpoint:
             info = self._info(shard)
             if (info.dtype, info.shape) != (shard.dtype, shard.box.shape):
                 raise CheckpointError(
-                    f"{tensors_name(shard.rank)} holds {shard.key} otherwise than its table says"
+                    f"{tensors_name(shard.rank)} holds {shard.key} with another shape or dtype than its index says"
                 )
 
     @property
@@ -83,7 +83,7 @@ class Checkpoint:
         return tuple(sorted(self._shards))
 
     def own(self, rank: int) -> dict[str, Any] | None:
-        """What this rank saved for itself; None for a rank that did not take part."""
+        """The state that `rank` alone saved; None if there was no such rank."""
         if not 0 <= rank < self.ranks:
             return None
         return json_codec.decode((self.folder / index_name(rank)).read_bytes())["own"]
@@ -92,17 +92,17 @@ class Checkpoint:
         return self._of(name)[0].global_shape
 
     def dtype(self, name: str) -> str:
-        """Paddle's word for the dtype. `read` gives bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
+        """Paddle's name of the dtype. `read` gives bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
         return self._of(name)[0].dtype
 
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        """A box of a tensor (default: all of it) from whichever shards hold it, in memory of its own."""
+        """A box of a tensor (default: all of it), from all shards that hold parts of it, as a new array."""
         shards = self._of(name)
         target = self._box(shards[0], offset, shape)
         takes, _ = assemble(target, [shard.box for shard in shards])
-        if len(takes) == 1:  # one shard holds it all: no second copy
+        if len(takes) == 1:  # one shard holds all of it: saves a copy
             array = self._part(shards[takes[0][0]], target)
             return array if array.flags.c_contiguous else array.copy()
         result = np.empty(target.shape, np.dtype(DTYPES[shards[0].dtype][1]))
@@ -110,8 +110,8 @@ class Checkpoint:
             result[part.inside(target)] = self._part(shards[number], part)
         return result
 
-    def not_a_number(self) -> str | None:
-        """The first tensor of the model or of the optimizer that holds NaN; None where none does."""
+    def first_nan(self) -> str | None:
+        """The first tensor of the model or of the optimizer that holds NaN, or None."""
         for name in self.names:
             array, dtype = self.read(name), self.dtype(name)
             if dtype == "bfloat16":
@@ -149,7 +149,7 @@ class Checkpoint:
 
     def _of(self, name: str) -> list[ShardInfo]:
         if name not in self._shards:
-            meant = near(name, self._shards)
-            hint = f" Did you mean '{meant}'?" if meant else ""
+            guess = near(name, self._shards)
+            hint = f" Did you mean '{guess}'?" if guess else ""
             raise CheckpointError(f"The checkpoint {self.folder} has no tensor '{name}'.{hint}")
         return self._shards[name]

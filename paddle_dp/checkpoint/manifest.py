@@ -1,6 +1,6 @@
-"""How checkpoints are called, and the manifest: the one file that says what a checkpoint consists of.
+"""The names of checkpoints and of their files, and the manifest: the list of a checkpoint's files with checksums.
 
-A folder without a manifest is no checkpoint.
+A folder without a manifest is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paddle_dp.errors import CheckpointError
 
 MANIFEST, STATE = "manifest.json", "state.json"
 STEP = re.compile(r"step-([0-9]{8,})")
-# What a job that was killed leaves behind: a save, a replacement or a removal that did not end.
+# Folders that a killed job leaves: a save, a replacement or a removal that did not finish.
 LEFTOVER = re.compile(r"\.(step-[0-9]{8,})\.(partial|replaced|deleted)-.+")
 _FORMAT, _VERSION = "paddle_dp checkpoint", 1
-# Nothing else may be named by a manifest: a name from a file is never trusted as a path.
+# The only names that a manifest may hold: a name from a file is never trusted as a path.
 _NAME = re.compile(r"state\.json|rank-[0-9]{5,}\.(?:safetensors|json)")
 
 
@@ -47,7 +47,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The folders named like checkpoints, oldest first; whatever else lies there is left alone."""
+    """The folders named like checkpoints, oldest first; other files and folders are ignored."""
     try:
         named = [path for path in Path(folder).iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -58,7 +58,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 class UnusableError(CheckpointError):
-    """A checkpoint that is there but cannot be loaded: `why`, and in the message what to do about it."""
+    """A checkpoint that exists but cannot be loaded, with the reason `why`; the message says what to use instead."""
 
     def __init__(self, folder: Path, why: str):
         self.folder, self.why = folder, why
@@ -74,10 +74,10 @@ def _instead_of(folder: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What was looked at before a checkpoint was written, after update `step`.
+    """The results of the checks before a checkpoint was written, after update `step`.
 
-    `agreed`: ranks that hold copies of a tensor held the same bits. `finite`: no weight, statistic or optimizer's state
-    was NaN or infinite.
+    `agreed`: all replicas of each tensor were equal bit by bit. `finite`: no weight, buffer or optimizer state was NaN
+    or infinite.
     """
 
     agreed: bool
@@ -86,19 +86,19 @@ class Checks:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with a checkpoint that says so of itself."""
+        """The reason not to use the checkpoint, or None."""
         if not self.finite:
-            return f"it says of itself that not all of its numbers were finite (looked at after step {self.step})"
-        if not self.agreed:
             return (
-                f"it says of itself that the ranks' weights had come apart (looked at after step {self.step})"
+                f"its manifest says that not all of its numbers were finite (checked after step {self.step})"
             )
+        if not self.agreed:
+            return f"its manifest says that the ranks' weights differed (checked after step {self.step})"
         return None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """How many ranks saved, every file's size and checksum, and what was looked at before: None where nobody looked."""
+    """The number of ranks that saved, every file's size and checksum, and the checks before it; None without any."""
 
     ranks: int
     files: dict[str, Digest]
@@ -115,10 +115,10 @@ class Manifest:
         }
         if self.checks is not None:
             content["checks"] = asdict(self.checks)
-        write(folder / MANIFEST, [json_codec.encode({**content, "crc32": _own(content)})])
+        write(folder / MANIFEST, [json_codec.encode({**content, "crc32": _crc(content)})])
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Reads every file (or those named); raises UnusableError for the first that is not as it was written."""
+        """Reads every file (or those in `names`). Raises UnusableError for the first that is not as written."""
         for name in sorted(self.files if names is None else names):
             try:
                 actual = digest_of(folder / name)
@@ -135,7 +135,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; UnusableError when there is none, or none that can be trusted."""
+    """The manifest of a checkpoint. Raises UnusableError if it is missing or damaged."""
     try:
         content = json_codec.decode((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -154,10 +154,10 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
     if content["format"] != _FORMAT or content["version"] != _VERSION:
         raise UnusableError(folder, f"{MANIFEST} is of {content['format']} version {content['version']}, "
                                f"this is {_FORMAT} version {_VERSION}")  # fmt: skip
-    strange = next((name for name in content["files"] if not _NAME.fullmatch(name)), None)
-    if strange is not None:
-        raise UnusableError(folder, f"{MANIFEST} names '{strange}', which is no file of a checkpoint")
-    if content.pop("crc32") != _own(content):
+    unknown = next((name for name in content["files"] if not _NAME.fullmatch(name)), None)
+    if unknown is not None:
+        raise UnusableError(folder, f"{MANIFEST} names '{unknown}', which is no file of a checkpoint")
+    if content.pop("crc32") != _crc(content):
         raise UnusableError(folder, f"{MANIFEST} is damaged: its checksum is wrong")
     files = {name: Digest(int(s["size"]), int(s["crc32"])) for name, s in content["files"].items()}
     ranks = int(content["ranks"])
@@ -168,5 +168,5 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
     return Manifest(ranks, files, None if checks is None else Checks(**checks))
 
 
-def _own(content: dict[str, Any]) -> int:
+def _crc(content: dict[str, Any]) -> int:
     return zlib.crc32(json_codec.encode(content))

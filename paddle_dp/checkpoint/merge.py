@@ -1,4 +1,4 @@
-"""One file of weights from a checkpoint of any layout: what plain Paddle, or another program, loads."""
+"""Merges a checkpoint of any layout into one file of weights, for plain Paddle or another program."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MODEL = "model/"
 
 
 def merge(checkpoint: Path, out: Path) -> int:
-    """Writes the whole model's tensors, under its own names, into one safetensors file; returns how many.
+    """Writes the whole model's tensors, under its own names, into one safetensors file; returns their number.
 
-    `safetensors.paddle.load_file(out)` gives a state dict for `model.set_state_dict`. The file is there whole or not
-    at all. Raises CheckpointError for a checkpoint that is damaged or holds NaN, or when the file cannot be written.
+    `safetensors.paddle.load_file(out)` gives a state dict for `model.set_state_dict`. The file appears whole or not at
+    all. Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
     """
     saved = load(checkpoint)
-    if saved.checks is None and (bad := saved.not_a_number()):
+    if saved.checks is None and (bad := saved.first_nan()):
         raise CheckpointError(
             f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
         )
     names = [name for name in saved.names if name.startswith(_MODEL)]
     shards = {}
     for name in names:
-        array, word = saved.read(name), name.removeprefix(_MODEL)
-        shards[word] = TensorShard(word, array.shape, (0,) * array.ndim, array, saved.dtype(name))
+        key = name.removeprefix(_MODEL)
+        shards[key] = TensorShard.whole(key, saved.read(name), saved.dtype(name))
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         write_tensors(partial, shards)

@@ -1,7 +1,7 @@
-"""An optimizer's state under names that no layout and no process changes: optimizer/<parameter>/<accumulator>.
+"""Optimizer states under names that are the same in every layout and process: optimizer/<parameter>/<accumulator>.
 
-Paddle calls a state by the parameter's name in this process and a counter ("linear_7.w_0_moment1_0"), makes it at the
-first step that needs it, and refuses a loaded state that lacks one for a parameter which had no gradient before.
+Paddle names a state after the parameter's name in this process and a counter ("linear_7.w_0_moment1_0"), creates it at
+the first step that needs it, and refuses a loaded state that lacks one for a parameter which had no gradient before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def optimizer_name(parameter: str, accumulator: str) -> str:
 def optimizer_tensors(optimizer: Any, named_parameters: Named) -> dict[str, paddle.Tensor]:
     """The live tensors of an optimizer's state by their layout-free names; empty before its first step.
 
-    A parameter that never had a gradient has none. The learning-rate schedule is not among them: it is no tensor.
+    A parameter that never had a gradient has none. The schedule is not among them, since it is not a tensor.
     """
     state = dict(optimizer.state_dict())
     state.pop("LR_Scheduler", None)
@@ -62,14 +62,16 @@ def _split(key: str, owners: dict[str, str]) -> tuple[str, str]:
 def load_optimizer(
     optimizer: Any, named_parameters: Named, read: Callable[[str], np.ndarray], names: Collection[str]
 ) -> None:
-    """Gives an optimizer the state that `read(name)` returns, for all of `names` that are this optimizer's.
+    """Loads the state `read(name)` of all `names` that are this optimizer's.
 
-    `read` gives this rank's part, in the tensor's shape. After it the next step is bitwise the step that the saved
-    optimizer would have done. Raises CheckpointError when the state is of another optimizer or model.
+    `read` gives this rank's part, in the tensor's shape. The next step is then bitwise the step that the saved
+    optimizer would have done. Raises CheckpointError for the state of another optimizer or model.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}
-    _make(optimizer, [p for name, p in named if any(s.startswith(optimizer_name(name, "")) for s in saved)])
+    _create_states(
+        optimizer, [p for name, p in named if any(s.startswith(optimizer_name(name, "")) for s in saved)]
+    )
     tensors = optimizer_tensors(optimizer, named)
     kind = type(optimizer).__name__
     for name in sorted(saved - tensors.keys()):
@@ -82,11 +84,11 @@ def load_optimizer(
         put(tensor, read(name), name)
 
 
-def _make(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
-    """Makes the state of these parameters now, as the first step would.
+def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
+    """Creates the states of these parameters now, as the first step would.
 
     Private to Paddle (3.0 to 3.3): `_create_accumulators`. The public way, `set_state_dict` before the first step,
-    has to guess the counters in the names, and fails at a parameter that gets its first gradient later.
+    would have to guess the counters in the names, and fails at a parameter that gets its first gradient later.
     """
     from paddle.base import framework
 

@@ -1,4 +1,4 @@
-"""The state of every random generator of this process, as JSON and back."""
+"""The states of all random generators of this process, saved as JSON and restored."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def rng_state() -> dict[str, Any]:
-    """The generators of Paddle, numpy and Python, as plain values.
+    """The states of the generators of Paddle, NumPy and Python, as plain values.
 
-    Of Paddle: the CPU's, those of the current device, and those that fleet's tracker keeps for what is cut.
+    Of Paddle: those of the CPU, of the current device, and of fleet's tracker for tensor parallelism.
     """
     import paddle
 
@@ -24,7 +24,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def load_rng_state(state: dict[str, Any]) -> bool:
-    """Puts the generators back; False when the devices are others, so that randomness cannot go on exactly."""
+    """Restores the generators; False if the devices are others, so that random numbers cannot continue exactly."""
     import paddle
 
     exact = state["paddle"].keys() == set(_kinds())
@@ -50,7 +50,7 @@ def _tracker() -> Any:
 
 
 def _tracked() -> dict[str, list[Any]]:
-    """The states of the tracker's generators by name; empty where nothing is cut."""
+    """The states of the tracker's generators by name; empty without tensor parallelism."""
     states: dict[str, list[Any]] = _tracker().get_states_tracker()
     return states
 
@@ -65,20 +65,20 @@ def _load_tracked(saved: dict[str, list[Any]]) -> bool:
 
 
 def _kinds() -> list[str]:
-    """The kinds of device whose generators matter here: the CPU, and what the current device is."""
+    """The device types whose generators are saved: the CPU, and that of the current device."""
     import paddle
 
     return sorted({"cpu", paddle.get_device().partition(":")[0]})
 
 
 def _words(state: Any) -> dict[str, Any]:
-    # Pickling is how Paddle lets its state be seen: (device, seed, offset, the characters of a C++ engine's text).
+    # Pickling is the only way to read it: (device, seed, offset, the characters of the C++ engine's text).
     device, seed, offset, engine = state.__getstate__()
     return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode()}
 
 
 def _generator(words: dict[str, Any], like: Any) -> Any:
-    # Only an object that was never initialised takes a state: on any other __setstate__ does nothing (3.3.1).
+    # __setstate__ works on an object that was never initialised only; on any other it does nothing (3.3.1).
     kind: Any = type(like)
     state = kind.__new__(kind)
     state.__setstate__((words["device"], words["seed"], words["offset"], list(words["engine"].encode())))

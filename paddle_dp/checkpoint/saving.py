@@ -1,4 +1,4 @@
-"""Saving: every rank writes what it owns, and the checkpoint appears whole or not at all, on all ranks alike."""
+"""Saves a checkpoint: every rank writes its shards, and the checkpoint appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What one rank hands over: the shards it owns, the state all ranks share, and its own state.
+    """One rank's part of a checkpoint: its shards, the state that all ranks share, and its own state.
 
     `state["progress"]["step"]` names the checkpoint. `state` and `own` hold plain JSON values. The keys of `tensors`
-    are free (a shard knows its tensor's name): a rank may own several shards of one tensor. `checks` says what was
-    looked at just before; None: nobody looked.
+    are free (a shard has its tensor's name): a rank may save several shards of one tensor. `checks`: what was checked
+    just before; None for nothing.
     """
 
     tensors: Mapping[str, TensorShard]
@@ -64,9 +64,9 @@ def _together(mesh: Mesh, final: Path, work: Callable[[], Any]) -> list[Any]:
     """Every rank's result by rank, or the first failing rank's error on all of them."""
     try:
         report = {"result": work()}
-    except Exception as error:  # noqa: BLE001 - whatever it is: a rank that raised alone would leave the others waiting
+    except Exception as error:  # noqa: BLE001 - if one rank raised alone, the others would wait for it
         report = {"error": _sentence(error, final, mesh)}
-    # A slow disk may take longer than a collective may wait.
+    # A slow disk may take longer than a collective waits.
     mesh.wait("checkpoint")
     reports = mesh.gather(report)
     failed = [r["error"] for r in reports if "error" in r]
@@ -93,12 +93,12 @@ def _write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[
 
 
 def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
-    """Checks that all is there, writes the manifest, and gives the folder its name."""
+    """Checks that all files are there, writes the manifest, and renames the folder."""
     files = {name: Digest(*numbers) for report in reports for name, numbers in report.items()}
     for name, digest in files.items():
         path = partial / name
         if not path.exists() or path.stat().st_size != digest.size:
-            raise CheckpointError(f"{name} is not seen by rank 0 as its rank wrote it: all machines need to share "
+            raise CheckpointError(f"rank 0 does not see {name} as its rank wrote it: all machines must share "
                                   f"the folder {final.parent}")  # fmt: skip
     ranks = len(files) // 2
     check_whole([read_index(partial, rank) for rank in range(ranks)])
@@ -109,15 +109,15 @@ def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[di
 
 
 def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
-    """What went wrong where, with the free space, and what to do next."""
+    """The message for an error: what failed, where, the free space, and what to do next."""
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."
     if isinstance(error, FileNotFoundError):
         return (
             f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
-            f"{final.parent.absolute()} as rank 0 has made it. All ranks save into one folder: on several machines it "
-            "must be on a disk that they share (train with --out there). Earlier checkpoints are untouched."
+            f"{final.parent.absolute()} that rank 0 made. All ranks save into one folder: on several machines it must "
+            "be on a disk that they share (train with --out there). Earlier checkpoints are untouched."
         )
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return (
@@ -130,9 +130,9 @@ def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
 def _free(folder: Path) -> str:
     from paddle_dp.units import Bytes
 
-    for there in (folder, *folder.parents):
+    for existing in (folder, *folder.parents):
         try:
-            return str(Bytes(shutil.disk_usage(there).free))
+            return str(Bytes(shutil.disk_usage(existing).free))
         except OSError:
             continue
     return "an unknown amount"

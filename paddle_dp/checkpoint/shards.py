@@ -1,6 +1,6 @@
-"""Shards: which box of which tensor a rank saved, and how the shards of one layout make up the box that another wants.
+"""Shards: which box of which tensor a rank saved, and which parts of shards make up a box that another layout reads.
 
-Each rank's `rank-….json` has the index of its shards, under the word `pieces`, which is that of version 1.
+Each rank's `rank-….json` has the index of its shards, under the key `pieces` (of file version 1).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from paddle_dp.errors import CheckpointError
 
 Ints = tuple[int, ...]
 
-# How a dtype is called in paddle, in a safetensors file, and as little-endian numpy.
-# numpy has no bfloat16: its bits travel as uint16, and the label says what they are.
+# The name of a dtype in Paddle, in a safetensors file, and as little-endian NumPy.
+# NumPy has no bfloat16: its bits are kept as uint16, and the name says what they are.
 DTYPES: dict[str, tuple[str, str]] = {
     "float64": ("F64", "<f8"), "float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2"),
     "int64": ("I64", "<i8"), "int32": ("I32", "<i4"), "int16": ("I16", "<i2"), "int8": ("I8", "<i1"),
@@ -45,13 +45,13 @@ class Box:
         return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
 
     def overlap(self, other: Box) -> Box | None:
-        """What both boxes hold, or None when they hold nothing in common."""
+        """The intersection, or None if it is empty."""
         start = tuple(map(max, self.offset, other.offset))
         shape = tuple(stop - o for stop, o in zip(map(min, self.stop, other.stop), start, strict=True))
         return Box(start, shape) if all(n > 0 for n in shape) else None
 
     def without(self, other: Box) -> list[Box]:
-        """This box less `other`, as boxes that do not overlap (at most two a dim)."""
+        """This box without `other`, as boxes that do not overlap (at most two per dim)."""
         hole = self.overlap(other)
         if hole is None:
             return [self] if self.size else []
@@ -66,7 +66,7 @@ class Box:
         return left
 
     def inside(self, other: Box) -> tuple[slice, ...]:
-        """The slices that cut this box out of an array that holds `other`."""
+        """The slices of this box in an array that holds `other`."""
         starts = [a - b for a, b in zip(self.offset, other.offset, strict=True)]
         return tuple(slice(a, a + n) for a, n in zip(starts, self.shape, strict=True))
 
@@ -78,14 +78,14 @@ def _between(start: Sequence[int], stop: Sequence[int]) -> Box:
     return Box(tuple(start), tuple(b - a for a, b in zip(start, stop, strict=True)))
 
 
-def whole(shape: Iterable[int]) -> Box:
-    """The box that is the whole of a tensor of this shape."""
+def full_box(shape: Iterable[int]) -> Box:
+    """The box of a whole tensor of this shape."""
     shape = tuple(shape)
     return Box((0,) * len(shape), shape)
 
 
 def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """Which part of which box to take, each element once; and the parts of `target` that no box holds."""
+    """The parts of `boxes`, (number, part), that make up `target`, each element once; and the missing parts."""
     missing = [target] if target.size else []
     takes: list[tuple[int, Box]] = []
     for number, box in enumerate(boxes):
@@ -98,10 +98,10 @@ def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], 
 
 @dataclass(frozen=True, eq=False)
 class TensorShard:
-    """A box of a tensor whose whole shape is `global_shape`: `array` starts at `offset` (default: the beginning).
+    """A box of a tensor of shape `global_shape`: `array` starts at `offset` in it.
 
-    `dtype` is paddle's word; left out, it is the array's. bfloat16 comes as the uint16 array of its bits,
-    as `paddle.Tensor.numpy()` gives it, with dtype="bfloat16".
+    `dtype` is Paddle's name, by default the array's. bfloat16 is given as the uint16 array of its bits, as
+    `paddle.Tensor.numpy()` returns it, with dtype="bfloat16".
     """
 
     name: str
@@ -120,7 +120,7 @@ class TensorShard:
             )
         if not len(self.global_shape) == len(self.offset) == self.array.ndim:
             raise ValueError(
-                f"{self.name}: whole shape {self.global_shape}, offset {self.offset}, shard {self.array.shape}"
+                f"{self.name}: global shape {self.global_shape}, offset {self.offset}, shard {self.array.shape}"
             )
         if any(
             o < 0 or stop > n
@@ -143,7 +143,7 @@ class TensorShard:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """Where one saved shard lies: the box of its tensor, and its key in the file of a rank."""
+    """One saved shard: its box of the tensor, and its key in the file of a rank."""
 
     rank: int
     key: str
@@ -157,7 +157,7 @@ def index_of(shards: Iterable[TensorShard]) -> tuple[dict[str, TensorShard], dic
     """A rank's shards by their key in its file, and the same as JSON. A whole tensor's key is its name."""
     keyed = {}
     for shard in shards:
-        is_whole = shard.box == whole(shard.global_shape)
+        is_whole = shard.box == full_box(shard.global_shape)
         key = shard.name if is_whole else f"{shard.name}@{','.join(map(str, shard.offset))}"
         if key in keyed:
             raise CheckpointError(f"two shards of {shard.name} {shard.box} on one rank")
@@ -177,7 +177,7 @@ def _json(shard: TensorShard) -> dict[str, Any]:
 
 
 def read_index(folder: Path, rank: int) -> list[ShardInfo]:
-    """The shards that a rank saved. Raises ValueError, KeyError or TypeError where the file says nonsense."""
+    """The shards that a rank saved. Raises ValueError, KeyError or TypeError for a file that makes no sense."""
     content = json_codec.decode((folder / index_name(rank)).read_bytes())["pieces"]
     return [_info(rank, key, value) for key, value in content.items()]
 
@@ -200,7 +200,7 @@ def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]
 
 
 def check_whole(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
-    """The shards by tensor; CheckpointError where ranks disagree about one, or where no rank holds a part of it."""
+    """The shards by tensor. Raises CheckpointError if ranks disagree about one, or no rank has a part of it."""
     names = by_name(indexes)
     for name, infos in names.items():
         first = infos[0]
@@ -210,7 +210,7 @@ def check_whole(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardI
                     f"{name} is {first.dtype} {first.global_shape} on rank {first.rank}, "
                     f"{info.dtype} {info.global_shape} on rank {info.rank}"
                 )
-        _, missing = assemble(whole(first.global_shape), [info.box for info in infos])
+        _, missing = assemble(full_box(first.global_shape), [info.box for info in infos])
         if missing:
             raise CheckpointError(f"no rank holds {name}{missing[0]} of {first.global_shape}")
     return names

@@ -1,8 +1,8 @@
-"""Tensors in the safetensors format, written with a checksum on the way and read without mapping the file.
+"""Reads and writes tensors in the safetensors format, with a checksum, and without mapping the file.
 
-The safetensors package cannot say errno, fsync or a checksum when it writes, maps the file when it reads (a file
-overwritten in place would change live weights), and needs ml_dtypes for bfloat16 in numpy. The format is eight bytes,
-a JSON header and the raw numbers: https://huggingface.co/docs/safetensors/index#format
+The safetensors package reports no errno, does no fsync and computes no checksum when it writes, maps the file when it
+reads (a file overwritten in place would change live weights), and needs ml_dtypes for bfloat16 in NumPy. The format is
+eight bytes, a JSON header and the raw numbers: https://huggingface.co/docs/safetensors/index#format
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies in its file."""
+    """One tensor of a file; `start` is its offset in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,8 +43,8 @@ class TensorInfo:
 
 
 def write_tensors(path: Path, shards: Mapping[str, TensorShard]) -> Digest:
-    """Writes the shards' arrays under the given keys; the file is on the disk when this returns."""
-    # Widest numbers first, so that every tensor starts at a multiple of its width.
+    """Writes the shards' arrays under the given keys; the file is flushed to the disk when this returns."""
+    # Largest element sizes first, so that every tensor is aligned.
     keys = sorted(shards, key=lambda key: (-shards[key].array.dtype.itemsize, key))
     header, position = {}, 0
     for key in keys:
@@ -64,7 +64,7 @@ def _raw(shard: TensorShard) -> memoryview:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a file by key. Raises ValueError where the header does not describe this file."""
+    """The tensors of a file by key. Raises ValueError if the header does not describe this file."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
@@ -86,7 +86,7 @@ def _info(key: str, value: Any, base: int, size: int) -> TensorInfo:
 
 
 def read_rows(path: Path, info: TensorInfo, rows: slice | None = None) -> np.ndarray:
-    """The tensor, or some rows of its first dim, in memory of its own."""
+    """The tensor, or some rows of its first dim, as a new array."""
     shape, start = info.shape, info.start
     if rows is not None and shape:
         start += rows.start * math.prod(shape[1:]) * info.numpy.itemsize

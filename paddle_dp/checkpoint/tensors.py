@@ -1,4 +1,4 @@
-"""Between Paddle's tensors and a checkpoint's shards."""
+"""Converts Paddle's tensors to a checkpoint's shards, and loads them back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
-    """Paddle's word for a tensor's dtype, as a shard carries it: "float32", "bfloat16"."""
+    """The name of a tensor's dtype, as in a shard: "float32", "bfloat16"."""
     return str(tensor.dtype).rpartition(".")[2]
 
 
@@ -27,10 +27,10 @@ def tensor_shard(
     global_shape: Sequence[int] | None = None,
     offset: Sequence[int] | None = None,
 ) -> TensorShard:
-    """A host copy of a tensor: the box at `offset` of one of `global_shape` (default: it is the whole tensor)."""
+    """A host copy of a tensor: the box at `offset` of a tensor of `global_shape` (default: the whole one)."""
     array = tensor.detach().numpy()
     if array.ctypes.data == tensor.data_ptr():
-        # Paddle's numpy() may share memory with the live tensor on a CPU; training goes on while a shard is kept.
+        # On a CPU, numpy() may share memory with the live tensor, which training changes while the shard is kept.
         array = array.copy()
     return TensorShard(
         name,
@@ -48,12 +48,11 @@ def fill(
     global_shape: Sequence[int] | None = None,
     offset: Sequence[int] | None = None,
 ) -> None:
-    """Gives a tensor the values of `name`, in place: all of it, or, where the tensor is the box at `offset` of one of
-    `global_shape`, those.
+    """Loads `name` of the checkpoint into a tensor, in place; with `global_shape`, the box at `offset` of it.
 
-    A float32 tensor takes 16-bit floats, too, whose every value it holds: what precision level O2 kept on a GPU. It
-    takes float64 rounded, and a float64 tensor takes float32: a run whose precision was changed between the two.
-    Raises CheckpointError when the checkpoint's tensor is of another shape or of any other dtype.
+    16-bit floats may be loaded into float32, which is exact (precision level O2 saves them on a GPU). float64 may be
+    loaded into float32, rounded, and float32 into float64: the run's precision was changed.
+    Raises CheckpointError if the checkpoint's tensor has another shape or any other dtype.
     """
     whole = tuple(tensor.shape if global_shape is None else global_shape)
     if checkpoint.shape(name) != whole:
@@ -75,14 +74,14 @@ def fill(
 
 
 def _widened(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The same numbers in float32; bfloat16, which comes as its bits, is float32's first half."""
+    """The same numbers in float32; bfloat16, given as its bits, is the upper half of a float32."""
     if dtype == "bfloat16":
         return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32)
 
 
 def put(tensor: paddle.Tensor, array: np.ndarray, name: str) -> None:
-    """Copies an array (bfloat16 as uint16) into a tensor of the same shape and dtype, wherever it lives."""
+    """Copies an array (bfloat16 as uint16) into a tensor of the same shape and dtype, on any device."""
     here = np.dtype(DTYPES[dtype_of(tensor)][1])
     if (array.shape, array.dtype) != (tuple(tensor.shape), here):
         raise CheckpointError(

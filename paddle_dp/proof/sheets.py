@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, whole
+from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, full_box
 from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
@@ -155,14 +155,14 @@ class Trace:
         arrays = [(sheet, sheet.array("shard", number)) for sheet in self._holders[number]]
         boxes = [sheet.box(number, array) for sheet, array in arrays]
         shape = boxes[0][1]
-        if boxes[0][0] == whole(shape):
+        if boxes[0][0] == full_box(shape):
             return arrays[0][1].astype("float64", copy=False)
-        takes, missing = assemble(whole(shape), [box for box, _ in boxes])
+        takes, missing = assemble(full_box(shape), [box for box, _ in boxes])
         if missing:
             raise ValueError(f"{number}: no rank wrote {missing[0]} of {list(shape)}")
         result = np.zeros(shape, "float64")
         for place, box in takes:
-            result[box.inside(whole(shape))] = arrays[place][1][box.inside(boxes[place][0])]
+            result[box.inside(full_box(shape))] = arrays[place][1][box.inside(boxes[place][0])]
         return result
 
     def cut(self, number: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tasks of a worker process: train a recipe, evaluate a run's checkpoint."""
+"""Entry points of the ranks' processes: train a recipe, evaluate a run's checkpoint."""
 
 from __future__ import annotations
 

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from paddle_dp.checkpoint import json_codec
-from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, check_whole, index_of, read_index, whole
+from paddle_dp.checkpoint.shards import (
+    Box,
+    TensorShard,
+    assemble,
+    check_whole,
+    full_box,
+    index_of,
+    read_index,
+)
 from paddle_dp.errors import CheckpointError
 
 
@@ -28,14 +36,14 @@ def test_without_a_box_elsewhere_is_all_of_it():
 
 
 def test_assemble_says_what_no_box_holds():
-    takes, missing = assemble(whole((4, 4)), [Box((0, 0), (2, 4)), Box((2, 0), (2, 3))])
+    takes, missing = assemble(full_box((4, 4)), [Box((0, 0), (2, 4)), Box((2, 0), (2, 3))])
     assert [number for number, _ in takes] == [0, 1]
     assert missing == [Box((2, 3), (2, 1))]
     assert str(missing[0]) == "[2:4, 3:4]"
 
 
 def test_assemble_takes_replicated_elements_once():
-    takes, missing = assemble(whole((4,)), [Box((0,), (4,)), Box((0,), (4,)), Box((1,), (2,))])
+    takes, missing = assemble(full_box((4,)), [Box((0,), (4,)), Box((0,), (4,)), Box((1,), (2,))])
     assert (takes, missing) == ([(0, Box((0,), (4,)))], [])
 
 
@@ -45,9 +53,9 @@ def test_any_box_comes_back_from_any_boxes_that_cover(seed):
     shape = tuple(int(n) for n in random.integers(1, 8, random.integers(0, 4)))
     array = random.standard_normal(shape)
     boxes = [_some_box(random, shape) for _ in range(random.integers(0, 12))]
-    boxes.append(whole(shape))
+    boxes.append(full_box(shape))
     boxes = [boxes[i] for i in random.permutation(len(boxes))]
-    shards = [array[box.inside(whole(shape))] for box in boxes]
+    shards = [array[box.inside(full_box(shape))] for box in boxes]
     target = _some_box(random, shape)
     result = np.full(target.shape, np.nan)
     takes, missing = assemble(target, boxes)
@@ -55,7 +63,7 @@ def test_any_box_comes_back_from_any_boxes_that_cover(seed):
         assert np.isnan(result[part.inside(target)]).all(), "an element was taken twice"
         result[part.inside(target)] = shards[number][part.inside(boxes[number])]
     assert not missing
-    np.testing.assert_array_equal(result, array[target.inside(whole(shape))])
+    np.testing.assert_array_equal(result, array[target.inside(full_box(shape))])
 
 
 def _some_box(random: np.random.Generator, shape: tuple[int, ...]) -> Box:
