@@ -1,4 +1,4 @@
-"""`paddle-dp audit`: runs a script on N ranks and on one process, judges what the hooks saw, and reports."""
+"""Audits a script: runs it on N ranks and on one process, judges the recorded events, and reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paddle_dp.launch.scratch import scratch_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`steps` updates of each of two epochs are watched; a rank that is silent for `patience` seconds is ended."""
+    """`steps`: updates to record in each of two epochs. `patience`: seconds without an event that end a rank."""
 
     ranks: int = 2
     steps: int = 3
@@ -37,8 +37,8 @@ class Options:
 def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
     """Audits a script, prints the report and returns the exit status (see Outcome.exit_status).
 
-    The script really runs, twice, and writes what it writes. Raises UsageError for a script that is not there or
-    numbers that make no sense, EndedError when a signal ended it.
+    The script really runs, twice, with all its side effects. Raises UsageError for a missing script or impossible
+    options, EndedError when a signal ended it.
     """
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(
@@ -46,13 +46,13 @@ def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
         )
     if options.ranks < 2 or options.steps < 1 or options.patience <= 0:
         raise UsageError(
-            "audit compares 2 ranks or more over 1 step or more, with patience: "
+            "audit takes --ranks 2 or more, --steps 1 or more and a --patience above 0, "
             f"not --ranks {options.ranks} --steps {options.steps} --patience {options.patience:g}."
         )
-    _say(f"{path} is really run, and writes what it writes: on {options.ranks} ranks, then on one process")
+    _say(f"{path} is really run, with all that it writes: on {options.ranks} ranks, then on one process")
     with scratch_folder("paddle-dp-audit-") as scratch:
         script = Script(path, tuple(arguments), options.steps, options.patience)
-        outcome = examined(script, options.ranks, scratch)
+        outcome = examine(script, options.ranks, scratch)
     print(outcome.as_json() if options.json else "\n".join(outcome.lines()))
     return outcome.exit_status
 
@@ -61,19 +61,19 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def examined(script: Script, ranks: int, scratch: Path) -> Outcome:
-    """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges what was seen."""
+def examine(script: Script, ranks: int, scratch: Path) -> Outcome:
+    """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges the events."""
     ended = script.run(ranks, scratch / "many")
     trace = Trace.read(scratch / "many", ranks)
     failure = _failure(trace, ended, ranks)
     divided = [axis for rank in trace.ranks for event in rank.of(Divided) for axis in event.degrees.items()]
     if divided:
         axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(divided)))
-        said = f"The script divides the model itself ({axes}); an audit is of ranks that all hold the whole model."
-        return Outcome(str(script.path), ranks, trace.steps, (), said)
-    alone, why_not = None, again_or_why_not(trace)
-    if not isinstance(why_not, str):
-        status = script.run(1, scratch / "one", why_not)
+        reason = f"The script splits the model ({axes}); an audit can judge ranks that all hold the whole model only."
+        return Outcome(str(script.path), ranks, trace.steps, (), reason)
+    alone, (replay, why_not) = None, replay_of(trace)
+    if replay is not None:
+        status = script.run(1, scratch / "one", replay)
         alone = Trace.read(scratch / "one", 1)
         why_not = _why_it_failed(alone, status)
     updates = list(recorded(trace, alone if not why_not else None))
@@ -83,27 +83,25 @@ def examined(script: Script, ranks: int, scratch: Path) -> Outcome:
         randomness(trace, alone), evaluation(trace),
     )  # fmt: skip
     if not trace.steps and not failure:
-        failure = "The script did no update with a paddle.optimizer: there was nothing to look at."
+        failure = "The script did no update with a paddle.optimizer, so there is nothing to audit."
     return Outcome(str(script.path), ranks, trace.steps, sections, failure)
 
 
-def again_or_why_not(trace: Trace) -> dict[str, Any] | str:
-    """What the one process is to be fed with; or, in words, why no update can be done again there."""
+def replay_of(trace: Trace) -> tuple[dict[str, Any] | None, str]:
+    """The updates that one process can repeat (see hooks/replay.py), and ""; or None, and the reason why none can."""
     steps = [step for step in range(1, trace.equal_until + 1) if all(u.arrays for u in trace.together(step))]
     if not steps:
-        return "no update was recorded before which all ranks held equal weights"
-    if len(trace.training) != 1:
-        return (
-            "no DataLoader was seen"
-            if not trace.training
-            else "batches of several DataLoaders go into an update"
-        )
+        return None, "no update was recorded before which all ranks held equal weights"
+    if not trace.training:
+        return None, "no DataLoader was seen"
+    if len(trace.training) > 1:
+        return None, "batches of several DataLoaders go into an update"
     if any(update.optimizer for rank in trace.ranks for update in rank.updates):
-        return "the script has several optimizers"
+        return None, "the script has several optimizers"
     items = [item for step in steps if (item := _item(trace, step))]
     if not items:
-        return "the ranks read different numbers of batches, or too large ones, for an update"
-    return {"source": str(trace.folder), "loader": next(iter(trace.training)), "items": items}
+        return None, "the ranks read different numbers of batches, or too large ones, for an update"
+    return {"source": str(trace.folder), "loader": next(iter(trace.training)), "items": items}, ""
 
 
 def _item(trace: Trace, step: int) -> dict[str, Any] | None:
@@ -116,7 +114,7 @@ def _item(trace: Trace, step: int) -> dict[str, Any] | None:
 
 
 def _why_it_failed(alone: Trace, status: Failure | int) -> str:
-    """Why the run on one process gave no gradients; "" when it gave them."""
+    """The reason why the run on one process gave no gradients; "" if it did."""
     if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
         return ""
     if isinstance(status, Failure):
@@ -125,25 +123,28 @@ def _why_it_failed(alone: Trace, status: Failure | int) -> str:
 
 
 def _failure(trace: Trace, ended: Failure | int, ranks: int) -> str:
-    """The script's own failure on N ranks, in words; "" when there was none."""
+    """The message for the script's own failure on N ranks; "" without one."""
     silent = [
         (rank.number, rank.ended) for rank in trace.ranks if rank.ended and rank.ended.reason == "silent"
     ]
     if silent:
         stood = "; ".join(f"rank {n} in {end.where or 'a library'}" for n, end in silent if end)
         return f"The script stood still for {silent[0][1].message if silent[0][1] else ''}: {stood}."
-    lacking = [rank.number for rank in trace.ranks if rank.ended is None]
-    through = [
+    unfinished = [rank.number for rank in trace.ranks if rank.ended is None]
+    finished = [
         rank.number for rank in trace.ranks if rank.ended is not None and rank.ended.reason != "failed"
     ]
-    if lacking and through:
+    if unfinished and finished:
         return (
-            f"The script was through on rank {', '.join(map(str, through))}, and waited for ever on rank "
-            f"{', '.join(map(str, lacking))}: the ranks do not do the same number of collectives."
+            f"The script ended on rank {', '.join(map(str, finished))} and waited for ever on rank "
+            f"{', '.join(map(str, unfinished))}: the ranks do not do the same number of collectives."
         )
     if isinstance(ended, Failure):
-        words = ended.traceback.rstrip() or ended.message
-        return f"The script itself failed, on rank {ended.rank} of {ranks}:\n{words}"
-    if lacking:
-        return f"The script ended without a word on {plural(len(lacking), 'rank')}: {', '.join(map(str, lacking))}."
+        text = ended.traceback.rstrip() or ended.message
+        return f"The script itself failed, on rank {ended.rank} of {ranks}:\n{text}"
+    if unfinished:
+        return (
+            f"The script ended without a message on {plural(len(unfinished), 'rank')}: "
+            f"{', '.join(map(str, unfinished))}."
+        )
     return ""

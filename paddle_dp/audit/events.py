@@ -1,4 +1,4 @@
-"""What hooks see in a rank, as events: one JSON line each, written as it happens, so that a killed rank's are kept."""
+"""Events: what the hooks of a rank see, one JSON line each, written at once so that a killed rank's are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batches = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in a rank; `where` is the script's "file:line" it happened at, "" if unknown."""
+    """An event in a rank; `where` is the script's "file:line", "" if unknown."""
 
     where: str = ""
 
@@ -66,10 +66,10 @@ class PassBegan(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched(Event):
-    """A batch of `size` samples was handed to the script: batch `index` (from 0) of pass `number`.
+    """The script got a batch of `size` samples: batch `index` (from 0) of pass `number`.
 
-    `rows` are digests of its samples where indices are unknown. `drew` names generators that moved since the batch
-    before, `states` digests of the generators now.
+    `rows`: digests of its samples if indices are unknown. `drew`: generators that moved since the previous batch.
+    `states`: digests of the generators now.
     """
 
     loader: int
@@ -83,7 +83,7 @@ class Fetched(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PassEnded(Event):
-    """A pass ended after `given` batches; `shortened` when the audit, not the data, ended it."""
+    """A pass ended after `given` batches; `shortened`: the audit ended it, not the data."""
 
     loader: int
     number: int
@@ -102,7 +102,7 @@ class OptimizerMade(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapped(Event):
-    """`paddle.DataParallel` was put around a model: digests of its parameters before and after it made them equal."""
+    """`paddle.DataParallel` wrapped a model: digests of its parameters before and after its broadcast."""
 
     before: dict[str, str]
     after: dict[str, str]
@@ -112,9 +112,9 @@ class Wrapped(Event):
 class Stepped(Event):
     """An optimizer is about to do its `step`-th update (from 1), with these weights.
 
-    `batches` are (loader, pass, index) of what was fetched since the update before. `missing` are parameters without a
-    gradient. `drew` is true when Paddle's generator moved since the first of those batches (random masks, say).
-    `arrays` is the file that holds weights, gradients and batches of this step, "" when they were not recorded.
+    `batches`: (loader, pass, index) of the batches since the previous update. `missing`: parameters without a gradient.
+    `drew`: whether Paddle's generator moved since the first of those batches (by random masks, say). `arrays`: the file
+    with weights, gradients and batches of this step, "" if they were not recorded.
     """
 
     optimizer: int
@@ -129,7 +129,7 @@ class Stepped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Left(Event):
-    """The weights after the last update that was watched, as digests; `arrays` is a file with some of their numbers."""
+    """Digests of the weights after the last recorded update; `arrays` is a file with some of their numbers."""
 
     digests: dict[str, str]
     arrays: str
@@ -137,7 +137,7 @@ class Left(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Divided(Event):
-    """Fleet divides the model itself: `degrees` of the axes beside data, those above 1."""
+    """Fleet splits the model itself: the degrees above 1, of all axes but data."""
 
     degrees: dict[str, int]
 
@@ -152,7 +152,7 @@ class Normed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(Event):
-    """Digests of the running statistics of local BatchNorm layers at the end, and how far their means go."""
+    """Digests of the running means of local BatchNorm layers at the end, and the first numbers of each."""
 
     digests: dict[str, str]
     means: dict[str, tuple[float, ...]]
@@ -169,7 +169,7 @@ class Exchanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The script is over: `reason` is "limit" (the audit has seen enough), "script" or "failed", or "silent"."""
+    """The script is over; `reason`: "limit" (the audit has enough), "script" (its own end), "failed" or "silent"."""
 
     reason: str
     message: str = ""
@@ -182,7 +182,7 @@ E = TypeVar("E", bound=Event)
 class Journal:
     """Writes events to a file of `folder`, each with one write, and counts them.
 
-    What a loader's worker does after it was forked off is not the rank's doing, and is not written.
+    Forked processes, such as a loader's workers, write nothing: their events are not the rank's.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -198,7 +198,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of one rank's file; a last line that was cut off by a kill is left out."""
+    """The events of one rank's file, without a last line that a kill cut off."""
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             name, values = json.loads(line)
@@ -209,7 +209,7 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
+    """With JSON's lists turned back into tuples."""
     if isinstance(value, list):
         return tuple(map(_tuples, value))
     return {key: _tuples(each) for key, each in value.items()} if isinstance(value, dict) else value

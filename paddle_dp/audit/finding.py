@@ -1,19 +1,19 @@
-"""A finding: what is wrong with a script, the numbers that show it, where, and what to do about it."""
+"""A finding: what is wrong with a script, the numbers that show it, the place, and the remedy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# fault: the script does something else than it seems to. difference: N ranks learn something else than one process
-# by the nature of what was chosen. note: worth knowing, and no finding.
+# fault: the script has a mistake. difference: by a choice of the script, N ranks learn something else than one process.
+# note: worth knowing, and does not count.
 Severity = Literal["fault", "difference", "note"]
 ORDER: tuple[Severity, ...] = ("fault", "difference", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One row of the report; `rule` is a word for machines that never changes its meaning."""
+    """One row of the report; `rule` is a stable name for machines."""
 
     rule: str
     severity: Severity
@@ -25,7 +25,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Section:
-    """What was looked at on one subject, in a sentence with numbers, and what was found."""
+    """One subject: what was examined, in a sentence with numbers, and the findings."""
 
     subject: str
     looked: str
@@ -38,5 +38,6 @@ def few(numbers: object, most: int = 6) -> str:
     return ", ".join(map(str, listed[:most])) + (", …" if len(listed) > most else "")
 
 
-def plural(number: int, noun: str, many: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else many or noun + 's'}"
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """«1 batch», «3 batches»; `nouns` is the plural unless it is noun + s."""
+    return f"{number} {noun if number == 1 else nouns or noun + 's'}"

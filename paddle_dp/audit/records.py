@@ -1,4 +1,4 @@
-"""What the hooks wrote down, put in order: ranks, passes, updates. Read afterwards, without paddle."""
+"""The events of the hooks, read from files and ordered by rank, pass and update. Does not import paddle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's events, in the order in which they happened."""
+    """One rank's events, in order of time."""
 
     number: int
     events: tuple[Event, ...]
@@ -61,15 +61,15 @@ class Rank:
 
     @cached_property
     def training(self) -> set[int]:
-        """The loaders whose batches an update was made of."""
+        """The loaders whose batches went into an update."""
         return {loader for update in self.updates for loader, _, _ in update.batches}
 
     def sizes(self, update: Stepped) -> tuple[int, ...]:
-        """The samples in each of the batches that an update was made of."""
-        return tuple(self.fetched[place].size for place in update.batches)
+        """The number of samples in each batch of an update."""
+        return tuple(self.fetched[batch].size for batch in update.batches)
 
     def arrays(self, name: str) -> Arrays:
-        """A file of arrays that this rank has left; empty when there is none."""
+        """A file of arrays that this rank wrote; empty if there is none."""
         path = self.folder / f"{name}.npz"
         if not name or not path.exists():
             return {}
@@ -92,7 +92,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> int:
-        """The updates that all ranks have done."""
+        """The number of updates that all ranks have done."""
         return min((len(rank.updates) for rank in self.ranks), default=0)
 
     def together(self, step: int) -> list[Stepped]:
@@ -104,13 +104,13 @@ class Trace:
         return set().union(*(rank.training for rank in self.ranks))
 
     def orders(self, loader: int, number: int) -> list[Batches | None]:
-        """Each rank's batches of one pass; None where it did not begin it, or its indices are unknown."""
+        """Each rank's batches of one pass; None if it did not begin the pass, or the indices are unknown."""
         begun = [rank.passes.get((loader, number)) for rank in self.ranks]
         return [None if each is None else each.batches for each in begun]
 
     @cached_property
     def equal_until(self) -> int:
-        """The last update before which the weights of all ranks were bit for bit equal; 0: never."""
+        """The last update before which the weights of all ranks were equal bit by bit; 0 for none."""
         for step in range(1, self.steps + 1):
             updates = self.together(step)
             if any(update.digests != updates[0].digests for update in updates):
@@ -119,5 +119,5 @@ class Trace:
 
 
 def same_loader(trace: Trace, loader: int) -> LoaderMade | None:
-    """The first rank's word on a loader."""
+    """The description of a loader by the first rank that has it."""
     return next((rank.loaders[loader] for rank in trace.ranks if loader in rank.loaders), None)

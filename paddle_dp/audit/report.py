@@ -1,4 +1,4 @@
-"""An audit's outcome, for a screen and for machines: the findings, and what was looked at without finding any."""
+"""The report of an audit, as text and as JSON: the findings, and what was examined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an audit. `failure` is the script's own, in words, "" when it ran as far as it was watched."""
+    """The result of an audit. `failure`: a message on the script's own failure, "" if it ran as far as needed."""
 
     script: str
     ranks: int
@@ -24,7 +24,7 @@ class Outcome:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings, the worst first; notes are last and do not count."""
+        """All findings, the worst first; notes come last and do not count."""
         found = [finding for section in self.sections for finding in section.findings]
         return sorted(found, key=lambda finding: ORDER.index(finding.severity))
 
@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        """0: nothing was found. 1: something was. 3: the script failed, or did nothing that could be looked at."""
+        """0: no findings. 1: findings. 3: the script failed, or did nothing that can be audited."""
         if self.counted:
             return 1
         return 3 if self.failure else 0

@@ -1,7 +1,7 @@
 """One rank under audit: installs the hooks, then runs the script as `python script.py …` would.
 
-Paddle's launcher runs this file with the script and its arguments behind it; what to watch comes by an environment
-variable. The script sees its own sys.argv, sys.path, `__file__` and `__name__ == "__main__"`.
+Paddle's launcher runs this file with the script and its arguments; the options come in an environment variable. The
+script sees its own sys.argv, sys.path, `__file__` and `__name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__":  # this file's folder heads the path, where the script's own belongs
+if __name__ == "__main__":  # Python has put this file's folder first; the script's own belongs there
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[1]))
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -29,8 +29,8 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import alive, die_with_parent
 from paddle_dp.launch.silence import import_paddle
 
-VARIABLE = "PADDLE_DP_AUDIT"  # what to do, as JSON: folder, steps, patience, replay
-TOGETHER = 20.0  # seconds in which ranks that are through wait for the others: rank 0 hosts what all meet at
+VARIABLE = "PADDLE_DP_AUDIT"  # the options as JSON: folder, steps, patience, replay
+WAIT = 20.0  # seconds for which a rank that is done waits for the others: rank 0 hosts the TCPStore of all
 
 
 def main() -> None:
@@ -38,28 +38,28 @@ def main() -> None:
     supervisor = int(os.environ["PADDLE_DP_JOB"].partition("-")[0])
     if not alive(supervisor):
         sys.exit(1)
-    told: dict[str, Any] = json.loads(os.environ[VARIABLE])
+    options: dict[str, Any] = json.loads(os.environ[VARIABLE])
     rank, ranks = (
         int(os.environ.get("PADDLE_TRAINER_ID", "0")),
         int(os.environ.get("PADDLE_TRAINERS_NUM", "1")),
     )
-    folder = Path(told["folder"])
+    folder = Path(options["folder"])
     journal = Journal(folder, rank)
     journal.write(Began(rank=rank, ranks=ranks))
     import_paddle()
     faulthandler.enable()
-    finish = install(journal, told)
-    threading.Thread(target=guard, args=(journal, told["patience"]), daemon=True).start()
+    finish = install(journal, options)
+    threading.Thread(target=guard, args=(journal, options["patience"]), daemon=True).start()
     status = run(sys.argv[1], sys.argv[2:], journal, finish)
     sys.stdout.flush()
     sys.stderr.flush()
     if not status:
-        meet(folder, rank, ranks)
-    os._exit(status)  # what the script left running in threads must not hold the audit up
+        wait_for_others(folder, rank, ranks)
+    os._exit(status)  # threads that the script left running must not delay the audit
 
 
-def install(journal: Journal, told: dict[str, Any]) -> Any:
-    """Puts the hooks in place; returns what is to be called when the script is over."""
+def install(journal: Journal, options: dict[str, Any]) -> Any:
+    """Installs the hooks; returns a function to call after the script."""
     from paddle_dp.audit.hooks.collectives import let_fleet_run_alone, watch_collectives
     from paddle_dp.audit.hooks.data import Loaders
     from paddle_dp.audit.hooks.generators import watch_seeds
@@ -67,17 +67,16 @@ def install(journal: Journal, told: dict[str, Any]) -> Any:
     from paddle_dp.audit.hooks.updates import Updates
     from paddle_dp.audit.hooks.watch import Watch
 
-    watch = Watch(journal, journal.folder, journal.rank, told["steps"])
+    watch = Watch(journal, journal.folder, journal.rank, options["steps"])
     loaders = Loaders(watch)
     loaders.install()
-    again = told["replay"]
     replay = None
-    if again is not None:
+    if (given := options["replay"]) is not None:
         items = [
             Item(item["step"], tuple(item["names"]), tuple(map(tuple, item["sizes"])))
-            for item in again["items"]
+            for item in given["items"]
         ]
-        replay = Replay(watch, Path(again["source"]), again["loader"], items)
+        replay = Replay(watch, Path(given["source"]), given["loader"], items)
         replay.install(loaders)
         let_fleet_run_alone()
     updates = Updates(watch, None if replay is None else replay.on_step)
@@ -88,7 +87,7 @@ def install(journal: Journal, told: dict[str, Any]) -> Any:
 
 
 def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) -> int:
-    """Runs the script to its end, or to ours; returns the exit status. A failure is written down in both places."""
+    """Runs the script until it ends or the audit has enough; returns the exit status. Records a failure."""
     from paddle_dp.audit.hooks.watch import Enough
 
     sys.argv = [script, *arguments]
@@ -97,41 +96,41 @@ def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) ->
         reason = "script"
     except Enough:
         reason = "limit"
-    except SystemExit as leave:
-        if leave.code not in (None, 0):
-            return failed(leave, journal)
+    except SystemExit as ending:
+        if ending.code not in (None, 0):
+            return record_failure(ending, journal)
         reason = "script"
-    except BaseException as error:  # noqa: BLE001 - the script's own, whatever it is: the audit tells of it
-        return failed(error, journal)
+    except BaseException as error:  # noqa: BLE001 - any error of the script: the audit reports it
+        return record_failure(error, journal)
     finish()
     journal.write(Ended(reason=reason))
     return 0
 
 
-def failed(error: BaseException, journal: Journal) -> int:
-    """The script's own failure, without our frames: for the supervisor, for the log, and for the report."""
-    below = error.__traceback__
-    while below and (
-        below.tb_frame.f_code.co_filename == __file__ or "runpy" in below.tb_frame.f_code.co_filename
+def record_failure(error: BaseException, journal: Journal) -> int:
+    """Records the script's own failure, without our frames, for the supervisor, the log and the report."""
+    frames = error.__traceback__
+    while frames and (
+        frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename
     ):
-        below = below.tb_next
-    words = "".join(traceback.format_exception(type(error), error, below or error.__traceback__))
-    journal.write(Ended(reason="failed", message=words))
-    Failure.of(error.with_traceback(below), journal.rank).write(journal.folder)
-    print(words, file=sys.stderr, flush=True)
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    journal.write(Ended(reason="failed", message=text))
+    Failure.of(error.with_traceback(frames), journal.rank).write(journal.folder)
+    print(text, file=sys.stderr, flush=True)
     return 1
 
 
-def meet(folder: Path, rank: int, ranks: int) -> None:
-    """Waits, by files, until all ranks are through: one that left early would break what the others still do."""
-    (folder / f"through.{rank}").touch()
-    deadline = time.monotonic() + TOGETHER
-    while time.monotonic() < deadline and len(list(folder.glob("through.*"))) < ranks:
+def wait_for_others(folder: Path, rank: int, ranks: int) -> None:
+    """Waits, by files, until all ranks are done: a rank that ended early would break the others' collectives."""
+    (folder / f"done.{rank}").touch()
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline and len(list(folder.glob("done.*"))) < ranks:
         time.sleep(0.02)
 
 
 def guard(journal: Journal, patience: float) -> None:
-    """Ends this rank when no hook has been met for `patience` seconds, and says where the script stood."""
+    """Ends this rank when no event was recorded for `patience` seconds, and records where the script stands."""
     main_thread = threading.main_thread().ident
     seen, since = journal.written, time.monotonic()
     while True:
@@ -140,11 +139,11 @@ def guard(journal: Journal, patience: float) -> None:
             seen, since = journal.written, time.monotonic()
         elif time.monotonic() - since > patience:
             frame = sys._current_frames().get(main_thread or 0)
-            journal.write(Ended(reason="silent", message=f"{patience:g} s", where=stands(frame)))
+            journal.write(Ended(reason="silent", message=f"{patience:g} s", where=_nearest(frame)))
             os._exit(1)
 
 
-def stands(frame: FrameType | None) -> str:
+def _nearest(frame: FrameType | None) -> str:
     from paddle_dp.audit.hooks.place import nearest
 
     return nearest(frame)

@@ -1,4 +1,4 @@
-"""A foreign script as a watched job: on N ranks, and once more on one process that is fed with what those ranks had."""
+"""Runs a script under audit as a supervised job: on N ranks, and on one process with the N ranks' batches."""
 
 from __future__ import annotations
 
@@ -20,47 +20,45 @@ from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.start import watched
 
 RUNNER = Path(__file__).with_name("runner.py")
-LATE = 30.0  # seconds that a rank which cannot even run its own guard gets beyond its patience
-STARTING = (
-    60.0  # seconds in which nothing needs to have been written yet: Python, paddle and the launcher start
-)
+GRACE = 30.0  # seconds beyond its patience for a rank whose own guard cannot run
+STARTUP = 60.0  # seconds for Python, paddle and the launcher to start, before the first event
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script, its arguments, and how patiently it is run; `steps` updates of each pass are watched."""
+    """A script with its arguments; `steps` updates of each pass are recorded; `patience` in seconds."""
 
     path: Path
     arguments: tuple[str, ...]
     steps: int
     patience: float
 
-    def run(self, ranks: int, folder: Path, again: Mapping[str, Any] | None = None) -> Failure | int:
-        """Runs the script on `ranks` ranks; what they saw is in `folder` afterwards. Raises EndedError on a signal.
+    def run(self, ranks: int, folder: Path, replay: Mapping[str, Any] | None = None) -> Failure | int:
+        """Runs the script on `ranks` ranks, which write their events to `folder`. Raises EndedError on a signal.
 
-        `again` says what the one process is to be fed with (see hooks/replay.py).
+        `replay`: the updates that one process is to repeat (see hooks/replay.py).
         """
         folder.mkdir(mode=0o700)
         plan = plan_of(Job(recipe=self.path, ranks=ranks, quiet=True), Machine.here())
-        what = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": again}
-        variables = environment(plan, os.environ) | {VARIABLE: json.dumps(what)}
-        words = [sys.executable, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks)]
-        words += ["--log_dir", str(folder), "--job_id", "audit"]
-        words += ["--devices", ",".join(plan.gpus)] if plan.gpus else []
-        command: Sequence[str] = [*words, str(RUNNER), str(self.path), *self.arguments]
-        outcome, _, told = watched(command, plan, folder, variables, None, self._stalled(folder))
-        if told.number:
-            raise EndedError(told.number)
+        options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
+        variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
+        launcher = [sys.executable, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks)]
+        launcher += ["--log_dir", str(folder), "--job_id", "audit"]
+        launcher += ["--devices", ",".join(plan.gpus)] if plan.gpus else []
+        command: Sequence[str] = [*launcher, str(RUNNER), str(self.path), *self.arguments]
+        outcome, _, ending = watched(command, plan, folder, variables, None, self._stalled(folder))
+        if ending.number:
+            raise EndedError(ending.number)
         return outcome
 
     def _stalled(self, folder: Path) -> Any:
-        """A question for the supervisor: has no rank written anything for longer than its own guard would allow?"""
+        """A function for the supervisor: whether no rank has recorded an event for longer than its guard allows."""
         began = time.time()
 
         def stalled() -> bool:
             newest = max(
-                (path.stat().st_mtime for path in folder.glob("rank-*.jsonl")), default=began + STARTING
+                (path.stat().st_mtime for path in folder.glob("rank-*.jsonl")), default=began + STARTUP
             )
-            return time.time() - max(newest, began) > self.patience + LATE
+            return time.time() - max(newest, began) > self.patience + GRACE
 
         return stalled

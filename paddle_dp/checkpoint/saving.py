@@ -98,8 +98,9 @@ def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[di
     for name, digest in files.items():
         path = partial / name
         if not path.exists() or path.stat().st_size != digest.size:
-            raise CheckpointError(f"rank 0 does not see {name} as its rank wrote it: all machines must share "
-                                  f"the folder {final.parent}")  # fmt: skip
+            raise CheckpointError(
+                f"{name} is not seen by rank 0 as its rank wrote it: all machines must share the folder {final.parent}"
+            )
     ranks = len(files) // 2
     check_whole([read_index(partial, rank) for rank in range(ranks)])
     files[STATE] = write(partial / STATE, [json_codec.encode(snapshot.state)])

@@ -145,7 +145,7 @@ def audit(
     """Run a script that knows nothing of paddle_dp on N ranks and tell what is silently wrong with it.
 
     Options of audit stand before SCRIPT; what stands behind it are the script's own arguments. The script really runs,
-    and writes what it writes. Exit status: 0 nothing found, 1 findings, 2 usage, 3 the script itself failed.
+    with all that it writes. Exit status: 0 nothing found, 1 findings, 2 usage, 3 the script itself failed.
     """
     from paddle_dp.audit import Options, audit
 

@@ -321,7 +321,7 @@ def test_a_model_that_fleet_divides_is_refused_and_not_misjudged(tmp_path):
     (tmp_path / "sharded.py").write_text(SHARDED)
     status, report = audit("sharded.py", folder=tmp_path)
     assert (status, report["findings"]) == (3, [])
-    assert report["failure"].startswith("The script divides the model itself (sharding 2)")
+    assert report["failure"].startswith("The script splits the model (sharding 2)")
 
 
 STANDS_STILL = """

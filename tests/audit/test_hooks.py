@@ -55,7 +55,7 @@ def test_batches_go_to_files_and_back(tmp_path):
 
 
 def test_batches_that_are_too_large_are_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "LARGEST", 10)
+    monkeypatch.setattr(arrays, "MAX_BATCH_BYTES", 10)
     assert not arrays.write_batches(tmp_path, "b", [nested(3)]) and not list(tmp_path.iterdir())
 
 

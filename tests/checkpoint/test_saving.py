@@ -102,7 +102,7 @@ def test_a_folder_that_the_machines_do_not_share_is_said(tmp_path, snapshot_of, 
 
     monkeypatch.setattr(saving, "write_tensors", elsewhere)
     results = on_ranks(2, lambda mesh: save(snapshot_of(1, mesh.rank, 2), tmp_path / "c", mesh))
-    assert "all machines need to share the folder" in _all_failed(results)
+    assert "all machines must share the folder" in _all_failed(results)
 
 
 def test_a_second_save_of_a_step_takes_its_place(tmp_path, snapshot_of):

@@ -243,7 +243,7 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
     from paddle_dp.checkpoint import json_codec, manifest
 
     del content["crc32"]
-    path.write_bytes(json_codec.encode({**content, "crc32": manifest._own(content)}))
+    path.write_bytes(json_codec.encode({**content, "crc32": manifest._crc(content)}))
     assert read_manifest(path.parent).checks is None
     assert made(tmp_path / "run", resume=True).fit().step == 12
 

@@ -1,4 +1,4 @@
-"""Batches, weights and gradients as NumPy arrays in files, and back: what one rank saw, for the run on one process."""
+"""Writes a rank's batches, weights and gradients to files, and reads them back for the run on one process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-MOST = 8_000_000  # elements that are kept of all gradients of a rank together; beyond, every n-th is
-LARGEST = 2 << 30  # bytes of batches that are kept of one step
+MAX_ELEMENTS = 8_000_000  # kept of all gradients of a rank together; of more, every n-th
+MAX_BATCH_BYTES = 2 << 30  # of the batches of one step; larger ones are not kept
 
 # ["list", …], ["tuple", …], ["dict", {…}], ["tensor", number], ["array", number] or ["plain", value]
 Structure = list[Any]
 
 
 def flatten(data: Any) -> tuple[Structure, list[Any]]:
-    """A batch as its structure, which is JSON, and its tensors and arrays in order."""
+    """A batch as its structure (JSON) and the list of its tensors and arrays."""
     leaves: list[Any] = []
     return _flatten(data, leaves), leaves
 
@@ -38,7 +38,7 @@ def _flatten(data: Any, leaves: list[Any]) -> Structure:
 
 
 def unflatten(structure: Structure, leaves: list[np.ndarray]) -> Any:
-    """The batch again; its tensors are made where Paddle makes tensors now."""
+    """The inverse of `flatten`; tensors are made on the current device."""
     kind, value = structure
     if kind in ("list", "tuple"):
         each = [unflatten(part, leaves) for part in value]
@@ -51,7 +51,7 @@ def unflatten(structure: Structure, leaves: list[np.ndarray]) -> Any:
 
 
 def numbers(tensor: paddle.Tensor, every: int = 1) -> np.ndarray:
-    """A tensor's elements, or every n-th, as a flat array; low precision as float32, which holds it."""
+    """A tensor's elements, or every n-th, as a flat array; bfloat16 and float16 as float32."""
     flat = tensor.detach()
     if flat.dtype in (paddle.bfloat16, paddle.float16):
         flat = flat.astype("float32")
@@ -59,7 +59,7 @@ def numbers(tensor: paddle.Tensor, every: int = 1) -> np.ndarray:
 
 
 def digest(tensor: paddle.Tensor) -> str:
-    """A check sum of a tensor's bits."""
+    """The CRC-32 of a tensor's bytes."""
     return f"{zlib.crc32(np.ascontiguousarray(tensor.detach().numpy()).tobytes()):08x}"
 
 
@@ -68,8 +68,8 @@ def digests(parameters: Iterable[paddle.Tensor]) -> dict[str, str]:
 
 
 def stride(parameters: Iterable[paddle.Tensor]) -> int:
-    """Every how many elements are kept, so that all together stay below MOST."""
-    return -(-sum(int(np.prod(each.shape)) for each in parameters) // MOST) or 1
+    """The n of «every n-th element», so that all together stay below MAX_ELEMENTS."""
+    return -(-sum(int(np.prod(each.shape)) for each in parameters) // MAX_ELEMENTS) or 1
 
 
 def live_parameters() -> dict[str, paddle.Tensor]:
@@ -78,14 +78,14 @@ def live_parameters() -> dict[str, paddle.Tensor]:
 
 
 def write_batches(folder: Path, name: str, batches: list[Any]) -> bool:
-    """Leaves batches in `folder` as `name`.npz and .json; False, and nothing, when they are too large."""
+    """Writes batches to `name`.npz and `name`.json in `folder`; writes nothing and returns False if too large."""
     flat = [flatten(batch) for batch in batches]
     arrays = {
-        f"{number}.{place}": leaf.numpy() if isinstance(leaf, paddle.Tensor) else leaf
+        f"{number}.{index}": leaf.numpy() if isinstance(leaf, paddle.Tensor) else leaf
         for number, (_, leaves) in enumerate(flat)
-        for place, leaf in enumerate(leaves)
+        for index, leaf in enumerate(leaves)
     }
-    if sum(array.nbytes for array in arrays.values()) > LARGEST:
+    if sum(array.nbytes for array in arrays.values()) > MAX_BATCH_BYTES:
         return False
     np.savez(folder / f"{name}.npz", **arrays)
     (folder / f"{name}.json").write_text(json.dumps([structure for structure, _ in flat]))
@@ -93,13 +93,13 @@ def write_batches(folder: Path, name: str, batches: list[Any]) -> bool:
 
 
 def read_batches(folder: Path, name: str) -> list[tuple[Structure, list[np.ndarray]]]:
-    """What `write_batches` left."""
+    """The batches that `write_batches` wrote: structure and arrays of each."""
     with np.load(folder / f"{name}.npz", allow_pickle=False) as file:
         structures = json.loads((folder / f"{name}.json").read_text())
         counts = [
             len([name for name in file.files if name.startswith(f"{n}.")]) for n in range(len(structures))
         ]
         return [
-            (structure, [file[f"{n}.{place}"] for place in range(counts[n])])
+            (structure, [file[f"{n}.{index}"] for index in range(counts[n])])
             for n, structure in enumerate(structures)
         ]

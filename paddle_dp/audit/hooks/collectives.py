@@ -1,4 +1,7 @@
-"""Which collectives the script calls itself, and the first numbers that it gives; DataParallel's own are not seen."""
+"""Records the collectives that the script itself calls, with the first numbers of their tensors.
+
+Those of paddle.DataParallel are not recorded: they happen in C++.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle_dp.audit.events import Exchanged, Journal
 from paddle_dp.audit.hooks.place import here
 
-SHOWN = 4  # numbers of a tensor that are written down
-# name: where among the arguments the tensor stands that is given
-GIVEN = {
+SHOWN = 4  # numbers of a tensor that are recorded
+# name of a collective: position of its input tensor among the arguments
+INPUT = {
     "all_reduce": 0, "reduce": 0, "broadcast": 0, "all_gather": 1, "all_gather_object": 1, "reduce_scatter": 0,
     "gather": 0, "alltoall": 0, "barrier": None,
 }  # fmt: skip
@@ -25,18 +28,18 @@ GIVEN = {
 def watch_collectives(journal: Journal, alone: bool) -> None:
     """Wraps the public collectives of `paddle.distributed`.
 
-    `alone`: on one process there is no group, and Paddle's collectives raise; there each is what it means for one
-    rank: nothing for all_reduce, a list of one for all_gather.
+    `alone`: on one process, where there is no group and Paddle's collectives raise, each does what it means for one
+    rank: all_reduce nothing, all_gather a list of one.
     """
-    for name, place in GIVEN.items():
+    for name, position in INPUT.items():
         if hasattr(dist, name):
-            setattr(dist, name, _watched(journal, name, place, alone))
+            setattr(dist, name, _watched(journal, name, position, alone))
 
 
 def let_fleet_run_alone() -> None:
-    """On one process `fleet.distributed_model` takes pipelined models only (Paddle 3.3.1: a bare AssertionError).
+    """Makes `fleet.distributed_model` return the model itself on one process, as it did before.
 
-    There the model itself is what it means for one rank, as in earlier versions.
+    Paddle 3.3.1 takes pipelined models only there, and raises a bare AssertionError for others.
     """
     distributed = fleet.distributed_model
 
@@ -46,11 +49,11 @@ def let_fleet_run_alone() -> None:
     fleet.distributed_model = model_alone
 
 
-def _watched(journal: Journal, name: str, place: int | None, alone: bool) -> Callable[..., Any]:
+def _watched(journal: Journal, name: str, position: int | None, alone: bool) -> Callable[..., Any]:
     collective = getattr(dist, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        given = _given(place, args, kwargs)
+        given = _input(position, args, kwargs)
         shape, values = _numbers(given)
         journal.write(Exchanged(collective=name, shape=shape, values=values, where=here()))
         if not alone:
@@ -63,11 +66,11 @@ def _watched(journal: Journal, name: str, place: int | None, alone: bool) -> Cal
     return watched
 
 
-def _given(place: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if place is None:
+def _input(position: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if position is None:
         return None
-    if place < len(args):
-        return args[place]
+    if position < len(args):
+        return args[position]
     return kwargs.get("tensor", kwargs.get("obj"))
 
 

@@ -1,7 +1,7 @@
-"""Which samples a rank reads: the batches of each pass over a DataLoader, taken in the parent process.
+"""Records which samples a rank reads: the batches of each pass over a DataLoader, in the parent process.
 
-A sampler is read to its end when a pass begins, and the script is then served from that list: what it gets is what it
-would have got, and the whole epoch's indices are known although only its first batches are read, and its last one.
+A sampler is read to its end when a pass begins, and the script then gets its batches in that order. So the indices of
+the whole epoch are known, although only its first batches and its last one are read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from paddle_dp.audit.hooks.arrays import flatten
 from paddle_dp.audit.hooks.place import called_by, caller, here
 from paddle_dp.audit.hooks.watch import EPOCHS, Batch, Watch
 
-LONGEST = 4  # data sets' lengths after which a sampler counts as one without end
+MAX_PASSES = 4  # a sampler that gives more batches than this many data set lengths counts as endless
 
 
 class Order:
-    """What an index sampler gives in one pass, read ahead; also the sampler that Paddle's iterator then reads."""
+    """The batches of indices of one pass, read ahead from the sampler; or the single batch `only`."""
 
     def __init__(self, only: list[Any] | None = None):
         self.only, self.batches, self.drew = only, None, ()  # type: tuple[Any, Batches | None, tuple[str, ...]]
@@ -41,7 +41,7 @@ class Order:
             self.states = generators.states()
             return sampler
         before, source = generators.states(), iter(sampler)
-        bound = LONGEST * len(loader.dataset) + 1
+        bound = MAX_PASSES * len(loader.dataset) + 1
         read = list(itertools.islice(source, bound))
         self.states = generators.states()
         self.drew = generators.moved(before, self.states)
@@ -50,7 +50,7 @@ class Order:
 
 
 def _integers(batches: list[Any]) -> Batches | None:
-    """Batches of indices as integers; None when a sampler speaks of samples in another way."""
+    """Batches of indices as integers; None if the sampler gives something else."""
     try:
         return tuple(tuple(map(int, batch if np.ndim(batch) else [batch])) for batch in batches)
     except (TypeError, ValueError):
@@ -58,14 +58,14 @@ def _integers(batches: list[Any]) -> Batches | None:
 
 
 class Loaders:
-    """The DataLoaders of this rank, in the order in which they were made; one that a line makes anew is the same."""
+    """The DataLoaders of this rank, numbered as they were made; one that the same line makes again keeps its number."""
 
     def __init__(self, watch: Watch):
         self.watch = watch
         self.numbers: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self.known: dict[tuple[str, ...], list[tuple[int, Any]]] = {}  # by line: numbers and data sets
         self.passes: dict[int, int] = {}
-        self.training: dict[int, int] = {}  # passes of a loader in which there were updates
+        self.training: dict[int, int] = {}  # by loader, the number of passes with updates
         self.order: tuple[Order, DataLoader] | None = None
         self.iterate: Callable[[DataLoader], Iterator[Any]] = DataLoader.__iter__
 
@@ -91,10 +91,10 @@ class Loaders:
         _DataLoaderIterBase._index_sampler = property(index_sampler)
 
     def add(self, loader: DataLoader) -> None:
-        """Gives a loader its number: that of one made by the same line before it, if that one has been read."""
-        place, stream = here(), isinstance(loader.dataset, IterableDataset)
-        samples = None if stream else len(loader.dataset)
-        made = self.known.setdefault((place, caller(), type(loader.dataset).__name__, str(samples)), [])
+        """Numbers a loader: as the one that the same line made before, if that has been read; else anew."""
+        where, is_stream = here(), isinstance(loader.dataset, IterableDataset)
+        samples = None if is_stream else len(loader.dataset)
+        made = self.known.setdefault((where, caller(), type(loader.dataset).__name__, str(samples)), [])
         for number, dataset in made:
             if dataset is loader.dataset or self.passes[number]:
                 self.numbers[loader] = number
@@ -107,7 +107,7 @@ class Loaders:
             loader=number, samples=samples, dataset=type(loader.dataset).__name__,
             sampler=type(sampler).__name__ if sampler is not None else "",
             batch_size=getattr(sampler, "batch_size", None), drop_last=bool(getattr(sampler, "drop_last", False)),
-            workers=loader.num_workers, where=place,
+            workers=loader.num_workers, where=where,
         ))  # fmt: skip
 
     def open(self, loader: DataLoader, order: Order) -> Iterator[Any]:
@@ -120,7 +120,7 @@ class Loaders:
 
 
 class Pass:
-    """One iteration over a loader, cut short once enough was seen: then comes its last batch, and then its end."""
+    """One iteration over a loader, cut short after enough batches: then its last batch follows, and it ends."""
 
     def __init__(self, loaders: Loaders, loader: DataLoader):
         self.watch, self.loaders, self.loader = loaders.watch, loaders, loader
@@ -136,7 +136,7 @@ class Pass:
         order = Order()
         self.inner = loaders.open(loader, order)
         self.batches, self.last, self.over = order.batches, False, False
-        # Without workers a thread of this process reads ahead already; workers are seeded by one draw in this process.
+        # Without workers, a thread of this process has begun to read and draw; with workers, one draw seeds them.
         self.states = generators.states() if loader.num_workers else order.states
         self.watch.journal.write(PassBegan(
             loader=self.loader_number, number=self.number, batches=order.batches, drew=order.drew, where=here(),
@@ -165,14 +165,14 @@ class Pass:
 
     @property
     def _seen_enough(self) -> bool:
-        """Enough updates in this pass; or enough batches of one that trains nothing: an evaluation."""
+        """Whether this pass had enough updates; or enough batches without a gradient, in an evaluation."""
         trained = self.watch.done - self.steps
         return trained >= self.watch.steps or (
             self.given >= self.watch.steps and self.watch.gradients == self.gradients
         )
 
     def _go_to_last(self) -> bool:
-        """Makes the pass's last batch the next one; False when it has been given, or nobody knows it."""
+        """Makes the pass's last batch the next one; False if it was read already, or is unknown."""
         if self.last or self.batches is None or self.given >= len(self.batches):
             return False
         self.last = True
@@ -214,7 +214,7 @@ class Pass:
 
 
 def size(data: Any) -> int:
-    """How many samples a batch has: the length of its first tensor's first axis; 0 when it has none."""
+    """The number of samples of a batch: the first dim of its first tensor; 0 if there is none."""
     _, leaves = flatten(data)
     return int(leaves[0].shape[0]) if leaves and len(leaves[0].shape) else 0
 
@@ -223,8 +223,8 @@ def rows(data: Any) -> tuple[str, ...]:
     """A digest of each sample of a batch, over all its tensors that have one row per sample."""
     count, (_, leaves) = size(data), flatten(data)
     arrays = [leaf.numpy() if isinstance(leaf, paddle.Tensor) else np.asarray(leaf) for leaf in leaves]
-    whole = [array for array in arrays if array.ndim and len(array) == count]
+    per_sample = [array for array in arrays if array.ndim and len(array) == count]
     return tuple(
-        f"{zlib.crc32(b''.join(np.ascontiguousarray(array[row]).tobytes() for array in whole)):08x}"
+        f"{zlib.crc32(b''.join(np.ascontiguousarray(array[row]).tobytes() for array in per_sample)):08x}"
         for row in range(count)
     )

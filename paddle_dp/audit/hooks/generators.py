@@ -1,4 +1,4 @@
-"""The three random generators that a script draws from, as digests: did they move, do ranks share them?"""
+"""Digests of the states of the three random generators, to see when one is drawn from and whether ranks share it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddle_dp.audit.hooks.place import direct, here
 
 
 def states() -> dict[str, str]:
-    """A digest of the present state of each generator; reading it draws nothing."""
+    """A digest of the current state of each generator; it draws nothing."""
     return {"paddle": _paddle(), "numpy": _numpy(), "random": _digest(repr(random.getstate()).encode())}
 
 
@@ -37,7 +37,7 @@ def _digest(data: bytes) -> str:
 
 
 def watch_seeds(journal: Journal) -> None:
-    """Notes which generators the script itself seeds; a library that seeds its workers is not meant."""
+    """Records which generators the script itself seeds; seeding by a library, as of workers, is left out."""
     for module, generator in ((paddle, "paddle"), (np.random, "numpy"), (random, "random")):
         _watch(journal, module, generator)
 

@@ -1,4 +1,4 @@
-"""Where in the script something happened: the nearest frame of the stack that is the user's own code."""
+"""Finds the line of the script behind an event: the nearest frame of the stack that is the user's own code."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _OURS = str(Path(__file__).resolve().parents[2]) + os.sep  # a script may be wri
 
 
 def here() -> str:
-    """ "train.py:41": the nearest line of the script, or of a module that is no installed library; "" if none is."""
+    """ "train.py:41": the nearest line of the script, or of a module outside installed libraries; "" without one."""
     return nearest(sys._getframe(1))
 
 
 def nearest(frame: FrameType | None) -> str:
-    """The same, from a frame of any thread on."""
+    """The same, starting at a frame of any thread."""
     own = _own(frame)
     return "" if own is None else f"{_short(own.f_code.co_filename)}:{own.f_lineno}"
 
 
 def caller() -> str:
-    """The nearest line that is not ours, be it a library's: paddle.Model makes several loaders for one of a script."""
+    """The nearest line outside this package, also in a library: paddle.Model makes several loaders on its own lines."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back
@@ -41,7 +41,7 @@ def caller() -> str:
 
 
 def called_by(*endings: str) -> bool:
-    """Whether a file whose path ends so is among the callers: "paddle/hapi/model.py"."""
+    """Whether a file whose path ends with one of `endings` is among the callers: "paddle/hapi/model.py"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.replace(os.sep, "/").endswith(endings):
@@ -51,20 +51,20 @@ def called_by(*endings: str) -> bool:
 
 
 def direct() -> bool:
-    """Whether the caller of our caller's wrapper is the user's own code, and no library."""
+    """Whether a hook was called by the user's own code, not by a library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back
-    return frame is not None and _users(frame)
+    return frame is not None and _is_users(frame)
 
 
 def _own(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not _users(frame):
+    while frame is not None and not _is_users(frame):
         frame = frame.f_back
     return frame
 
 
-def _users(frame: FrameType) -> bool:
+def _is_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     path = os.path.realpath(name)
     return not name.startswith("<") and not path.startswith((*_LIBRARIES, _OURS))

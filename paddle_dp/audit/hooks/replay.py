@@ -1,8 +1,8 @@
-"""The same script on one process, fed with what N ranks had together: the gradient that the N-rank run should have had.
+"""Runs the script on one process with the joined batches of N ranks, for the gradient that N ranks should have had.
 
-At each recorded update the weights of that update are put in place, the batches of all ranks are handed out as one,
-and the gradient that reaches the optimizer is kept; the update itself is not done. Nothing of the script is imitated:
-model, loss, clipping and accumulation are the script's own.
+At each recorded update the weights of that update are loaded, the script gets the batches of all ranks as one, and the
+gradient that reaches the optimizer is saved; the update itself is skipped. Model, loss, clipping and accumulation are
+the script's own.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from paddle_dp.audit.hooks.watch import Watch
 
 
 class JoinError(ValueError):
-    """Batches of several ranks that do not make one: their shapes differ beyond the number of samples."""
+    """Batches of several ranks that cannot be joined: their shapes differ beyond the number of samples."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One update to do again: `names` are each rank's files of it, `sizes` each rank's samples in each batch."""
+    """One update to repeat; `names`: each rank's files, `sizes`: each rank's number of samples in each batch."""
 
     step: int
     names: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
 
     def batches(self, folder: Path) -> list[Any]:
-        """The batches of all ranks as one each. Raises JoinError."""
+        """The batches of the update, each joined over all ranks. Raises JoinError."""
         ranks = [arrays.read_batches(folder, f"{name}.batches") for name in self.names]
         return [
             join([rank[number] for rank in ranks], [sizes[number] for sizes in self.sizes])
@@ -50,24 +50,26 @@ class Item:
 
 
 def join(parts: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Sequence[int]) -> Any:
-    """One batch of several: arrays with a row per sample are put behind each other, others must be equal."""
+    """One batch of several: arrays with one row per sample are concatenated, others must be equal."""
     structure = parts[0][0]
     if any(other != structure for other, _ in parts):
-        raise JoinError("the batches of the ranks are not built alike")
-    together = []
+        raise JoinError("the batches of the ranks have different structures")
+    joined = []
     for leaves in zip(*(leaves for _, leaves in parts), strict=True):
-        rows = all(leaf.ndim and len(leaf) == size for leaf, size in zip(leaves, sizes, strict=True))
-        if rows and len({leaf.shape[1:] for leaf in leaves}) == 1:
-            together.append(np.concatenate(leaves))
+        are_rows = all(leaf.ndim and len(leaf) == size for leaf, size in zip(leaves, sizes, strict=True))
+        if are_rows and len({leaf.shape[1:] for leaf in leaves}) == 1:
+            joined.append(np.concatenate(leaves))
         elif all(np.array_equal(leaf, leaves[0]) for leaf in leaves):
-            together.append(leaves[0])
+            joined.append(leaves[0])
         else:
-            raise JoinError(f"shapes {', '.join(str(leaf.shape) for leaf in leaves)} do not make one batch")
-    return arrays.unflatten(structure, together)
+            raise JoinError(
+                f"shapes {', '.join(str(leaf.shape) for leaf in leaves)} cannot be joined to one batch"
+            )
+    return arrays.unflatten(structure, joined)
 
 
 class Replay:
-    """Feeds the loader that trains with joined batches, item after item, and keeps the gradients."""
+    """Gives the script joined batches in place of its training loader's, item by item, and saves the gradients."""
 
     def __init__(self, watch: Watch, source: Path, loader: int, items: Sequence[Item]):
         self.watch, self.source, self.loader = watch, source, loader
@@ -86,13 +88,13 @@ class Replay:
             replay.watch.journal.write(PassBegan(
                 loader=number, number=1, batches=None, drew=(), managed=False, where=here()
             ))  # fmt: skip
-            return Fed(replay)
+            return JoinedBatches(replay)
 
         DataLoader.__iter__ = iterate
         DataLoader.__call__ = iterate
 
     def next(self) -> Any:
-        """The next joined batch; the weights of its update are in place."""
+        """The next joined batch, after the weights of its update are loaded."""
         self.watch.check()
         if not self.loaded:
             self._load()
@@ -111,11 +113,11 @@ class Replay:
         self.loaded = True
 
     def on_step(self, optimizer: Any, parameters: list[Any]) -> bool:
-        """Keeps the gradients of this update instead of doing it, and goes on to the next item."""
-        if (
-            self.batches or not self.loaded
-        ):  # in the middle of what the ranks accumulated: their count differs
-            raise JoinError("on one process an update is done after another number of batches")
+        """Saves the gradients of this update instead of doing it, and continues with the next item."""
+        if self.batches or not self.loaded:
+            raise JoinError(
+                "on one process an update comes after another number of batches than on the ranks"
+            )
         every = arrays.stride(parameters)
         final = {each.name: gradient_of(each) for each in parameters}
         kept = {n: arrays.numbers(g, every) for n, g in final.items() if g is not None and g.is_dense()}
@@ -129,13 +131,13 @@ class Replay:
         return True
 
 
-class Fed:
-    """The training loader's iterator on one process."""
+class JoinedBatches:
+    """The iterator that replaces the training loader's on one process."""
 
     def __init__(self, replay: Replay):
         self.replay = replay
 
-    def __iter__(self) -> Fed:
+    def __iter__(self) -> JoinedBatches:
         return self
 
     def __next__(self) -> Any:

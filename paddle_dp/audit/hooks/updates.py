@@ -1,8 +1,8 @@
-"""What an update is made of: weights, each rank's own gradient, and the gradient that the optimizer gets in the end.
+"""Records updates: weights, each rank's own gradient, and the final gradient that the optimizer gets.
 
-A hook on a parameter hears its gradient before DataParallel's reducer does (Paddle 3.3.1, GradNodeAccumulation:
-gradient hooks, then accumulation, then reduce hooks), so the rank's own share is seen without an extra backward. The
-gradient that counts is read where all optimizers pass: `Optimizer._apply_optimize`, before clipping by the optimizer.
+A hook on a parameter gets its gradient before DataParallel's reducer does (Paddle 3.3.1, GradNodeAccumulation: gradient
+hooks, then accumulation, then reduce hooks), so the rank's own gradient is known without an extra backward. The final
+gradient is read in `Optimizer._apply_optimize`, which all optimizers call, before the optimizer clips it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from paddle_dp.audit.hooks import arrays, generators
 from paddle_dp.audit.hooks.place import here
 from paddle_dp.audit.hooks.watch import Watch
 
-SOME = 4096  # numbers of each parameter that are kept of the weights at the end
-MEANS = 4  # running means of each BatchNorm layer that are kept
+SOME = 4096  # numbers of each parameter to keep of the weights at the end
+MEANS = 4  # running means of each BatchNorm layer to keep
 
 
 class Updates:
@@ -36,10 +36,10 @@ class Updates:
         self.optimizers: list[Any] = []
         self.steps: list[int] = []
         self.own: dict[str, np.ndarray] = {}
-        self.heard: set[int] = set()
+        self.hooked: set[int] = set()  # ids of the parameters with a hook
         self.norms: list[Any] = []
         self.every, self.scale = 1, 1.0
-        self.stepping: Any = None  # the optimizer whose step() is being carried out, once it was noted
+        self.stepping: Any = None  # the optimizer whose step() is running, once it was recorded
         self.depth = 0
 
     def install(self) -> None:
@@ -76,7 +76,7 @@ class Updates:
         kind.__init__ = init
 
     def _watch_stepping(self, kind: Any, name: str) -> None:
-        """Groups of parameters are updated one after the other within one call: that is one update."""
+        """Counts one call of step() as one update, although it updates parameter groups one after the other."""
         updates, call = self, getattr(kind, name)
 
         def stepped(*args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class Updates:
         AmpScaler._unscale = noted
 
     def add(self, optimizer: Any) -> None:
-        """Takes an optimizer in, once, and listens to its parameters' gradients."""
+        """Registers an optimizer, once, and hooks its parameters' gradients."""
         if any(optimizer is known for known in self.optimizers):
             return
         parameters = parameters_of(optimizer)
@@ -119,29 +119,29 @@ class Updates:
         self.optimizers.append(optimizer)
         self.steps.append(0)
         for parameter in parameters:
-            if id(parameter) not in self.heard and not parameter.stop_gradient:
-                self.heard.add(id(parameter))
-                parameter.register_hook(self._hear(parameter))
+            if id(parameter) not in self.hooked and not parameter.stop_gradient:
+                self.hooked.add(id(parameter))
+                parameter.register_hook(self._gradient_hook(parameter))
         self.watch.journal.write(OptimizerMade(
             optimizer=len(self.optimizers) - 1, kind=type(optimizer).__name__,
             parameters=arrays.digests(parameters), where=here(),
         ))  # fmt: skip
 
-    def _hear(self, parameter: Any) -> Callable[[Any], None]:
-        """Adds up a parameter's own gradients for as long as Paddle adds up: from one clear_grad() to the next."""
+    def _gradient_hook(self, parameter: Any) -> Callable[[Any], None]:
+        """A hook that accumulates a parameter's own gradients as Paddle does: from one clear_grad() to the next."""
         name = parameter.name
 
-        def hear(gradient: Any) -> None:
+        def accumulate(gradient: Any) -> None:
             self.watch.gradients += 1
             if gradient.is_dense():
                 mine, before = arrays.numbers(gradient, self.every), gradient_of(parameter)
-                going_on = name in self.own and before is not None and bool(paddle.any(before != 0))
-                self.own[name] = self.own[name] + mine if going_on else mine
+                continues = name in self.own and before is not None and bool(paddle.any(before != 0))
+                self.own[name] = self.own[name] + mine if continues else mine
 
-        return hear
+        return accumulate
 
     def step(self, optimizer: Any) -> None:
-        """Notes the update that is about to be done; ends the script instead when enough have been seen."""
+        """Records the update that is about to be done; ends the script instead after enough of them."""
         watch = self.watch
         watch.check()
         if watch.done >= watch.limit:
@@ -171,7 +171,7 @@ class Updates:
         watch.window.clear()
 
     def _record(self, parameters: list[Any]) -> str:
-        """Writes this update's weights, own and final gradients, and batches; returns their name."""
+        """Writes this update's weights, own and final gradients, and batches; returns the files' name."""
         watch = self.watch
         name = f"rank-{watch.rank}.step-{watch.done}"
         kept = {f"own/{key}": value for key, value in self.own.items()}
@@ -189,7 +189,7 @@ class Updates:
         return name
 
     def finish(self) -> None:
-        """Notes the weights after the last update, and the running statistics of local BatchNorm layers."""
+        """Records the weights after the last update, and the running means of local BatchNorm layers."""
         if not self.watch.done:
             return
         parameters = [p for known in self.optimizers for p in parameters_of(known) if not p.stop_gradient]
@@ -205,26 +205,25 @@ class Updates:
 
 
 def _below(kind: type[Any]) -> list[type[Any]]:
-    """The subclasses of a class, at any depth."""
+    """All subclasses of a class, at any depth."""
     return [each for child in kind.__subclasses__() for each in (child, *_below(child))]
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """An optimizer's parameters, those of its groups among them, each once."""
+    """An optimizer's parameters, with and without groups, each once."""
     groups = optimizer._param_groups or []
     flat = [each for group in groups for each in (group["params"] if isinstance(group, dict) else [group])]
     return list({id(each): each for each in flat}.values())
 
 
 def gradient_of(parameter: Any) -> Any:
-    main = getattr(
-        parameter, "main_grad", None
-    )  # Paddle's own name for a float32 gradient of a low-precision weight
+    # Paddle keeps the float32 gradient of a low-precision weight in main_grad, if it has one.
+    main = getattr(parameter, "main_grad", None)
     return main if main is not None else parameter._grad_ivar()
 
 
 def local_norms() -> list[Any]:
-    """The BatchNorm layers that normalise over this rank's samples alone; frozen ones do not."""
+    """The BatchNorm layers that normalise over this rank's samples alone; frozen ones are not among them."""
     layers = [each for each in gc.get_objects() if isinstance(each, _BatchNormBase | BatchNorm)]
     return [each for each in layers if not isinstance(each, SyncBatchNorm) and not _frozen(each)]
 
@@ -239,8 +238,8 @@ def normed(layers: list[Any]) -> Normed:
 
 
 def divided() -> dict[str, int]:
-    """The axes beside data along which fleet has divided the model, with their degrees."""
-    group = getattr(fleet.fleet, "_hcg", None)  # Paddle's own; its public getter raises where there is none
+    """The axes but data along which fleet splits the model, with their degrees."""
+    group = getattr(fleet.fleet, "_hcg", None)  # private: the public getter raises if there is none
     if group is None:
         return {}
     degrees = {

@@ -1,4 +1,4 @@
-"""What the hooks of one rank share: the journal, how much is watched, and what has happened since the last update."""
+"""State that the hooks of a rank share: the journal, how much to record, and the batches since the last update."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from paddle_dp.audit.events import Journal
 
-EPOCHS = 2  # passes over the training data that are begun: the second shows whether the order changes
+EPOCHS = 2  # passes over the training data that are recorded: the second shows whether the order changes
 
 
 class Enough(SystemExit):
-    """Ends the script where it stands: the audit has seen what it wants. Not caught by `except Exception`."""
+    """Ends the script, once the audit has recorded enough. `except Exception` does not catch it."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -20,7 +20,7 @@ class Enough(SystemExit):
 
 @dataclass
 class Batch:
-    """A batch as the script got it, with its place: batch `index` of pass `number` over a loader."""
+    """A batch that the script got: batch `index` of pass `number` over a loader."""
 
     loader: int
     number: int
@@ -30,7 +30,7 @@ class Batch:
 
 @dataclass
 class Watch:
-    """`steps` updates of each pass are watched, and the pass's last batch; `window` is since the last update."""
+    """`steps` updates of each pass are recorded, and its last batch. `window`: the batches since the last update."""
 
     journal: Journal
     folder: Path
@@ -45,11 +45,11 @@ class Watch:
 
     @property
     def limit(self) -> int:
-        """Updates after which the script is ended, whatever it iterates: each pass may have one more, its last."""
+        """The number of updates after which the script is ended; each pass has one more for its last batch."""
         return EPOCHS * (self.steps + 1)
 
     def stop(self) -> None:
-        """Raises Enough, now and wherever a hook is met again: a bare `except:` may swallow the first."""
+        """Raises Enough, now and in every later hook, since a bare `except:` may swallow the first."""
         self.enough = True
         raise Enough
 
@@ -58,6 +58,6 @@ class Watch:
             raise Enough
 
     def forget(self, loader: int, number: int) -> None:
-        """Leaves the batches of a pass that trained nothing out of the next update."""
+        """Leaves the batches of a pass without training out of the next update."""
         self.window = [each for each in self.window if (each.loader, each.number) != (loader, number)]
         self.record_next = self.done == 0

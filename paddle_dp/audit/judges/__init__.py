@@ -1,5 +1,4 @@
-"""What the ranks wrote down, judged: one file per subject, each a function of the records to a Section.
+"""Judges: one file per subject, each a function from the recorded events to a Section with findings.
 
-Nothing runs here and nothing imports paddle: events and arrays go in, sentences with numbers come out. How they were
-recorded is the hooks' business, how they are shown the report's.
+Nothing here runs a script or imports paddle. The events are recorded by the hooks and shown by the report.
 """

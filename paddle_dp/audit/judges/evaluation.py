@@ -1,4 +1,4 @@
-"""What an evaluation is over: every sample once, and one number of all ranks; or repeats, gaps and means of means."""
+"""Judges evaluations: whether each sample counts once, and whether the ranks' numbers are combined correctly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def evaluation(trace: Trace) -> Section:
         looked.append(f"{made.samples} samples ({made.dataset}) on {plural(len(known), 'rank')}")
         if len(known) == len(trace.ranks) > 1:
             found += [*_reads(trace, made, known, managed), *_numbers(trace, made, known, managed)]
-    said = "; ".join(looked) or "no loader was read without training"
-    return Section("evaluation", said, tuple(found))
+    return Section("evaluation", "; ".join(looked) or "no loader was read without training", tuple(found))
 
 
 def _reads(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
-    """Held-out samples that are read twice, or by nobody; every rank reading all of them is no mistake."""
+    """Findings for held-out samples that are read twice or never; every rank reading all of them is no mistake."""
     reads = [[index for batch in order for index in batch] for order in orders]
     if all(len(set(each)) == made.samples == len(each) for each in reads):
         return
@@ -56,7 +55,7 @@ def _reads(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool)
 
 
 def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
-    """Whether the ranks' numbers become one, and how."""
+    """Findings on how the ranks' numbers are combined."""
     shares = [sum(map(len, order)) for order in orders]
     if managed or all(share == made.samples for share in shares):
         return
@@ -68,7 +67,7 @@ def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: boo
     if not any(exchanged):
         yield Finding(
             rule="evaluation-not-combined", severity="fault", where=begun.where,
-            what="each rank evaluates its own share, and nothing is exchanged: what is reported is one rank's part",
+            what="each rank evaluates its own share, and nothing is exchanged: the result is that of one rank's part",
             evidence=f"rank 0 reads {shares[0]} of {made.samples} samples, and no collective follows",
             remedy="all_reduce the total and the count of samples, and divide afterwards",
         )  # fmt: skip
@@ -81,14 +80,14 @@ def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: boo
         yield Finding(
             rule="evaluation-mean-of-means", severity="fault", where=exchanged[0][0].where,
             what=f"a mean of the ranks' means is reported, over unequal shares ({few(shares)} samples)",
-            evidence=f"in what was read ({few(read)} samples) the ranks gave {few([round(v, 4) for v in values])}: "
-            f"their mean is {plain:.4f}, the mean over samples {right:.4f}",
+            evidence=f"over {few(read)} samples the ranks gave {few([round(v, 4) for v in values])}: "
+            f"their mean is {plain:.4f}, the mean over all samples {right:.4f}",
             remedy="all_reduce the total and the count of samples, and divide afterwards",
         )  # fmt: skip
 
 
 def _means(trace: Trace, made: LoaderMade, exchanged: list[list[Exchanged]]) -> list[float]:
-    """The ranks' numbers that were reduced, when they are means and no count of samples goes with them."""
+    """The ranks' numbers that were reduced, if they are means and no count of samples was reduced with them."""
     reduced = [
         [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
     ]
@@ -98,17 +97,17 @@ def _means(trace: Trace, made: LoaderMade, exchanged: list[list[Exchanged]]) -> 
     values = [[value for event in events for value in event.values] for events in reduced]
     counted = all(n in given for n, given in zip(read, values, strict=True))
     first = [given[0] for given in values]
-    whole = all(value == int(value) for value in first if value == value and abs(value) < 1e15)
-    return [] if counted or whole else first
+    are_integers = all(value == int(value) for value in first if value == value and abs(value) < 1e15)
+    return [] if counted or are_integers else first
 
 
 def _given(rank: Rank, loader: int) -> int:
-    """The samples that the script was given in the first pass."""
+    """The number of samples that the script got in the first pass."""
     return sum(batch.size for place, batch in rank.fetched.items() if place[:2] == (loader, 1))
 
 
 def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:
-    """The collectives between the first pass over a loader and what comes next, and whether something did."""
+    """The collectives after the first pass over a loader, until the next pass or update, and whether there was one."""
     found: list[Exchanged] = []
     inside = False
     for event in rank.events:

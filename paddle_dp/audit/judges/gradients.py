@@ -1,4 +1,4 @@
-"""The gradient that the optimizer got on N ranks, against the one that one process gets from the same samples.
+"""Judges gradients: the one that the optimizer got on N ranks against one process's from the same samples.
 
 Per update, with equal weights on all ranks: g_r is rank r's own gradient before any exchange, f_r what its optimizer
 got, u what the same script got on one process from all ranks' batches joined (hooks/replay.py). With R ranks and n_r
@@ -77,7 +77,7 @@ def recorded(trace: Trace, again: Trace | None = None) -> Iterator[Update]:
 
 
 def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section:
-    """Judges each recorded update; `why_not` says why there is nothing of one process, "" when there is."""
+    """Judges each recorded update; `why_not`: the reason why there is no run on one process, "" if there is one."""
     if not updates:
         return Section("gradients", "no update was recorded", ())
     found: dict[str, Finding] = {}
@@ -85,9 +85,9 @@ def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section
         for finding in judge(update, local_norms):
             found.setdefault(finding.rule, finding)
     steps = few([update.step for update in updates])
-    said = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
-    said += f"each rank's own against what the optimizer got, {_against(updates, local_norms, why_not)}"
-    return Section("gradients", said, tuple(found.values()))
+    looked = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
+    looked += f"each rank's own against what the optimizer got, {_against(updates, local_norms, why_not)}"
+    return Section("gradients", looked, tuple(found.values()))
 
 
 def _against(updates: list[Update], local_norms: bool, why_not: str) -> str:
@@ -102,7 +102,7 @@ def _against(updates: list[Update], local_norms: bool, why_not: str) -> str:
 
 
 def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
-    """What is wrong with one update's gradient; nothing when it is one process's to rounding."""
+    """Findings on one update's gradient; none if it is one process's up to rounding."""
     if not update.names:
         return
     alone = [name for name in update.names if kind_of(update, name) == "own"]
@@ -121,9 +121,8 @@ def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
         )  # fmt: skip
     exact = not (local_norms or update.drew)
     if update.one is None:
-        for finding in _by_own(
-            update
-        ):  # a script may weight its losses so that it is right: one process would tell
+        # Only notes: a script may weight its losses so that this is right, which only one process would show.
+        for finding in _by_own(update):
             what = f"if a rank's loss is the mean over its samples, {finding.what}"
             yield replace(finding, severity="note", what=what)
     elif not _right(update, exact):
@@ -136,7 +135,7 @@ def _same_batch(update: Update) -> bool:
 
 
 def kind_of(update: Update, name: str) -> str:
-    """How a parameter's final gradients follow from the ranks' own: "mean", "own", "scaled" or "other"."""
+    """The relation of a parameter's final gradients to the ranks' own: "mean", "own", "scaled" or "other"."""
     mean = update.mean(name)
     if all(close(final[name], mean) for final in update.final):
         return "mean"
@@ -157,8 +156,8 @@ def ratio(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.vdot(a, b)) / max(float(np.vdot(b, b)), 1e-300)
 
 
-def whole(update: Update, which: str) -> np.ndarray:
-    """One vector of all parameters: "final" of rank 0, "one", "mean" or "weighted"."""
+def vector(update: Update, which: str) -> np.ndarray:
+    """The gradients of all parameters as one vector: "final" (of rank 0), "one", "mean" or "weighted"."""
     assert update.one is not None or which != "one"
     sides = {
         "final": lambda name: update.final[0][name],
@@ -170,10 +169,10 @@ def whole(update: Update, which: str) -> np.ndarray:
 
 
 def distance(update: Update) -> float | None:
-    """|f − u| / |u| over all parameters, of the rank that is farthest away; None without u."""
+    """|f − u| / |u| over all parameters, the largest of all ranks; None without u."""
     if update.one is None or not update.names:
         return None
-    one = whole(update, "one")
+    one = vector(update, "one")
     finals = [np.concatenate([final[name] for name in update.names]) for final in update.final]
     return max(float(np.linalg.norm(final - one)) for final in finals) / max(
         float(np.linalg.norm(one)), 1e-300
@@ -181,10 +180,10 @@ def distance(update: Update) -> float | None:
 
 
 def _right(update: Update, exact: bool) -> bool:
-    apart, final, one = distance(update) or 0.0, whole(update, "final"), whole(update, "one")
+    apart, final, one = distance(update) or 0.0, vector(update, "final"), vector(update, "one")
     if not exact:  # other masks, or other normalisation: only the size can be judged
         return all(kind_of(update, n) == "mean" for n in update.names) or 0.7 < ratio(final, one) < 1.4
-    return apart <= EXACT or (apart <= NEAR and close(final, whole(update, "weighted")))
+    return apart <= EXACT or (apart <= NEAR and close(final, vector(update, "weighted")))
 
 
 def _not_exchanged(update: Update, alone: list[str]) -> Finding:
@@ -207,8 +206,8 @@ def _not_exchanged(update: Update, alone: list[str]) -> Finding:
 
 
 def _by_own(update: Update) -> Iterator[Finding]:
-    """Without one process's gradient: what the exchange made of the ranks' own, if a loss is its samples' mean."""
-    mean, final, ranks = whole(update, "mean"), whole(update, "final"), update.ranks
+    """Findings without one process's gradient, from the ranks' own, if each loss is the mean over its samples."""
+    mean, final, ranks = vector(update, "mean"), vector(update, "final"), update.ranks
     factor = ratio(final, mean)
     for size, what, remedy in (
         (float(ranks), "summed, and not averaged", "divide by the number of ranks after all_reduce"),
@@ -217,8 +216,8 @@ def _by_own(update: Update) -> Iterator[Finding]:
         if ranks > 1 and abs(factor / size - 1) < 0.01:
             numbers = f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients"
             yield _wrong_scale(update, f"the gradients are {what}", numbers, remedy)
-    if len(set(update.sizes)) > 1 and not close(final, whole(update, "weighted")) and close(final, mean):
-        apart = float(np.linalg.norm(final - whole(update, "weighted"))) / max(
+    if len(set(update.sizes)) > 1 and not close(final, vector(update, "weighted")) and close(final, mean):
+        apart = float(np.linalg.norm(final - vector(update, "weighted"))) / max(
             float(np.linalg.norm(final)), 1e-300
         )
         yield _mean_of_means(update, apart)
@@ -236,19 +235,19 @@ def _mean_of_means(update: Update, apart: float) -> Finding:
 
 
 def _explained(update: Update, exact: bool) -> Finding:
-    """Why the optimizer's gradient is not one process's."""
-    final, one, mean, ranks = (*(whole(update, which) for which in ("final", "one", "mean")), update.ranks)
+    """The finding for a gradient that is not one process's, with the probable reason."""
+    final, one, mean, ranks = (*(vector(update, which) for which in ("final", "one", "mean")), update.ranks)
     apart, factor = distance(update) or 0.0, ratio(final, one)
     cosine = float(np.vdot(final, one)) / max(float(np.linalg.norm(final) * np.linalg.norm(one)), 1e-300)
     numbers = f"update {update.step}: {factor:.3f} × one process's gradient, cosine {cosine:.4f}"
     averaged = close(final, mean)
     unequal = len(set(update.sizes)) > 1
-    # unequal shares: m and u point apart a little, whatever the exchange does; w says how one process weights them
-    if exact and averaged and unequal and close(whole(update, "weighted"), one, NEAR):
+    # With unequal shares m and u differ in direction a little in any case; w is what one process would have.
+    if exact and averaged and unequal and close(vector(update, "weighted"), one, NEAR):
         return _mean_of_means(update, apart)
 
     def is_about(size: float) -> bool:
-        """Whether f is `size` times u: to 1 %, or where u points elsewhere by nature, times m to 1 % and u roughly."""
+        """Whether f is `size` times u to 1 %; if u may differ in direction, times m to 1 % and u roughly."""
         if exact and not unequal:
             return cosine > ALIGNED and abs(factor / size - 1) < 0.01
         return (averaged or abs(ratio(final, mean) / size - 1) < 0.01) and 0.7 < factor / size < 1.4

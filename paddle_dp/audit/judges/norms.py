@@ -1,4 +1,4 @@
-"""BatchNorm layers that see one rank's samples only: N ranks then learn something else than one does."""
+"""Judges BatchNorm layers: those that normalise over one rank's samples make N ranks learn something else than one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from paddle_dp.audit.records import Trace
 
 
 def norms(trace: Trace, apart: float | None) -> Section:
-    """`apart`: how far the first gradient is from one process's, if that is known."""
+    """`apart`: the relative distance of the first gradient from one process's, if known."""
     seen = next(iter(trace.ranks[0].of(Normed)), None)
     if seen is None:
-        return Section("BatchNorm", "no update was done, so no layer was looked at", ())
+        return Section("BatchNorm", "no update was done, so no layer was examined", ())
     local = len(seen.layers)
     looked = f"{plural(local + seen.synchronised, 'layer')}, {seen.synchronised} of them synchronised"
     if not local or len(trace.ranks) < 2:
         return Section("BatchNorm", looked, ())
-    words = [f"{few(seen.layers, 2)}", _means(trace)]
+    evidence = [f"{few(seen.layers, 2)}", _means(trace)]
     if apart is not None:
-        words.append(f"the first gradient is {apart:.1%} away from one process's on the same samples")
+        evidence.append(f"the first gradient is {apart:.1%} away from one process's on the same samples")
     finding = Finding(
         rule="batchnorm-local", severity="difference",
         what=f"{plural(local, 'BatchNorm layer')} normalise{'s' * (local == 1)} over one rank's samples only",
-        evidence="; ".join(filter(None, words)), where=trace.together(1)[0].where if trace.steps else "",
+        evidence="; ".join(filter(None, evidence)), where=trace.together(1)[0].where if trace.steps else "",
         remedy="model = paddle.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DataParallel; on a GPU",
     )  # fmt: skip
     return Section("BatchNorm", looked, (finding,))
 
 
 def _means(trace: Trace) -> str:
-    """How different the running means are that the ranks would save."""
+    """A sentence on how much the ranks' running means differ; "" if they do not."""
     kept = [next(iter(rank.of(Buffered)), None) for rank in trace.ranks]
     if any(each is None for each in kept):
         return ""

@@ -1,4 +1,4 @@
-"""Randomness that nobody seeded, so that two runs differ; and randomness that is the same on every rank."""
+"""Judges random numbers: unseeded ones, with which two runs differ, and ones that are the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "rand
 
 
 def randomness(trace: Trace, alone: Trace | None) -> Section:
-    """`alone` is the run on one process: the script's second run, as far as its beginning goes."""
+    """`alone`: the run on one process, whose beginning shows whether a second run begins alike."""
     seeds = {(seed.generator, seed.where): seed.value for seed in trace.ranks[0].of(Seeded)}
     listed = [f"{generator} {value} ({where})" for (generator, where), value in seeds.items()]
-    said = f"seeds set by the script: {few(listed) or 'none'}"
+    looked = f"seeds set by the script: {few(listed) or 'none'}"
     workers = max((made.workers for made in trace.ranks[0].loaders.values()), default=0)
     if workers:
-        said += (
-            f"; what {plural(workers, 'loader process', 'loader processes')} of each rank draw is not seen"
-        )
+        processes = plural(workers, "loader process", "loader processes")
+        looked += f"; random numbers of the {processes} of each rank are not recorded"
     found = (*_first_weights(trace, alone), *_order(trace), *_data(trace), *_masks(trace))
-    return Section("randomness", said, found)
+    return Section("randomness", looked, found)
 
 
 def _first_weights(trace: Trace, alone: Trace | None) -> Iterator[Finding]:
@@ -57,22 +56,21 @@ def _order(trace: Trace) -> Iterator[Finding]:
     seeded = {seed.generator for seed in trace.ranks[0].of(Seeded)}
     for loader in sorted(trace.training):
         begun, made = trace.ranks[0].passes.get((loader, 1)), same_loader(trace, loader)
-        if (
-            begun is None
-            or made is None
-            or not (loose := [name for name in begun.drew if name not in seeded])
-        ):
+        if begun is None or made is None:
+            continue
+        unseeded = [name for name in begun.drew if name not in seeded]
+        if not unseeded:
             continue
         yield Finding(
             rule="unseeded-order", severity="difference", where=made.where,
             what="two runs of the script read their samples in different orders",
-            evidence=f"{made.sampler} drew its order from the generator of {loose[0]}, which the script never seeds",
-            remedy=f"call {CALL[loose[0]]} at the start, or use DistributedBatchSampler, whose order is the epoch's",
+            evidence=f"{made.sampler} drew its order from the generator of {unseeded[0]}, which the script never seeds",
+            remedy=f"call {CALL[unseeded[0]]} at the start, or use DistributedBatchSampler, seeded by the epoch",
         )  # fmt: skip
 
 
 def _data(trace: Trace) -> Iterator[Finding]:
-    """Draws while data is read, in this process: augmentation, mostly."""
+    """Findings on random numbers drawn while data is read in this process, mostly for augmentation."""
     seeded = {seed.generator for seed in trace.ranks[0].of(Seeded)}
     for loader in sorted(trace.training):
         made = same_loader(trace, loader)
@@ -100,7 +98,7 @@ def _data(trace: Trace) -> Iterator[Finding]:
 
 
 def _masks(trace: Trace) -> Iterator[Finding]:
-    """Draws between a batch and its update: dropout, mostly."""
+    """Findings on random numbers drawn between a batch and its update, mostly by dropout."""
     if not trace.steps or len(trace.ranks) < 2:
         return
     update = trace.together(1)

@@ -1,4 +1,4 @@
-"""Which samples an epoch of training reads over all ranks: each once, or some twice, some never."""
+"""Judges the samples that an epoch of training reads over all ranks: each once, or some twice or never."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def samples(trace: Trace) -> Section:
         reads = sum(len(batch) for order in known for batch in order)
         looked.append(f"{plural(reads, 'read')} of one epoch over {made.samples} samples ({made.dataset})")
         found += [*shares(made, known), *_again(trace, made, known)]
-    said = "; ".join(looked) or "no DataLoader was seen in training: which samples are read is not known"
-    return Section("samples", said, tuple(found))
+    unknown = "no DataLoader was seen in training: which samples are read is not known"
+    return Section("samples", "; ".join(looked) or unknown, tuple(found))
 
 
 def shares(made: LoaderMade, orders: list[Batches]) -> Iterator[Finding]:
-    """What is wrong with how one epoch of `made.samples` samples is shared; `orders` are each rank's batches."""
+    """Findings on how the ranks share the `made.samples` samples of one epoch; `orders`: each rank's batches."""
     ranks, total = len(orders), made.samples or 0
     reads = [[index for batch in order for index in batch] for order in orders]
     counts = Counter(index for each in reads for index in each)
@@ -50,7 +50,7 @@ def shares(made: LoaderMade, orders: list[Batches]) -> Iterator[Finding]:
     missed = max(total - len(set(each)) for each in reads)  # what drop_last may leave out on each rank
     twice = sorted(index for index, count in counts.items() if count > 1)
     if ranks > 1 and missed < max(made.batch_size or 1, 1) and 2 * len(twice) > total:
-        yield _whole(made, orders, counts)
+        yield _not_shared(made, orders, counts)
         return
     replaced = min(len(each) - len(set(each)) for each in reads)
     if replaced > ranks:
@@ -66,8 +66,8 @@ def shares(made: LoaderMade, orders: list[Batches]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _whole(made: LoaderMade, orders: list[Batches], counts: Counter[int]) -> Finding:
-    """Every rank draws from all samples."""
+def _not_shared(made: LoaderMade, orders: list[Batches], counts: Counter[int]) -> Finding:
+    """The finding that every rank draws from all samples."""
     first = [order[0] for order in orders]
     often = Counter(counts.values()).most_common(1)[0][0]
     same = all(order == orders[0] for order in orders)
@@ -98,7 +98,7 @@ def _twice(made: LoaderMade, twice: list[int], counts: Counter[int]) -> Finding:
 
 
 def _again(trace: Trace, made: LoaderMade, first: list[Batches]) -> Iterator[Finding]:
-    """Whether the second epoch has the shuffled order of the first again."""
+    """A finding if the second epoch repeats the shuffled order of the first."""
     second = trace.orders(made.loader, 2)
     reads = [index for batch in first[0] for index in batch]
     if second == first and reads != sorted(reads):
@@ -117,7 +117,7 @@ def _rows(trace: Trace, rank: int, loader: int) -> list[str]:
 
 
 def streams(made: LoaderMade, rows: list[list[str]]) -> Iterator[Finding]:
-    """Samples without indices, by digests of their content: `rows` are each rank's, in order."""
+    """Findings on samples without indices, by digests of their content; `rows`: each rank's, in order."""
     if not all(rows):
         return
     within = [len(each) - len(set(each)) for each in rows]

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same weights: bit for bit, before every update and after the last one."""
+"""Judges weights: whether all ranks hold the same, bit for bit, before every update and after the last one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def weights(trace: Trace) -> Section:
         return Section("weights", "no update was done, so nothing was compared", ())
     names = list(trace.together(1)[0].digests)
     if len({tuple(update.digests) for update in trace.together(1)}) > 1:
-        said = "the ranks hold different parameters: they share a model, and are not compared"
-        return Section("weights", said, ())
+        return Section("weights", "the ranks hold different parts of a model, which are not compared", ())
     looked = (
         f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(trace.steps, 'update')}"
     )
@@ -55,7 +54,7 @@ def _apart(trace: Trace) -> Iterator[Finding]:
 
 
 def _distance(trace: Trace, step: int) -> str:
-    """How far apart the ranks are, in the numbers that were kept: those of this update, or those of the end."""
+    """A clause on the largest difference between ranks, in the numbers kept of this update or of the end."""
     if step <= trace.steps and (kept := [rank.updates[step - 1].arrays for rank in trace.ranks])[0]:
         files = [rank.arrays(name) for rank, name in zip(trace.ranks, kept, strict=True)]
         files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
@@ -75,7 +74,7 @@ def _distance(trace: Trace, step: int) -> str:
 
 
 def _missing(trace: Trace) -> Iterator[Finding]:
-    """Parameters that get a gradient on some ranks only."""
+    """A finding for parameters that get a gradient on some ranks only."""
     for step in range(1, trace.steps + 1):
         each = [set(update.missing) for update in trace.together(step)]
         if some := sorted(
