@@ -1,5 +1,5 @@
-"""Who reacts to a training: screen, dashboard, metrics file, checkpoints, evaluations, early stop, profiles.
+"""The callbacks, a shelf: screen, dashboard, metrics file, checkpoints, evaluations, early stop, profiles.
 
-Each file is one callback, and its name is the recipe's word; files that start with `_` are shared by them. Never here:
-what a moment is and when it is told (train), or how a checkpoint is written (checkpoint).
+Each file is one callback; its name is the word behind `callbacks: [{use: …}]`. Files that begin with `_` are shared by
+several. The contract of a callback is in `train.callback`, how a checkpoint is written in `checkpoint`.
 """

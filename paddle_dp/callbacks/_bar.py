@@ -1,4 +1,4 @@
-"""One live line on a terminal: the epoch's bar, the last numbers, the time left."""
+"""The progress bar on a terminal: the epoch's progress, the last numbers, the time left."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paddle_dp.train import Progress
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-# Drawing costs about a millisecond; five times a second is live to the eye and half a percent of the time.
+# Seconds between two drawings. One costs about a millisecond, so five a second cost half a percent of the time.
 _PAUSE = 0.2
 
 
 class Bar:
-    """Draws on `screen`, a terminal; lines said through it stand above the bar."""
+    """Draws on `screen`, a terminal; lines printed with `say` stay above the bar."""
 
     def __init__(self, screen: TextIO, steps_per_epoch: int, total_steps: int):
         self.screen, self.steps_per_epoch, self.total_steps = screen, max(steps_per_epoch, 1), total_steps
@@ -34,7 +34,7 @@ class Bar:
         self._rich.start()
 
     def show(self, progress: Progress, found: Mapping[str, float]) -> None:
-        """Draws the numbers, unless it has just done so."""
+        """Draws the numbers, unless it was drawn just before."""
         now = time.perf_counter()
         if now - self._drawn < _PAUSE and progress.step < self.total_steps:
             return
@@ -50,11 +50,11 @@ class Bar:
         self._drawn = time.perf_counter()
 
     def say(self, text: str) -> None:
-        """Prints a line above the bar, to stay."""
+        """Prints a line above the bar."""
         self._rich.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Takes the bar away; what was said stays."""
+        """Removes the bar; printed lines stay."""
         self._rich.stop()
 
     def _left(self, now: float, step: int) -> float:
@@ -71,7 +71,7 @@ class Bar:
             column = Column(no_wrap=True, overflow="ellipsis", **settings)
             return TextColumn(field, markup=False, table_column=column)
 
-        same = self.screen is sys.stdout  # then what anybody prints should stand above the bar, too
+        is_stdout = self.screen is sys.stdout  # then other output of the process goes above the bar, too
         return RichProgress(
             text("{task.description}", min_width=len(self._epoch(self.epochs))),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
@@ -81,15 +81,15 @@ class Bar:
             auto_refresh=False,
             expand=True,
             transient=True,
-            redirect_stdout=same,
-            redirect_stderr=same,
+            redirect_stdout=is_stdout,
+            redirect_stderr=is_stdout,
         )
 
     def _epoch(self, number: int) -> str:
         return f"epoch {number}/{self.epochs}"
 
     def _fit(self) -> None:
-        """rich asks stdin, stdout and stderr for their width; the terminal may be none of them."""
+        """Sets the width: rich asks stdin, stdout and stderr, and the terminal may be none of them."""
         try:
             width, height = os.get_terminal_size(self.screen.fileno())
         except (OSError, ValueError):

@@ -10,13 +10,13 @@ import numpy as np
 if TYPE_CHECKING:
     from paddle_dp.train import Evaluation
 
-# Beyond these, numbers in cells and names on axes cannot be read any more.
-_CELLS, _NAMES = 20, 40
+# The most classes for which numbers in cells, and names on axes, are legible.
+_MAX_CELLS, _MAX_NAMES = 20, 40
 
 
 def draw(found: Evaluation, title: str) -> bytes:
     """A PNG of `found.confusion`: true classes down, predicted across, shaded by the share of the true class."""
-    # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
+    # Not pyplot, which may open a window system and keeps every figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -29,13 +29,13 @@ def draw(found: Evaluation, title: str) -> bytes:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, fraction=0.046, label="share of the true class")
-    if len(counts) <= _NAMES:
+    if len(counts) <= _MAX_NAMES:
         axes.set_yticks(range(len(counts)), names)
         axes.set_xticks(range(len(counts)), names, rotation=90 if max(map(len, names)) > 2 else 0)
-    if len(counts) <= _CELLS:
+    if len(counts) <= _MAX_CELLS:
         _number(axes, counts, shares)
-    right, whole = int(np.trace(counts)), int(counts.sum())
-    axes.set(xlabel="predicted", ylabel="true", title=f"{title}: {right} of {whole} right")
+    right, total = int(np.trace(counts)), int(counts.sum())
+    axes.set(xlabel="predicted", ylabel="true", title=f"{title}: {right} of {total} right")
     stream = io.BytesIO()
     figure.savefig(stream, format="png", bbox_inches="tight")
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""A file that grows by whole entries, for logs that must never cost a training its life."""
+"""A log file that grows by whole entries, and that never ends a training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-_CLOSED = -1  # no file descriptor: it could not be opened
+_CLOSED = -1  # no file descriptor
 
 
 class Journal:
-    """Appends each entry whole or not at all, and hands it to the system at once: a kill -9 loses nothing.
+    """Appends each entry whole or not at all, unbuffered: a kill -9 loses nothing.
 
-    A full disk does not end the training, which is worth more than its log: the entry is left out, one sentence on
-    stderr says so, and later entries are tried again.
+    A full disk does not end the training: the entry is left out, one line on stderr says so, and later entries are
+    tried again.
     """
 
     def __init__(self, path: Path):
@@ -31,7 +31,7 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._size += len(entry)
         except OSError as error:
-            # Half an entry would make everything behind it unreadable.
+            # Half an entry would make every later one unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             if not self.lost:
@@ -39,6 +39,6 @@ class Journal:
             self.lost += 1
 
     def __del__(self) -> None:
-        # Nothing is buffered, so nobody has to say when the last entry was the last.
+        # Nothing is buffered, so there is no close() that a caller must not forget.
         if self._file != _CLOSED:
             os.close(self._file)

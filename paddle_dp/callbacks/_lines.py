@@ -1,4 +1,4 @@
-"""What the screen says, as text: pure functions of what happened."""
+"""The lines on the screen, as pure functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Progress, Run
 
-# Numbers of a step that have a place of their own in the line, or none: they are in metrics.jsonl and the dashboard.
-_PLACED = {
+# Numbers of a step that are not scores: the line shows them in another place, or only metrics.jsonl has them.
+_NO_SCORES = {
     "loss",
     "lr",
     "gradient_norm",
@@ -20,23 +20,23 @@ _PLACED = {
     "tokens_per_second",
     "waiting",
 }
-_WAITING = 0.1  # of the time: from here on it is worth a word
+_WAITING = 0.1  # share of the time spent waiting for data from which on the line shows it
 
 
 def start(run: Run, progress: Progress, total_steps: int) -> str:
-    """What is about to happen."""
+    """The first line: what is trained, how long and on what."""
     mesh, sampler = run.mesh, run.train_loader.sampler
     epochs = total_steps / max(run.steps_per_epoch, 1)
-    so_long = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
-    length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({so_long})"
+    in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
+    length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
     text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
     text += f", going on from step {progress.step}" if progress.step else ""
-    more = [f"and {len(run.changes) - 3} things more are otherwise"] if len(run.changes) > 3 else []
+    more = [f"and {len(run.changes) - 3} more changes"] if len(run.changes) > 3 else []
     return "; ".join([text, *run.changes[:3], *more])
 
 
 def ranks(mesh: Mesh) -> str:
-    """«1 process», «4 ranks», or «4 ranks (data 2 × tensor 2)» where they do not all read samples of their own."""
+    """«1 process», «4 ranks», or «4 ranks (data 2 × tensor 2)» if some ranks read the same samples."""
     if mesh.ranks == 1:
         return "1 process"
     return f"{mesh.ranks} ranks" + (f" ({mesh.axes})" if mesh.axes.data < mesh.ranks else "")
@@ -44,7 +44,9 @@ def ranks(mesh: Mesh) -> str:
 
 def numbers(found: Mapping[str, float]) -> list[str]:
     """["loss 1.2345", "acc1 0.5312"]: the loss and the scores."""
-    return [f"{name} {value:.4f}" for name, value in found.items() if name == "loss" or name not in _PLACED]
+    return [
+        f"{name} {value:.4f}" for name, value in found.items() if name == "loss" or name not in _NO_SCORES
+    ]
 
 
 def step(progress: Progress, found: Mapping[str, float]) -> str:
@@ -53,7 +55,7 @@ def step(progress: Progress, found: Mapping[str, float]) -> str:
 
 
 def speed(found: Mapping[str, float]) -> list[str]:
-    """["lr 3.0e-03", "1234 samples/s"], for texts tokens/s, and the share of time waiting for data if it matters."""
+    """["lr 3.0e-03", "1234 samples/s"], for texts tokens/s, and the share of time waiting for data if it is large."""
     parts = [f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f} samples/s"]
     parts += [f"{found['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in found else []
     waiting = found.get("waiting", 0.0)
@@ -61,9 +63,9 @@ def speed(found: Mapping[str, float]) -> list[str]:
 
 
 def short(found: Mapping[str, float]) -> str:
-    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: what fits beside a bar on 80 columns, so one score only.
+    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: short enough for a bar on 80 columns; one score only.
 
-    Of texts, the tokens are counted: 5678 tok/s.
+    For texts, tokens: 5678 tok/s.
     """
     tokens = found.get("tokens_per_second")
     pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{found['samples_per_second']:.0f}/s"
@@ -92,10 +94,10 @@ def summary(
     saved: Path | None,
     differences: Sequence[str] = (),
 ) -> Iterable[str]:
-    """What a person wants to know at the end, and what can be done next. `differences` are from one process."""
+    """The last lines: results, and commands for what to do next. `differences`: from one process's result."""
     if found is not None:  # its numbers are on the screen already
         yield f"  each of the {found.samples} held-out samples counted once"
-    if run.mesh.ranks > 1 and steps:  # the training has just compared the weights, and would have failed
+    if run.mesh.ranks > 1 and steps:  # the ranks' weights are equal, or the training would have failed
         if differences:
             yield "  weights that ranks share are equal bit by bit; they are not those of one process:"
             yield from (f"  - {difference}" for difference in differences)
@@ -107,8 +109,8 @@ def summary(
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    paddle-dp dashboard {run.folder.parent}"
     if run.recipe is not None:
-        many = max(run.mesh.ranks, 2)
-        yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {many}"
+        count = max(run.mesh.ranks, 2)
+        yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {count}"
 
 
 def _precision(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""A batch of a pipeline as a picture: what each stage did when, and below it what arithmetic says."""
+"""The picture of a pipeline's batch: what each stage did when, above what the schedule predicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH, LANE, BAR = 11.0, 0.62, 0.78  # inches, inches of a stage, share of it th
 
 
 def draw(spans: Sequence[Span], title: str, schedule: str, virtual_stages: int = 1) -> bytes:
-    """A PNG of a batch's spans, over the same batch on a machine where sending takes no time and stages are equal."""
+    """A PNG of a batch's spans, above the same batch with equal stages and sends that take no time."""
     # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def draw(spans: Sequence[Span], title: str, schedule: str, virtual_stages: int =
 
 
 def _equal(spans: Sequence[Span]) -> Callable[[int, Work], float]:
-    """Every forward as long as the mean forward was, every backward as the mean backward."""
+    """Durations for the prediction: every forward takes the mean forward's time, every backward the mean backward's."""
     lengths = {
         kind: mean(span.stop - span.start for span in spans if span.work.kind == kind)
         for kind in ("forward", "backward")
@@ -58,7 +58,7 @@ def _equal(spans: Sequence[Span]) -> Callable[[int, Work], float]:
 
 
 def _lanes(axes: Any, spans: Sequence[Span], stages: int, virtual_stages: int, end: float) -> None:
-    """One lane a stage: grey where it stands still, a numbered bar for each piece of work."""
+    """One lane per stage: grey when it is idle, a numbered bar for each forward or backward."""
     length = max(span.stop for span in spans)
     for stage, share in enumerate(idle(spans, stages)):
         axes.barh(stage, length * 1e3, height=BAR, color=GROUND, zorder=1)
@@ -108,7 +108,7 @@ def _label(kind: str, chunk: int, virtual_stages: int) -> str:
 
 
 def shade(colours: tuple[str, str], chunk: int, virtual_stages: int) -> tuple[float, float, float]:
-    """From the light colour, a rank's first stage, to the strong one, its last."""
+    """The colour of a rank's stage number `chunk`, from light for its first to strong for its last."""
     from matplotlib.colors import to_rgb
 
     far = chunk / (virtual_stages - 1) if virtual_stages > 1 else 0.35

@@ -1,8 +1,8 @@
-"""A paddle.profiler trace in the plain Trace Event Format, as Perfetto reads it.
+"""Turns a paddle.profiler trace into the Trace Event Format that Perfetto reads.
 
 Format: «Trace Event Format», docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Paddle 3.3.1
-writes text where it wants a number (tid "123(C++)"), the duration into every name ("relu[3.1 us]", so that nothing
-can be added up by name), and an empty event at the end.
+writes text for the thread's number (tid "123(C++)"), the duration into every name ("relu[3.1 us]", so that nothing can
+be summed by name), and an empty event at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DURATION = re.compile(r"\[[0-9.]+ [a-z]+\]$")
 
 
 def tidy(path: Path) -> int:
-    """Rewrites the trace at `path`; returns how many slices it shows."""
+    """Rewrites the trace at `path`; returns its number of slices."""
     content = json.loads(path.read_text())
     content["traceEvents"] = tidied(content["traceEvents"])
     path.write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""One number of the evaluations that a callback watches, and when one value of it is better than another."""
+"""The number of the evaluations that a callback watches, and whether one value of it is better than another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.train import Evaluation
 
-# What is better when it is smaller, by a word in the number's name; everything else is better when it is larger.
+# A number with one of these words in its name should fall; every other number should rise.
 _COSTS = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse")
 
 
@@ -17,7 +17,7 @@ def smaller_is_better(name: str) -> bool:
 
 
 def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool:
-    """Whether `value` is better by more than `by`; a first value is, and one that is not finite never is."""
+    """Whether `value` is better than `than` by more than `by`; any is better than None, none that is not finite is."""
     if not math.isfinite(value):
         return False
     if than is None or not math.isfinite(than):
@@ -26,8 +26,8 @@ def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool
 
 
 def read(name: str, found: Evaluation, setting: str) -> float:
-    """The number called `name`; a UsageError that names the recipe's `setting` when there is none."""
+    """The number `name`. Raises UsageError that names the recipe's `setting` if there is no such number."""
     if name not in found.numbers:
         hint = did_you_mean(name, found.numbers)
-        raise UsageError(f"{setting}: an evaluation of this model gives no number '{name}'.{hint}")
+        raise UsageError(f"{setting}: evaluations of this model have no number '{name}'.{hint}")
     return float(found.numbers[name])

@@ -1,4 +1,4 @@
-"""Saves the training every so often and at its end; keeps the newest few, and the best by a held-out number."""
+"""Saves checkpoints at an interval and at the end; keeps the newest few, and the best by a held-out number."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from paddle_dp.units import Every, Positive
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every | None = Every.parse("1 epoch")
-    """How often; null: at the end (and the best) only."""
+    """How often to save; null: at the end (and the best) only."""
 
     keep: Positive = 3
-    """How many of the newest stay."""
+    """Number of the newest checkpoints to keep."""
 
     best: str | None = None
-    """Also keep the best by this number of the evaluations, such as acc1 or loss."""
+    """Keep the best, too, by this number of the evaluations, such as acc1 or loss."""
 
     def build(self, run: Run) -> Callback:
         return Checkpoint(run, self)
 
 
 class Checkpoint(Callback):
-    """Saves on all ranks together, at most once a step, in <run>/checkpoints.
+    """Saves on all ranks together, at most once per step, in <run>/checkpoints.
 
-    Weights that are not finite, or not the same on all ranks, are never saved: asked for a snapshot of such, the
-    trainer ends the training instead. The best is settled when an evaluation is told, so it does not matter whether
-    that comes before or after a save.
+    Weights that are not finite, or differ between ranks, are never saved: the trainer's `snapshot` raises instead. The
+    best is chosen in `evaluated`, so an evaluation may come before or after a save.
     """
 
     reads = False
@@ -64,7 +63,7 @@ class Checkpoint(Callback):
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         name = self.config.best
-        # No model is good whose loss is none, whatever its accuracy.
+        # A model whose loss is not finite is never the best, whatever its accuracy.
         if name is None or evaluation.not_finite:
             return
         value = _watched.read(name, evaluation, "checkpoint.best")
@@ -72,7 +71,9 @@ class Checkpoint(Callback):
             self._best, path = value, self._save(moment)
             if self.run.mesh.is_main:
                 checkpoints.set_best(self.folder, path, evaluation.numbers)
-                checkpoints.prune(self.folder, self.config.keep, trusted=path)  # the best until now may go
+                checkpoints.prune(
+                    self.folder, self.config.keep, trusted=path
+                )  # the previous best may be deleted
 
     def end(self, moment: Moment) -> None:
         self._save(moment)

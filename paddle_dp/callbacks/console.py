@@ -1,4 +1,4 @@
-"""The screen: a live bar on a terminal, plain lines anywhere else, and at the end what was learned and where it is."""
+"""Prints to the screen: a progress bar on a terminal, plain lines elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paddle_dp.units import Every
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every = Every.parse("10 steps")
-    """How often a line is written, or the bar's numbers are brought up to date."""
+    """How often a line is written, or the bar's numbers are updated."""
 
     def build(self, run: Run) -> Callback:
         return Console(run, self.every)
@@ -34,7 +34,7 @@ class Sink(Protocol):
         """The numbers of a step."""
 
     def say(self, text: str) -> None:
-        """A line, to stay."""
+        """A line."""
 
     def close(self) -> None: ...
 
@@ -43,7 +43,7 @@ class Lines:
     """Plain lines on stdout."""
 
     def start(self, progress: Progress) -> None:
-        """Nothing is to be opened."""
+        """Nothing to open."""
 
     def show(self, progress: Progress, found: Mapping[str, float]) -> None:
         self.say(_lines.step(progress, found))
@@ -52,13 +52,14 @@ class Lines:
         print(text, flush=True)
 
     def close(self) -> None:
-        """Nothing is to be closed."""
+        """Nothing to close."""
 
 
 class Console(Callback):
-    """Writes lines to stdout; where that is a terminal, or the launcher names one (PADDLE_DP_TTY), draws there.
+    """Writes lines to stdout; draws a bar if that is a terminal, or on the terminal that the launcher names
+    (PADDLE_DP_TTY).
 
-    Only the first rank writes; the others have no sinks.
+    Only the main rank writes; the others have no sinks.
     """
 
     def __init__(self, run: Run, every: Every):
@@ -104,7 +105,7 @@ class Console(Callback):
         if screen is None:
             return [Lines()]
         bar = Bar(screen, self.run.steps_per_epoch, moment.trainer.total_steps)
-        # With a terminal of its own, stdout goes into a log file, which gets the lines as well.
+        # On a terminal from the launcher, stdout is a log file, which gets the lines, too.
         return [bar] if screen is sys.stdout else [bar, Lines()]
 
     def _say(self, text: str) -> None:
@@ -117,7 +118,7 @@ class Console(Callback):
 
 
 def terminal() -> TextIO | None:
-    """The terminal to draw on: the one the launcher names, else stdout if it is one."""
+    """The terminal to draw on: that in PADDLE_DP_TTY, else stdout if it is one; None otherwise."""
     named = os.environ.get("PADDLE_DP_TTY")
     if named:
         try:

@@ -15,20 +15,20 @@ from paddle_dp.units import Positive, Rate
 @dataclass(frozen=True, kw_only=True)
 class Config:
     watch: str = "loss"
-    """A number of the evaluations; costs (loss, error) should fall, all others rise."""
+    """A number of the evaluations; costs (loss, error, …) should fall, all others rise."""
 
     patience: Positive = 5
-    """After how many evaluations without a better one training ends."""
+    """Number of evaluations without improvement after which training ends."""
 
     by: Rate = 0.0
-    """The least by which a number must be better."""
+    """Smallest difference that counts as an improvement."""
 
     def build(self, run: Run) -> Callback:
         return EarlyStop(run, self)
 
 
 class EarlyStop(Callback):
-    """Decides the same on every rank, since an evaluation is the same on every rank; a resume forgets no waiting."""
+    """Decides the same on every rank, since evaluations are equal; keeps its history in a file for a resume."""
 
     reads = False
 
@@ -56,7 +56,7 @@ class EarlyStop(Callback):
             moment.trainer.stop(f"{what}; the best was {best[1]:.6g} at step {best[0]:g}")
 
     def _waited(self) -> tuple[list[float], int]:
-        """The best evaluation so far, and how many have come since."""
+        """The best evaluation so far, [step, value], and the number of evaluations since."""
         best, waited = self.history[0], 0
         for row in self.history:
             if row is best or _watched.better(self.config.watch, row[1], than=best[1], by=self.config.by):

@@ -1,4 +1,4 @@
-"""Evaluates on every held-out sample, once, every so often and at the end; leaves <run>/evaluation.json."""
+"""Evaluates on every held-out sample, at an interval and at the end; writes <run>/evaluation.json."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paddle_dp.units import Every
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every = Every.parse("1 epoch")
-    """How often."""
+    """How often to evaluate."""
 
     per_class: bool = True
-    """Also precision, recall and F1 of each class, for classifiers."""
+    """Precision, recall and F1 of each class, for classifiers."""
 
     confusion: bool = True
-    """Also the confusion matrix, for classifiers; at the end of training its picture, <run>/confusion.png."""
+    """The confusion matrix, for classifiers; at the end of training also as <run>/confusion.png."""
 
     def build(self, run: Run) -> Callback:
         return Evaluate(run, self)
 
 
 class Evaluate(Callback):
-    """Evaluates on all ranks together, at most once a step; the trainer tells the others what was found.
+    """Evaluates on all ranks together, at most once per step; the trainer passes the result to all callbacks.
 
-    In a run with nothing held out it does nothing.
+    Without held-out data it does nothing.
     """
 
     reads = False
@@ -49,13 +49,13 @@ class Evaluate(Callback):
         self._evaluate(moment)
 
     def end(self, moment: Moment) -> None:
-        """The last word, and the picture: drawing takes longer than many an evaluation, so it is done once."""
+        """Evaluates, and draws the picture once: that may take longer than the evaluation."""
         self._evaluate(moment)
         if self.run.mesh.is_main and self.config.confusion and self._found.confusion is not None:
             replace(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        """Writes the files, whoever asked for the evaluation."""
+        """Writes evaluation.json, also after an evaluation that another caller did."""
         self._step, self._found = moment.progress.step, evaluation
         if not self.run.mesh.is_main:
             return

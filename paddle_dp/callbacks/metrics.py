@@ -1,4 +1,4 @@
-"""Everything that happens, as one line of JSON each in <run>/metrics.jsonl: the truth that programs read."""
+"""Writes every event as one line of JSON to <run>/metrics.jsonl, for other programs."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Config:
 class Metrics(Callback):
     """Writes {"event": "start" | "step" | "epoch" | "evaluated" | "saved" | "end" | "failed", "epoch", "step", …}.
 
-    Only the first rank writes; the others have no journal.
+    Only the main rank writes; the others have no journal.
     """
 
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
         self.path = run.folder / "metrics.jsonl"
         self._journal: Journal | None = None
-        self._there: set[tuple[str, int]] = set()
+        self._written: set[tuple[str, int]] = set()  # events of before the resume
         self._began = time.time()
 
     def start(self, moment: Moment) -> None:
         if not self.run.mesh.is_main:
             return
         lines = kept(self.path, moment.progress.step)
-        self._there = {
+        self._written = {
             (line["event"], line["step"]) for line in lines if line["event"] in ("epoch", "evaluated")
         }
         self.run.folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,8 @@ class Metrics(Callback):
 
     def _write(self, moment: Moment, more: Mapping[str, Any]) -> None:
         now, progress = time.time(), moment.progress
-        # A resumed run may tell again what was told at the very step it goes on from.
-        if self._journal is None or (moment.name, progress.step) in self._there:
+        # A resumed run may repeat events of the very step from which it continues.
+        if self._journal is None or (moment.name, progress.step) in self._written:
             return
         line: dict[str, Any] = {
             "event": moment.name,
@@ -87,7 +87,7 @@ class Metrics(Callback):
 
 
 def kept(path: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of a metrics file up to `step`: what came after it will be done again, and half a line is no line."""
+    """The complete lines of a metrics file up to `step`: later steps will be done again."""
     lines = []
     for text in path.read_bytes().splitlines() if path.exists() else []:
         try:

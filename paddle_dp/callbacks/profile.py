@@ -1,4 +1,4 @@
-"""Records a window of steps with paddle.profiler: a trace that ui.perfetto.dev opens, and a table of what took long."""
+"""Records a window of steps with paddle.profiler: a trace for ui.perfetto.dev, and a table of operator times."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paddle_dp.units import Count, Positive
 @dataclass(frozen=True, kw_only=True)
 class Config:
     start: Count = 10
-    """Steps before the window, which are slower."""
+    """Steps before the window: the first ones are slower."""
 
     steps: Positive = 10
     """Steps of the window."""
 
     all_ranks: bool = False
-    """Record all ranks, not the first alone."""
+    """Record all ranks, not only rank 0."""
 
     def build(self, run: Run) -> Callback:
         return Profile(run, self)
 
 
 class Profile(Callback):
-    """Writes <run>/profile/rank-N.json and rank-N.txt when the window is over, or the training with it."""
+    """Writes <run>/profile/rank-N.json and rank-N.txt at the end of the window or of the training."""
 
     reads = False
 
@@ -60,7 +60,7 @@ class Profile(Callback):
             self._finish()
 
     def _at(self, step: int) -> None:
-        """What is to be done when `step` updates are done."""
+        """Starts, continues or ends the recording after `step` updates."""
         if self._wanted and step == self._first:
             self._begin()
         elif self._profiler is not None:
@@ -75,7 +75,7 @@ class Profile(Callback):
         targets = [profiler.ProfilerTarget.CPU]
         if self.run.mesh.device.startswith("gpu"):
             targets.append(profiler.ProfilerTarget.GPU)
-        # Its own scheduler would be asked in every step of the training; here it only knows the window.
+        # Without a scheduler, which the profiler would call at every step of the training.
         self._profiler = profiler.Profiler(targets=targets, on_trace_ready=lambda _: None)
         self._profiler.start()
 

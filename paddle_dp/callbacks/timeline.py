@@ -1,4 +1,4 @@
-"""Records when each stage of a pipeline computed what: a picture of one batch, and how idle the stages were."""
+"""Records when each stage of a pipeline computes: a picture of one batch, and the stages' idle time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     start: Count = 10
-    """Steps before the window, which are slower."""
+    """Steps before the window: the first ones are slower."""
 
     steps: Positive = 10
     """Steps of the window."""
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError where there are no stages. Asked before any process starts."""
+        """Raises UsageError without pipeline stages. Called before any process starts."""
         if recipe.strategy.config.layout(ranks).degrees.pipeline == 1:
             raise UsageError(
                 "callback timeline shows the stages of a pipeline, and there are none: set strategy to {use: hybrid, "
@@ -39,7 +39,7 @@ class Config:
 
 
 class Timeline(Callback):
-    """Writes <run>/timeline.json and timeline.png when the window is over, or the training with it."""
+    """Writes <run>/timeline.json and timeline.png at the end of the training."""
 
     reads = False
 
@@ -72,7 +72,7 @@ class Timeline(Callback):
             )
 
     def _arm(self, moment: Moment) -> None:
-        """What is to be done when so many updates are done."""
+        """Switches recording on or off for the next update."""
         _recorder(moment).armed = 0 <= moment.progress.step - self._first < self.config.steps
 
     def _finish(self, moment: Moment) -> None:
@@ -82,31 +82,31 @@ class Timeline(Callback):
             1 + max(s.work.micro_batch for s in self.batches[0]["spans"]),
         )
         middle = _typical(self.batches)
-        said = {
+        summary = {
             "schedule": schedule, "stages": stages, "virtual_stages": each, "micro_batches": micro_batches,
             "predicted": bubble(stages, micro_batches, each),
             "idle": [median(shares) for shares in zip(*(b["idle"] for b in self.batches), strict=True)],
         }  # fmt: skip
         batches = [{**batch, "spans": [_row(span) for span in batch["spans"]]} for batch in self.batches]
-        (self.run.folder / "timeline.json").write_text(json.dumps({**said, "batches": batches}))
+        (self.run.folder / "timeline.json").write_text(json.dumps({**summary, "batches": batches}))
         picture = draw(middle["spans"], f"{self.run.name}, step {middle['step']}", schedule, each)
         (self.run.folder / "timeline.png").write_bytes(picture)
-        shares = ", ".join(f"{share:.1%}" for share in said["idle"])
+        shares = ", ".join(f"{share:.1%}" for share in summary["idle"])
         print(
             f"timeline: stages idle {shares} of the time (medians of {len(batches)} steps); equal stages would be "
-            f"{said['predicted']:.1%}. Picture: {self.run.folder / 'timeline.png'}",
+            f"{summary['predicted']:.1%}. Picture: {self.run.folder / 'timeline.png'}",
             flush=True,
         )
 
 
 def _recorder(moment: Moment) -> Recorder:
     recorder = moment.trainer.learner.recorder
-    assert recorder is not None, "where there are no stages, it was refused"
+    assert recorder is not None, "refuse() requires stages"
     return recorder
 
 
 def _typical(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the batches that other programs disturbed least, the one in the middle by idle time."""
+    """Of the batches that other programs disturbed least, the one with the median idle time."""
     calmest = max(batch["calm"] for batch in batches)
     calm = [batch for batch in batches if batch["calm"] > calmest - 0.03]
     return sorted(calm, key=lambda batch: sum(batch["idle"]))[len(calm) // 2]

@@ -207,4 +207,4 @@ def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, 
 def test_a_resume_says_what_is_otherwise(run):
     assert _lines.start(run, Progress(), 3).endswith("cpu")
     said = _lines.start(dataclasses.replace(run, changes=tuple("abcde")), Progress(step=2), 3)
-    assert said.endswith("cpu, going on from step 2; a; b; c; and 2 things more are otherwise")
+    assert said.endswith("cpu, going on from step 2; a; b; c; and 2 more changes")

@@ -1,7 +1,7 @@
-"""Curves, mesh, recipe, settings and pictures for VisualDL, in <run>/visualdl: see them with `paddle-dp dashboard`.
+"""Writes curves, mesh, recipe, settings and pictures for VisualDL to <run>/visualdl; open with `paddle-dp dashboard`.
 
-The callback is here; each thing that it draws or counts is a file beside it. Pictures that other callbacks draw too
-stand in `callbacks`.
+The callback is here; each thing that it draws or counts is a file beside it. Pictures that other callbacks draw, too,
+are in `callbacks`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from paddle_dp.data.sample import class_names
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Count, Every, Rate
 
-# The curve of each number of a step; other numbers (a loss's own scores) are train/<name>.
+# The curve of each number of a step; other numbers (the loss and its scores) are train/<name>.
 CURVES = {
     "samples_per_second": "speed/samples_per_second",
     "tokens_per_second": "speed/tokens_per_second",
     "waiting": "speed/waiting_for_data",
     "memory": "speed/memory_megabytes",
 }
-_QUIET = ("seconds_per_step",)  # one over samples_per_second
+_HIDDEN = ("seconds_per_step",)  # samples_per_second shows the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,33 +40,32 @@ class Config:
     """How often a point of the curves is written."""
 
     images: Count = 0
-    """How many samples to show."""
+    """Number of samples to show as pictures."""
 
     histograms: bool = False
-    """Of all weights, each epoch."""
+    """Histograms of all weights, every epoch."""
 
     confusion: bool = True
     """The confusion matrix of the last evaluation of a classifier."""
 
     exchange: bool = False
-    """The share of the time that goes into exchanges, axis by axis, on CPUs."""
+    """The share of the time spent in exchanges, per axis of the mesh; on CPUs only."""
 
     peak_flops: Rate | None = None
-    """What one rank's device can do at most, per second, where its name is not one that we know: with it stands how
-    much of that the model uses."""
+    """Peak FLOP/s of one rank's device, for the model FLOPs utilisation; known for many GPUs."""
 
     def __post_init__(self) -> None:
         if self.peak_flops == 0:
-            raise ValueError("peak_flops: a device of 0 operations a second computes nothing")
+            raise ValueError("peak_flops: give the peak of one device in FLOP/s, such as 312e12, not 0")
 
     def build(self, run: Run) -> Callback:
         return Dashboard(run, self)
 
 
 class Dashboard(Callback):
-    """Writes one VisualDL log that reads as if the run had never been interrupted.
+    """Writes one VisualDL log, which a resumed run continues without repeated steps.
 
-    Every rank brings its memory and its times; only the first has a log.
+    Every rank contributes its memory and times; only the main rank has a log.
     """
 
     def __init__(self, run: Run, config: Config):
@@ -85,11 +84,11 @@ class Dashboard(Callback):
         self.ranks.begin()
 
     def _open(self, step: int) -> None:
-        """The log, and what does not change in a run: recipe, samples, mesh, the model's FLOPs."""
+        """Opens the log, and writes what does not change in a run: recipe, samples, mesh, the model's FLOPs."""
         self.log, self._listed = Log(self.run.folder / "visualdl", step, self.run.name), False
         recipe = self.run.folder / "recipe.yaml"
         if self.run.recipe is not None and recipe.exists():
-            # The page shows text as one paragraph: a mark tells the sections apart.
+            # VisualDL shows text as one paragraph: a mark separates the sections.
             lines = [line for line in recipe.read_text().splitlines() if not line.startswith("#")]
             marked = [line if line.startswith((" ", "-")) else f"■ {line}" for line in lines]
             self.log.text("recipe", "\n".join(marked), step)
@@ -103,9 +102,11 @@ class Dashboard(Callback):
     def step(self, moment: Moment) -> None:
         curves = self.ranks.read()
         if self.log:
-            numbers = {n: v for n, v in moment.numbers.items() if n not in _QUIET}
+            numbers = {n: v for n, v in moment.numbers.items() if n not in _HIDDEN}
             memory = numbers.pop("memory", None)
-            if memory is not None and self.run.mesh.ranks == 1:  # of several ranks, each has its curve
+            if (
+                memory is not None and self.run.mesh.ranks == 1
+            ):  # of several ranks, self.ranks has a curve each
                 numbers["memory"] = memory / 2**20
             curves |= {CURVES.get(n, f"train/{n}"): v for n, v in numbers.items()}
             if isinstance(self._utilisation, Utilisation):
@@ -140,7 +141,7 @@ class Dashboard(Callback):
             self.log.picture("evaluation/confusion", draw(found, f"step {step}"), step)
 
     def _list(self, tags: list[str]) -> None:
-        """Puts this run into the table of runs, once; VisualDL fails on results that have no curve yet."""
+        """Adds this run to the table of runs, once there is a curve: VisualDL fails on results without one."""
         if self.log and self.run.recipe is not None and not self._listed:
             self.log.settings(settings(self.run.recipe.model_dump(mode="json")), tags)
             self._listed = True

@@ -1,9 +1,8 @@
-"""How many floating-point operations a model needs for one sample: counted on its own graph, without computing it.
+"""Counts the floating-point operations of a model per sample, on its traced graph, without running it.
 
-The count is of *model* FLOPs, as in PaLM (arXiv:2204.02311, appendix B): the products of matrices and the convolutions
-of forward and backward, a multiply and an add being two. What is computed again (recompute) does not count, nor does
-what is not a product; attention counts whole, also where it is causal. For a decoder that is the paper's 6N + 12LHQT
-per token, N being the weights that multiply.
+These are *model* FLOPs, as in PaLM (arXiv:2204.02311, appendix B): matrix products and convolutions of forward and
+backward, a multiply and an add counting as two. Recomputation and other operations do not count; attention counts in
+full, causal or not. For a decoder that is the paper's 6N + 12LHQT per token, N being the weights of its products.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paddle import nn
 
-BACKWARD = 2  # each product of the forward has two in the backward: for its input and for its weight
+BACKWARD = 2  # products in backward for each of forward: for the gradients of its input and of its weight
 
 
 def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: str) -> int:
-    """The FLOPs of one sample's forward and backward; `shape` is an input's, without the batch.
+    """The FLOPs of one sample's forward and backward; `shape`: of an input, without the batch dim.
 
-    The model is built without memory for its weights and traced once, never run; names and random generators stay as
-    they were. Raises whatever building or tracing raises.
+    The model is built without memory for its weights and traced once, never run; Paddle's unique names and random
+    generators are restored. Raises whatever building or tracing raises.
     """
     import paddle
 
@@ -30,10 +29,12 @@ def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: s
     try:
         with paddle.LazyGuard(), paddle.utils.unique_name.guard():
             model = build()
-        model.eval()  # dropout is nothing to count
+        model.eval()  # without dropout, which has no products
         spec = [paddle.static.InputSpec([1, *shape], dtype)]
         traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-        program = traced.concrete_program.main_program  # its operations live no longer than it does
+        program = (
+            traced.concrete_program.main_program
+        )  # a reference, since its operations do not keep it alive
         return (1 + BACKWARD) * sum(map(_flops, program.global_block().ops))
     finally:
         paddle.set_rng_state(kept)

@@ -1,4 +1,4 @@
-"""The mesh as a picture: each rank in the frames of its coordinates, one colour for each axis that is split."""
+"""The picture of the mesh: each rank inside the frames of its coordinates, with one colour per split axis."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SPLITS = {
     "sequence": "hold different tokens of the same texts",
     "tensor": "hold slices of the same layers",
 }
-# In units of a rank's box: frames' margins, the line of a frame's name, how many frames stand in a row.
+# A rank's box; in its units, the margin of a frame and the height of its name; the most frames in a row.
 BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
 
 
 @dataclass
 class Frame:
-    """A frame, or a rank's box where nothing is in it: what stands on it, how large it is, where its content stands."""
+    """A frame, or a rank's box if it is empty: its text and size, and its content, (x, y, frame)."""
 
     text: str
     axis: str = ""
@@ -43,11 +43,11 @@ def draw(degrees: Degrees, title: str) -> bytes:
     from matplotlib.figure import Figure
 
     split = [axis for axis in AXES if degrees[axis] > 1]
-    whole = frame(degrees, split, {})
+    outer = frame(degrees, split, {})
     legend = [f"{axis} {degrees[axis]}: ranks {SPLITS[axis]}" for axis in split] or [
         "one process: nothing is split"
     ]
-    width, height = max(whole.width + 2 * MARGIN, 6.0), whole.height + 0.6 + 0.3 * len(legend)
+    width, height = max(outer.width + 2 * MARGIN, 6.0), outer.height + 0.6 + 0.3 * len(legend)
     scale = min(1.0, 16 / width, 14 / height)
     figure = Figure(figsize=(width * scale, height * scale), dpi=110)
     FigureCanvasAgg(figure)
@@ -56,12 +56,12 @@ def draw(degrees: Degrees, title: str) -> bytes:
     axes.axis("off")
     size = 11 * scale if scale > 0.6 else 12 * scale
     axes.text(MARGIN, 0.25, title, fontsize=1.1 * size, va="center", weight="bold")
-    _paint(axes, whole, ((width - whole.width) / 2, 0.45), size)
+    _paint(axes, outer, ((width - outer.width) / 2, 0.45), size)
     for line, text in enumerate(legend):
         color = COLORS[split[line]] if split else "black"
         axes.text(
             MARGIN,
-            0.68 + whole.height + 0.3 * line,
+            0.68 + outer.height + 0.3 * line,
             f"■ {text}",
             fontsize=0.9 * size,
             va="center",
@@ -73,20 +73,21 @@ def draw(degrees: Degrees, title: str) -> bytes:
 
 
 def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
-    """The frames of the axes of `split`, within the frames of `coords`; stages stand below each other, the rest side
-    by side."""
+    """The frames of the axes in `split`, inside those of `coords`; stages below each other, other axes side by side."""
     if not split:
         return Frame(f"rank {degrees.rank(coords)}")
     axis, inner = split[0], split[1:]
     parts = []
-    for place in range(degrees[axis]):
-        part = frame(degrees, inner, {**coords, axis: place})
-        parts.append(_framed(f"{axis} {place}", axis, part))
+    for coord in range(degrees[axis]):
+        part = frame(degrees, inner, {**coords, axis: coord})
+        parts.append(_framed(f"{axis} {coord}", axis, part))
     columns = 1 if axis == "pipeline" else min(degrees[axis], ROW)
-    wide, high = parts[0].width + MARGIN, parts[0].height + MARGIN
-    content = [(number % columns * wide, number // columns * high, part) for number, part in enumerate(parts)]
+    width, height = parts[0].width + MARGIN, parts[0].height + MARGIN
+    content = [
+        (number % columns * width, number // columns * height, part) for number, part in enumerate(parts)
+    ]
     rows = -(-len(parts) // columns)
-    return Frame("", "", columns * wide - MARGIN, rows * high - MARGIN, content)
+    return Frame("", "", columns * width - MARGIN, rows * height - MARGIN, content)
 
 
 def _framed(name: str, axis: str, part: Frame) -> Frame:
@@ -115,5 +116,5 @@ def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> 
 
 
 def _tint(color: str) -> tuple[float, ...]:
-    """A light shade of "#rrggbb", opaque: frames within frames keep their own colour."""
+    """A light shade of "#rrggbb", opaque, so that nested frames keep their own colour."""
     return tuple(1 - 0.14 * (1 - int(color[i : i + 2], 16) / 255) for i in (1, 3, 5))

@@ -1,4 +1,4 @@
-"""Samples as pictures: whatever an image data set gives, in 0 to 255 and as a PNG."""
+"""Samples of image data sets as pictures in 0 to 255, and as PNG."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _SMALLEST = 64
 
 
 def picture(sample: object) -> np.ndarray | None:
-    """uint8 [height, width, 3] of an array [h, w], [1 or 3 (or 4), h, w] or [h, w, 1 or 3 (or 4)]; None if it is none.
+    """uint8 [height, width, 3] from an array [h, w], [1, 3 or 4, h, w] or [h, w, 1, 3 or 4]; None for another shape.
 
-    The range is stretched to the sample's own least and largest number, so normalized samples can be seen too.
+    The values are scaled from the sample's own minimum and maximum, so that normalised samples can be seen, too.
     """
     array = np.asarray(sample)
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):
@@ -30,7 +30,7 @@ def picture(sample: object) -> np.ndarray | None:
     low, high = array.min(), array.max()
     scaled = (array - low) * (255 / (high - low)) if high > low else np.zeros_like(array)
     shown = np.broadcast_to(scaled.round().astype("uint8"), (*array.shape[:2], 3))
-    times = -(-_SMALLEST // max(array.shape[:2]))  # small ones are enlarged, each pixel a square
+    times = -(-_SMALLEST // max(array.shape[:2]))  # enlarges small pictures, each pixel to a square
     return shown.repeat(times, 0).repeat(times, 1)
 
 

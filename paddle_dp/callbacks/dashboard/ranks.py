@@ -1,4 +1,4 @@
-"""What every rank has to say of itself for the dashboard: its memory, and the time that it spent in exchanges."""
+"""The curves of every rank for the dashboard: its memory, and the time it spent in exchanges."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FEW = 16  # ranks with a curve of memory each; of more, the largest and the smal
 
 
 class Ranks:
-    """Gathers one row of numbers from each rank. Made, and read, on every rank alike.
+    """Gathers one row of numbers from each rank. Make it, and read it, on every rank.
 
-    With `exchange`, every exchange over the CPU bridge is measured from now on. Where there is no bridge none is shown:
-    on a GPU an exchange runs beside the products, and paddle.DataParallel exchanges within its backward.
+    With `exchange`, every exchange over the CPU bridge is timed from now on. Without the bridge there are no times: on
+    a GPU an exchange overlaps with computation, and paddle.DataParallel exchanges inside backward.
     """
 
     def __init__(self, mesh: Mesh, exchange: bool):
-        from paddle_dp.gloo import stopwatch  # imports paddle, which a recipe is read without
+        from paddle_dp.gloo import stopwatch  # imports paddle, which reading a recipe must not
 
         self.mesh = mesh
         self._watch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
@@ -26,13 +26,13 @@ class Ranks:
         self._began = time.perf_counter()
 
     def begin(self) -> None:
-        """Leaves out of the shares what was done until now: evaluating, saving."""
+        """Starts the measured interval anew, after evaluating or saving."""
         self._began = time.perf_counter()
         if self._watch:
             self._watch.read()
 
     def read(self) -> dict[str, float]:
-        """The curves of all ranks since the last reading, and begins anew. Collective."""
+        """The curves of all ranks since the last reading, which it resets. Collective."""
         if self.mesh.ranks == 1:
             return {}
         seconds = time.perf_counter() - self._began
@@ -51,7 +51,7 @@ class Ranks:
 
 
 def memories(megabytes: list[float]) -> dict[str, float]:
-    """A curve for each of a few ranks, the two ends for many."""
+    """A curve for each rank, or for many ranks the largest and the smallest."""
     if len(megabytes) > FEW:
         return {"memory_megabytes/largest": max(megabytes), "memory_megabytes/smallest": min(megabytes)}
     return {f"memory_megabytes/rank {rank}": size for rank, size in enumerate(megabytes)}

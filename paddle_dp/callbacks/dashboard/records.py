@@ -1,7 +1,7 @@
-"""Records of a VisualDL log: making them, and going on from a step without doubling what is there.
+"""Records of a VisualDL log: makes them, and removes those after a step, which a resumed run will write again.
 
-Read in VisualDL 2.5.3 (its last release, 2023): a log is a row of records, each an 8-byte little-endian length and a
-protobuf message with one value; the server remembers how far it has read each file.
+From the source of VisualDL 2.5.3 (its last release, 2023): a log is a sequence of records, each an 8-byte little-endian
+length and a protobuf message with one value; the server remembers how far it has read each file.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Iterator
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
-_UNKNOWN = bytes([15 << 3 | 2])  # the key of field 15, of any bytes: readers skip a field they do not know
+_UNKNOWN = bytes([15 << 3 | 2])  # the protobuf key of a bytes field 15, which readers do not know and skip
 
 
 def cut(log: bytes, step: int) -> tuple[bytes, dict[str, int]]:
-    """`log` without what came after `step`, and the last step of each tag in it.
+    """`log` without records after `step`, and the last step of each tag in it.
 
-    What goes is blanked, not taken out: a server that has read the log up to some byte goes on reading from there.
-    The row in the table of runs goes too, since VisualDL reads only the first and a new one will be written.
+    Removed records are blanked to the same size, since a server goes on reading at the byte where it stopped. The row
+    in the table of runs is removed, too: VisualDL reads the first one only, and a new one will be written.
     """
     parts: list[bytes] = []
     latest: dict[str, int] = {}
     for body, value in _read(log):
-        goes = value.id > step or value.HasField("hparam")
-        parts.append(framed(_blank(len(body)) if goes else body))
-        if not goes:
+        is_removed = value.id > step or value.HasField("hparam")
+        parts.append(framed(_blank(len(body)) if is_removed else body))
+        if not is_removed:
             latest[value.tag] = value.id
     return b"".join(parts), latest
 
 
 def _read(log: bytes) -> Iterator[tuple[bytes, Any]]:
-    """Each record with its value, as far as the log can be read (a crash of the machine may leave half a record)."""
+    """Each record with its value, up to the first that is incomplete (after a crash of the machine)."""
     record, position = makers().Record, 0
     while position + _LENGTH.size <= len(log):
         begin = position + _LENGTH.size
@@ -48,9 +48,9 @@ def _read(log: bytes) -> Iterator[tuple[bytes, Any]]:
 
 
 def _blank(size: int) -> bytes:
-    """A record of `size` bytes that shows nothing: an empty note about the file, and a field that nobody knows."""
+    """A record of `size` bytes that shows nothing: empty metadata, and an unknown field as padding."""
     record = makers().Record
-    # The longer tag is for where the length of the field takes a byte more or less than is left.
+    # With the longer tag, for sizes that no length of the padding field gives with the shorter one.
     for tag in ("-", "--"):
         note: bytes = record(values=[record.Value(tag=tag, meta_data=record.MetaData())]).SerializeToString()
         for length in range(max(size - len(note) - 6, 0), size - len(note) - 1):
@@ -63,7 +63,7 @@ def _blank(size: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """7 bits a byte, the lowest first, the last byte without the highest bit."""
+    """A protobuf varint: 7 bits per byte, the lowest first, the highest bit set but in the last byte."""
     digits = []
     while number > 127:
         digits.append(number & 127 | 128)
@@ -76,7 +76,8 @@ def framed(body: bytes) -> bytes:
 
 
 def makers() -> Any:
-    """visualdl's makers of records. Importing it writes into the home folder, which a container may not have."""
+    """VisualDL's module that makes records. Importing it writes into the home folder, so without one HOME is set to a
+    temporary folder meanwhile."""
     home = os.path.expanduser("~")
     if any(os.access(path, os.W_OK) for path in (os.path.join(home, ".visualdl"), home)):
         from visualdl.component import base_component

@@ -1,4 +1,4 @@
-"""What a recipe sets, flattened for VisualDL's table of runs."""
+"""A recipe's settings, flattened for VisualDL's table of runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def settings(recipe: dict[str, Any]) -> dict[str, int | float | str]:
-    """What a recipe sets, flat and in the only types that VisualDL's table takes: `model: mlp`, `model/width: 64`.
+    """A recipe's settings, flat and in the types that VisualDL's table takes: `model: mlp`, `model/width: 64`.
 
-    A column whose name has a dot in it stays empty there.
+    Names are joined by / since a column with a dot in its name stays empty there.
     """
     flat: dict[str, int | float | str] = {}
     for name, value in recipe.items():

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: what share of what the devices could do at most is done for the model.
+"""Model FLOPs utilisation: the share of the devices' peak that is used for the model.
 
 MFU = samples per second × FLOPs of one sample ÷ (ranks × peak), as in PaLM (arXiv:2204.02311, appendix B).
 """
@@ -33,22 +33,22 @@ class Utilisation:
 
 
 def wanted(run: Run, given: float | None) -> bool:
-    """Whether there may be something to show: a peak is given, or the device is one that a table may know."""
+    """Whether there is a peak: one is given, or the device may be in the table."""
     return run.recipe is not None and (given is not None or run.mesh.device.startswith("gpu"))
 
 
 def count(run: Run, given: float | None) -> Utilisation | str:
-    """The utilisation of this run's model, or why there is none."""
+    """The utilisation of this run's model, or a sentence on why it is not known."""
     peak = given or _peak_here()
     if peak is None or run.recipe is None:
-        return "the peak of this device is not known here: give dashboard a peak_flops"
+        return "the peak of this device is not known: set the dashboard's peak_flops"
     dataset = run.train_loader.dataset
     with globals_kept():
         seed_sample(run.train_loader.sampler.seed, 0, 0)
         sample, _ = read_sample(dataset, 0)
     try:
         flops = training_flops(run.recipe.model.build, sample.shape, str(sample.dtype))
-    except Exception as error:  # noqa: BLE001 - a model may resist tracing in any way; it can be trained all the same
+    except Exception as error:  # noqa: BLE001 - tracing may fail in any way, for a model that trains well
         return f"the model's FLOPs were not counted: {type(error).__name__}: {error}"
     return Utilisation(flops=flops, peak=peak)
 

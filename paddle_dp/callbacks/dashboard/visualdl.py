@@ -1,8 +1,8 @@
-"""VisualDL's log of a run, written record by record.
+"""Writes VisualDL's log of a run, record by record.
 
-VisualDL's own LogWriter (2.5.3) opens and closes the file for each record in a thread of its own, at five times the
-cost for the training (36 µs a scalar against 7), can leave half a record, which makes the log unreadable as a whole,
-and cannot go on in a log without doubling its steps.
+VisualDL's own LogWriter (2.5.3) opens and closes the file for each record in a thread, at five times the cost (36 µs
+per scalar instead of 7), may leave half a record, which makes the whole log unreadable, and cannot continue a log
+without repeated steps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paddle_dp.checkpoint.disk import replace
 
 
 class Log:
-    """The log of a run, gone on with after `step`.
+    """The log of a run, continued after `step`.
 
-    `name` is what the run is called in lists, its folder where that is empty. Two runs of one name would hide each
-    other there, so the time is added.
+    `name`: of the run in lists, by default its folder's. The time is added, since of two runs with one name VisualDL
+    shows one only.
     """
 
     def __init__(self, folder: Path, step: int, name: str = ""):
@@ -57,18 +57,18 @@ class Log:
         self._add([self._make.histogram(_clean(tag), counts, edges, step, _now())])
 
     def settings(self, settings: Mapping[str, int | float | str], tags: list[str]) -> None:
-        """Adds the row of the table of runs: what was set, and the curves whose last points are its results."""
+        """Adds the row of the table of runs: the settings, and the curves whose last points are the results."""
         self._add([self._make.hparam(self.path.name, dict(settings), tags, _now())])
 
     def _add(self, records: Iterable[Any]) -> None:
-        """All of these in one write, but for what the log has already (told again at the step of a resume)."""
+        """Writes all of these at once, without those that the log has already (repeated at the step of a resume)."""
         fresh = [r for r in records if self._latest.get(r.values[0].tag, -1) < r.values[0].id]
         if fresh:
             self._journal.add(b"".join(framed(r.SerializeToString()) for r in fresh))
 
 
 def _clean(tag: str) -> str:
-    """VisualDL uses % to mark slashes in its addresses."""
+    """`tag` without %, with which VisualDL escapes slashes in its addresses."""
     return tag.replace("%", "_")
 
 
