@@ -1,5 +1,5 @@
-"""The way in: a job as argv and environment (pure), the processes that carry it out, their logs and their failures.
+"""Starts jobs: a job as argv and environment (pure functions), its processes, their logs and their failures.
 
-Nothing about training lives here: a worker reads its recipe again and hands over to `train` or `proof`.
-For what happens inside a rank that is up, see `train/`; for joining the ranks, `mesh/`.
+A worker process reads its recipe again and calls an entry point of `train`, `export` or `proof`. How the ranks join is
+the subject of `mesh/`.
 """

@@ -1,4 +1,4 @@
-"""A job as what its processes are started with: argv and environment, pure functions of a Job and a Machine."""
+"""The command line and the environment of a job's processes, as pure functions of a Job and a Machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from paddle_dp.launch.machine import Machine
 
 WORKER = Path(__file__).with_name("worker.py")
-# What other jobs and shells leave behind: the launcher would believe each of these more than its own arguments.
+# Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its own arguments.
 LEFTOVERS = (
     "PADDLE_",
     "FLAGS_selected_",
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
-        """The overrides, `output_dir` among them: quoted, so that YAML reads any path as a text."""
+        """The overrides and `output_dir`, quoted so that YAML reads any path as a string."""
         folder = (
             ()
             if self.output_dir is None
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the nodes of a job meet, with addresses instead of names: `master` is "IP:PORT", `host` this node's own."""
+    """The nodes' rendezvous, by addresses instead of names: `master` is "IP:PORT", `host` this node's address."""
 
     master: str
     host: str
@@ -76,9 +76,9 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job that can be carried out on this machine: `ranks` processes on each of `nodes`, on `gpus` or on the CPU.
+    """A job that this machine can run: `ranks` processes on each of `nodes`, on `gpus` or on the CPU.
 
-    `began`: when, in seconds by the clock of the disk that its run folder is on.
+    `began`: its start, in seconds by the clock of the disk of its run folder.
     """
 
     job: Job
@@ -114,16 +114,18 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
 
 
 def typed(path: Path | str) -> str:
-    """A path as a command line takes it for one: not for an option, nor for KEY=VALUE."""
+    """A path written so that the command line takes it neither for an option nor for KEY=VALUE."""
     word = str(path)
     return f"./{word}" if word.startswith("-") or "=" in word.split("/")[0] else word
 
 
 def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment should say and `inherited` does not say yet; to be set before paddle is imported."""
+    """The variables that a rank needs and `inherited` does not set yet; set them before importing paddle."""
     wanted = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
     if plan.nodes == 1:
-        wanted["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would look its host's name up, which may have no address
+        wanted["GLOO_SOCKET_IFNAME"] = (
+            "lo"  # or gloo would resolve the host's name, which may have no address
+        )
     if not plan.gpus:
         wanted["OMP_NUM_THREADS"] = str(plan.threads)
     if plan.machine.slow_mkl and inherited.get("PADDLE_DP_MKL", "").lower() not in (
@@ -137,7 +139,7 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | None = None) -> dict[str, str]:
-    """The whole environment of the plan's processes: `inherited` without leftovers of other jobs, with our settings."""
+    """The environment of the plan's processes: `inherited` without leftovers of other jobs, with our settings."""
     kept = {
         name: value
         for name, value in inherited.items()
@@ -148,12 +150,10 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
     if meeting is not None and meeting.interface:
         kept.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
     if not plan.gpus:
-        kept.pop(
-            "CUDA_VISIBLE_DEVICES", None
-        )  # the launcher counts its words as devices, even on a CPU, even ""
-        if (
-            plan.machine.cuda
-        ):  # hides every GPU from CUDA, and is the one word that the launcher does not count
+        # The launcher counts its words as devices, even on a CPU, even "".
+        kept.pop("CUDA_VISIBLE_DEVICES", None)
+        if plan.machine.cuda:
+            # "all" hides every GPU from CUDA, and is the one word that the launcher does not count.
             kept["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"
     elif plan.alone:
         kept["CUDA_VISIBLE_DEVICES"] = plan.gpus[0]
@@ -161,7 +161,7 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
 
 
 def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
-    """One line that says how it is about to run: ranks, threads, MKL's switch; and `what`, the run folder."""
+    """The line printed at the start: ranks, threads, MKL's switch and `what`, the run folder."""
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
     if plan.nodes > 1:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"

@@ -14,9 +14,9 @@ HOST = "127.0.0.1"
 
 
 def start(folder: Path, port: int = 8040) -> None:
-    """Prints the address and becomes the VisualDL server, until Ctrl-C. Does not return.
+    """Prints the address and replaces this process by the VisualDL server. Does not return.
 
-    Raises UsageError when `folder` does not exist or holds no VisualDL log, or when the port is taken; InstallError
+    Raises UsageError if `folder` does not exist or holds no VisualDL log, or if the port is taken; InstallError
     without VisualDL.
     """
     check(folder)
@@ -25,17 +25,17 @@ def start(folder: Path, port: int = 8040) -> None:
         raise InstallError("VisualDL is not installed: pip install visualdl")
     print(f"dashboard of {folder}: http://{HOST}:{port}/  (Ctrl-C ends it)", flush=True)
     command = argv(folder, port)
-    os.execv(command[0], command)  # its signals and its end are the server's own: nothing is left behind
+    os.execv(command[0], command)  # signals go to the server itself: no parent process to forward them
 
 
 def argv(folder: Path, port: int) -> list[str]:
-    """The server's command. It would report each start to the internet if it were not told not to."""
+    """The server's command. Without --disable-telemetry it would report each start to the internet."""
     words = ["--logdir", str(folder), "--host", HOST, "--port", str(port), "--disable-telemetry"]
     return [sys.executable, "-W", "ignore", "-m", "visualdl.server.app", *words]
 
 
 def check(folder: Path) -> None:
-    """Raises UsageError unless a VisualDL log lies somewhere in `folder`."""
+    """Raises UsageError unless `folder` has a VisualDL log in it, at any depth."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name a run's folder, or the folder of all runs (runs).")
     if next(folder.rglob("*vdlrecords*.log"), None) is None:

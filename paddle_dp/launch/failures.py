@@ -1,4 +1,4 @@
-"""Why a job failed: what each rank wrote down of its own end, and which of them was the first cause."""
+"""Failures of ranks: each rank writes its own to a file, and the first cause is chosen from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paddle_dp.errors import PaddleDPError
 
-# How a lost peer shows in the others: never the cause while any other failure is known.
+# Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"
     r"|did not open its store",
@@ -25,10 +25,10 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One rank's end. `kind` is the exception's or the signal's name; `time` is seconds since 1970.
+    """One rank's failure. `kind`: the name of the exception or signal. `time`: seconds since 1970.
 
-    `expected` failures are raised on purpose (PaddleDPError): their message says it all. `printed` is how many bytes
-    this rank's log held before; `waited`, whom it said that it waited for, if a lost peer may have ended it.
+    `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
+    `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it.
     """
 
     rank: int
@@ -45,26 +45,26 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failure:
-        """What `error`, caught in this process, has to say; frames of this package are left out."""
-        below = error.__traceback__
-        while below and Path(below.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
-            below = below.tb_next
-        words = "".join(traceback.format_exception(type(error), error, below or error.__traceback__))
-        message, status = str(error), getattr(error, "exit_status", 1)
+        """The failure for `error`, caught in this process; its traceback leaves the frames of `launch` out."""
+        frames = error.__traceback__
+        while frames and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+        message, status = str(error), error.exit_status if isinstance(error, PaddleDPError) else 1
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else 1
             message = f"sys.exit({error.code!r})"
         if isinstance(error, KeyboardInterrupt):
             message, status = "interrupted.", 130
         return cls(
-            rank=rank, kind=type(error).__name__, message=message, exit_status=status, traceback=words,
+            rank=rank, kind=type(error).__name__, message=message, exit_status=status, traceback=text,
             expected=isinstance(error, PaddleDPError | KeyboardInterrupt),
             printed=os.fstat(2).st_size,
         )  # fmt: skip
 
     @classmethod
     def by_signal(cls, rank: int, pid: int, number: int, seen: float, log: str) -> Failure:
-        """A rank that the kernel ended; the end of its log stands for a traceback."""
+        """The failure of a rank that a signal ended, with the end of its log in place of a traceback."""
         name = (
             signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
         )
@@ -79,13 +79,13 @@ class Failure:
 
     @property
     def consequence(self) -> bool:
-        """Whether this looks like what happens to a rank whose peer is gone."""
+        """Whether it looks like the failure of a rank that lost a peer."""
         if self.kind in ("SIGABRT", "SIGTERM"):
             return True
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
 
     def write(self, folder: Path) -> None:
-        """Leaves this failure in `folder` for the supervisor: whole or not at all. Never raises for a full disk."""
+        """Writes this failure to `folder` for the supervisor, whole or not at all. Does not raise on a full disk."""
         partial = folder / f".failure.rank-{self.rank}.{os.getpid()}"
         try:
             partial.write_text(json.dumps(asdict(self), indent=1))
@@ -95,25 +95,25 @@ class Failure:
 
 
 def read_all(folder: Path) -> list[Failure]:
-    """The failures that ranks have left in `folder`."""
+    """The failures that ranks have written to `folder`."""
     return [Failure(**json.loads(path.read_text())) for path in folder.glob("failure.rank-*.json")]
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that the others follow from: the earliest that is not a lost peer's echo, else the earliest."""
+    """The first cause: the earliest failure that is not of a rank that lost a peer, else the earliest."""
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
 def describe(failure: Failure, ranks: int, log: Path | None, nodes: int = 1) -> str:
-    """What the screen ends with: the failure's own words, then its rank, its host and its log.
+    """The last lines on the screen: the failure's message or traceback, then its rank, host and log.
 
-    What was raised on purpose is shown as its message alone when the person at the keyboard can mend it.
+    Of an error that another command line or recipe would avoid, the message alone.
     """
     if failure.expected and failure.exit_status == 2:
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
-    said = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
-    lines.append(f"rank {failure.rank} of {ranks} on {failure.host} failed first{said}" if ranks > 1 else "")
+    how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
+    lines.append(f"rank {failure.rank} of {ranks} on {failure.host} failed first{how}" if ranks > 1 else "")
     if failure.consequence and ranks > 1:
         if failure.waited:
             lines.append(

@@ -1,4 +1,4 @@
-"""Where a job's processes write: a private, fresh folder per attempt, and rank 0's words on the screen as they come."""
+"""The logs of a job's processes: a private folder per attempt, and rank 0's log copied to the screen as it grows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 from paddle_dp.errors import UsageError
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
-# What init_parallel_env says of every flag that the launcher itself has set, and what Paddle says of a SIGTERM.
+# What init_parallel_env prints for every flag that the launcher has set, and what Paddle prints for a SIGTERM.
 _NOISE = re.compile(
     rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*=+\n"
     rb"|(?m:^)\n*-{38}\nC\+\+ Traceback \(most recent call last\):\n-{38}\n(?:(?!FatalError).*\n)*"
@@ -22,8 +22,8 @@ _NOISE = re.compile(
 def fresh(run: Path) -> Path:
     """Makes and returns `<run>/logs/attempt-001` (or the next number), readable by its owner only.
 
-    The launcher writes whole environments there, with whatever secrets they hold. Raises UsageError when the folder
-    cannot be made, and then leaves nothing behind.
+    The launcher writes whole environments to it, with any secrets in them. Raises UsageError if the folder cannot be
+    made; then folders made on the way are removed.
     """
     made: list[Path] = []
     try:
@@ -49,19 +49,19 @@ def _next_attempt(logs: Path) -> Path:
         folder = logs / f"attempt-{number:03d}"
         try:
             folder.mkdir(mode=0o700)
-        except FileExistsError:  # another job in the same run folder was quicker
+        except FileExistsError:  # another job in the same run folder made it just now
             number += 1
         else:
             return folder
 
 
 def worker_log(attempt: Path, local_rank: int) -> Path:
-    """Where the launcher puts what a rank prints; it counts the ranks of its own node."""
+    """The file to which the launcher writes what a rank prints; it counts the ranks of its own node."""
     return attempt / f"workerlog.{local_rank}"
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The last `lines` lines of a log, or "" when there is none."""
+    """The last `lines` lines of a log; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 200 * lines))
@@ -72,12 +72,12 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def last(log: Path, line: re.Pattern[str], size: int = 1 << 16) -> str:
-    """The last line like `line` among a log's last `size` bytes, or ""."""
+    """The last line that matches `line` in a log's last `size` bytes, or ""."""
     return (line.findall(tail(log, size // 200)) or [""])[-1]
 
 
 class Follower:
-    """Copies what is appended to `log` to `screen`, in whole lines, from wherever it left off."""
+    """Copies what is appended to `log` to `screen`, in whole lines."""
 
     def __init__(self, log: Path, screen: BinaryIO | None):
         self.log, self.screen = log, screen
@@ -86,14 +86,14 @@ class Follower:
 
     @property
     def size(self) -> int:
-        """How many bytes there are by now."""
+        """The log's current size in bytes."""
         try:
             return self.log.stat().st_size
         except OSError:
             return 0
 
     def copy(self, until: int) -> None:
-        """Copies what is new before byte `until`, as far as its last whole line."""
+        """Copies new text before byte `until`, up to the end of its last whole line."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._read)
@@ -105,7 +105,7 @@ class Follower:
         self._show(whole + end)
 
     def finish(self) -> None:
-        """Copies all that is left, also a line without an end."""
+        """Copies the rest, also an incomplete last line."""
         self.copy(self.size)
         self._show(self._rest)
 
@@ -115,5 +115,5 @@ class Follower:
         try:
             self.screen.write(_NOISE.sub(b"", text))
             self.screen.flush()
-        except OSError:  # the reader of a pipe has gone; the training is worth more than its screen
+        except OSError:  # the reader of a pipe has gone: the training goes on without a screen
             self.screen = None

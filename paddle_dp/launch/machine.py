@@ -1,9 +1,10 @@
-"""What this machine offers, found without importing paddle: cores, GPUs, and an MKL that needs a word."""
+"""This machine's cores and GPUs, and whether MKL needs a switch, found without importing paddle."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from paddle_dp.errors import InstallError
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`cores` this process may use; `gpus` as CUDA_VISIBLE_DEVICES names them, if the installed paddle can use any."""
+    """`cores` that this process may use; `gpus` that the installed paddle can use, named as in CUDA_VISIBLE_DEVICES."""
 
     cores: int
     slow_mkl: bool = False
@@ -24,10 +25,10 @@ class Machine:
 
     @classmethod
     def here(cls, variables: Mapping[str, str] | None = None) -> Machine:
-        """This machine as `variables` (the environment) shows it. Raises InstallError when there is no paddle."""
-        found = os.environ if variables is None else variables
+        """This machine under the environment `variables`. Raises InstallError if paddle is not installed."""
+        given = os.environ if variables is None else variables
         cuda = paddle_has_cuda()
-        return cls(cores=cores(), slow_mkl=slow_mkl(), cuda=cuda, gpus=visible_gpus(found) if cuda else ())
+        return cls(cores=cores(), slow_mkl=slow_mkl(), cuda=cuda, gpus=visible_gpus(given) if cuda else ())
 
 
 @cache
@@ -45,22 +46,20 @@ def slow_mkl() -> bool:
 
 
 def cores() -> int:
-    """How many processors this process may run on (a container's or taskset's share, not the machine's)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The number of processors that this process may run on (of its container or taskset, not of the machine)."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @cache
 def paddle_has_cuda() -> bool:
     """Whether the installed paddle was built for CUDA, read from its version file (importing it takes over a second).
 
-    Raises InstallError when there is no paddle at all.
+    Raises InstallError if paddle is not installed.
     """
-    found = find_spec("paddle")
-    if found is None or not found.origin:
+    spec = find_spec("paddle")
+    if spec is None or not spec.origin:
         raise InstallError.of_paddle()
-    version = Path(found.origin).parent / "version" / "__init__.py"
+    version = Path(spec.origin).parent / "version" / "__init__.py"
     text = version.read_text() if version.exists() else ""
     match = re.search(r"^cuda_version\s*=\s*'([^']*)'", text, re.MULTILINE)
     return match is not None and match[1] not in ("False", "")
@@ -69,7 +68,7 @@ def paddle_has_cuda() -> bool:
 def visible_gpus(
     variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
 ) -> tuple[str, ...]:
-    """The GPUs that a process with these environment variables may use, by the names that the launcher takes."""
+    """The GPUs that a process with these environment variables may use, named as the launcher takes them."""
     chosen = variables.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(word for word in chosen.replace(" ", "").split(",") if word not in ("", "-1"))

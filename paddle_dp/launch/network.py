@@ -1,4 +1,4 @@
-"""Addresses and ports: how nodes find each other by number, and how two jobs on one machine keep apart."""
+"""Addresses by which nodes reach each other, and ports that no other job on this machine uses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
 
-# Above the ports that Linux hands out by itself (32768 to 60999), and above those that Paddle's launcher draws from
-# when nobody tells it otherwise (35100 to 64000): jobs that somebody starts without us take none of these.
-FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # of a job of up to 31 ranks on this machine
+# Above the ports that Linux assigns (32768 to 60999), and above those that Paddle's launcher draws from by default
+# (35100 to 64000): jobs started without paddle-dp use none of these.
+FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # a block is enough for a job of 31 ranks on this machine
 
 
 def meet(master: str) -> Meeting:
-    """The meeting at `master` ("HOST:PORT") as this node reaches it.
+    """The rendezvous at `master` ("HOST:PORT") as this node reaches it.
 
     Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
-    for ever. The address that faces the master is asked of the kernel instead. Raises UsageError when the master's
+    for ever. Here it is the address from which the kernel would reach the master. Raises UsageError if the master's
     name has no address, or one that only its own machine can reach.
     """
     host, _, port = master.rpartition(":")
@@ -35,7 +35,7 @@ def meet(master: str) -> Meeting:
         )
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, int(port)))  # sends nothing: it only chooses the way
+            probe.connect((address, int(port)))  # UDP: sends nothing, only chooses the route
             own = probe.getsockname()[0]
     except OSError as error:
         raise UsageError(
@@ -45,7 +45,7 @@ def meet(master: str) -> Meeting:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that holds `address` ("eth0"), or None when that cannot be told."""
+    """The network interface with `address` ("eth0"), or None if unknown."""
     try:
         import fcntl
     except ImportError:
@@ -64,12 +64,12 @@ def interface_of(address: str) -> str | None:
 
 @contextmanager
 def reserved_ports() -> Iterator[dict[str, str]]:
-    """The launcher's PORT_RANGE for one job: a block of ports that no other job of ours on this machine is using, and
-    no other program either.
+    """The launcher's PORT_RANGE for one job: a block of ports that neither another job of paddle-dp nor another program
+    on this machine uses.
 
-    The launcher looks for a free port some 3 s before a rank binds it; two jobs that start together could pick the
-    same one. A block is held by a socket whose name lives in the kernel only, and goes with this process. One in which
-    anybody listens is passed over.
+    The launcher looks for a free port some 3 s before a rank binds it; two jobs that start together could pick the same
+    one. A block is reserved by an abstract Unix socket, which the kernel removes with this process. A block with a port
+    in use is skipped.
     """
     holder = socket.socket(socket.AF_UNIX)
     try:
@@ -91,9 +91,11 @@ def reserved_ports() -> Iterator[dict[str, str]]:
 
 
 def _is_free(port: int) -> bool:
-    """Whether nobody listens at, or is bound to, a port of this machine."""
+    """Whether no socket of this machine is bound to the port."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one at rest is free, as for the store
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a port in TIME_WAIT is free, as for the store
         try:
             probe.bind(("", port))
         except OSError:

@@ -1,4 +1,4 @@
-"""From what was asked for to what can be carried out here; what cannot is said at the door, one sentence each."""
+"""Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from paddle_dp.launch.machine import Machine
 
 
 def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
-    """The job on this machine; `device` is the recipe's train.device: auto, cpu or gpu.
+    """The plan of the job on this machine; `device` is the recipe's train.device: auto, cpu or gpu.
 
-    Raises UsageError when the job contradicts itself or asks for what is not here.
+    Raises UsageError if the job contradicts itself or asks for devices that are not here.
     """
     nodes = _nodes(job)
     check_ranks(job.ranks)
@@ -34,7 +34,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
 
 
 def check_ranks(ranks: int | None) -> None:
-    """Raises UsageError for a number of ranks that no job has."""
+    """Raises UsageError for fewer ranks than 1."""
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks {ranks}: a job has 1 rank or more.")
 

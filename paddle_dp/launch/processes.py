@@ -1,7 +1,7 @@
-"""Who descends from whom on this machine, how each has ended, and how a whole family of processes is ended.
+"""Processes by /proc: their descendants, how they ended, and how to kill a whole tree of them.
 
-Paddle's launcher gives each worker a session of its own, so ending a process group would miss the workers: the tree is
-read from /proc. Where there is no /proc (macOS) only what the launcher itself does remains.
+Paddle's launcher gives each worker a session of its own, so killing a process group would miss the workers; the tree is
+read from /proc instead. Without /proc (macOS) the workers end only as far as the launcher ends them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(sign: int = signal.SIGKILL) -> None:
-    """The kernel sends this process `sign` as soon as the thread that started it is gone (Linux only).
+    """Has the kernel send this process `sign` when the thread that started it ends (Linux only).
 
-    A parent that was gone before the call is not noticed: callers who know their parent compare `os.getppid()` after.
+    It does not notice a parent that ended before the call: compare `os.getppid()` afterwards.
     """
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign, 0, 0, 0)
-    except (OSError, AttributeError):  # not Linux: peers still end through the launcher's own watch
+    except (OSError, AttributeError):  # not Linux: the launcher still ends its workers
         pass
 
 
@@ -39,7 +39,7 @@ def tied_to(parent: int) -> Callable[[], None]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/pid/stat from the state on, or None when there is no such process."""
+    """The fields of /proc/pid/stat from the state on, or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -54,7 +54,7 @@ def alive(pid: int) -> bool:
 
 
 def exit_of(pid: int) -> tuple[bool, int | None]:
-    """Whether `pid` has ended, and its exit code (negative for a signal) while its parent has not asked for it."""
+    """Whether `pid` has ended, and its exit code (negative for a signal) until its parent has waited for it."""
     fields = _stat(pid)
     if fields is None:
         return True, None
@@ -76,7 +76,7 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def descendants(root: int) -> list[int]:
-    """The living processes that descend from `root`, nearest first, without `root` itself."""
+    """The living descendants of `root`, nearest first, without `root` itself."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         fields = _stat(pid)
@@ -89,7 +89,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(name: str, value: str) -> list[int]:
-    """The living processes started with the environment variable `name` = `value`, whoever their parent is by now."""
+    """The living processes started with the environment variable `name` = `value`, whatever their parent."""
     return [pid for pid in _pids() if variable(pid, name) == value and alive(pid)]
 
 
@@ -109,8 +109,8 @@ def send(pids: Iterable[int], sign: int) -> None:
 
 
 def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
-    """SIGKILLs what `find` finds until it finds nothing, or for `patience` seconds: the kernel may be busy with one."""
+    """Sends SIGKILL to the processes that `find` returns until there are none, for `patience` seconds at most."""
     deadline = time.monotonic() + patience
-    while (found := find()) and time.monotonic() < deadline:
-        send(found, signal.SIGKILL)
+    while (pids := find()) and time.monotonic() < deadline:
+        send(pids, signal.SIGKILL)
         time.sleep(0.02)

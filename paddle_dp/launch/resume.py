@@ -1,4 +1,4 @@
-"""How a training goes on that ended too early: the very command, or that there is nothing yet to go on from."""
+"""The command that resumes a training that ended early, as the last line on the screen."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from paddle_dp.launch.command import Job, typed
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     """The last line on the screen of a job that failed or was ended; `folder` is the run's.
 
-    Where the job itself went on from a checkpoint that somebody chose, that one counts until the job has saved another:
-    what was saved before `began` (Plan.began) belongs to a training that was left. None where there is nothing to say:
-    the job does not train, or this is not the node that keeps the checkpoints.
+    If the job itself had resumed a checkpoint given by --resume, that one is named until the job has saved another:
+    checkpoints from before `began` (Plan.began) are then of an abandoned training. None if the job does not train, or
+    this node does not keep the checkpoints.
     """
     if job.entry_point != "train" or job.node_rank:
         return None
     try:
         saved = _usable(folder / "checkpoints")
         checkpoint, resume = _chosen(job, saved, began) or (saved[-1] if saved else None, "newest")
-    except (
-        CheckpointError,
-        OSError,
-    ):  # the folder cannot be read, and this is not the moment for one more failure
+    # The folder cannot be read, which must not hide the failure that is being shown.
+    except (CheckpointError, OSError):
         return None
     if checkpoint is None:
         return f"nothing to go on from: there is no usable checkpoint in {folder / 'checkpoints'} yet"
@@ -36,7 +34,7 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
 
 
 def command(job: Job, resume: str = "newest") -> str:
-    """What somebody types to go on with the job from `resume` ("newest", "best" or a path), quoted for a shell."""
+    """The command that resumes the job from `resume` ("newest", "best" or a path), quoted for a shell."""
     given = {
         "--ranks": job.ranks,
         "--devices": None if job.devices is None else ",".join(map(str, job.devices)),
@@ -52,10 +50,14 @@ def command(job: Job, resume: str = "newest") -> str:
 
 
 def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:
+<<<<<<< HEAD
     """The checkpoint that a job with `--resume best`, `STEP` or `PATH` goes on from, and the word for `--resume`.
+=======
+    """The checkpoint to resume for a job that had `--resume best` or `--resume PATH`, and the argument of `--resume`.
+>>>>>>> 1076fba (launch in plain words)
 
-    None where `--resume` alone finds it. Its own newest may not be the folder's: of a later step than that can be what
-    it did not go on from.
+    None if `--resume` alone finds it. The job's own newest checkpoint may not be the folder's newest: an abandoned
+    training may have saved later steps.
     """
     if job.resume in (None, "newest"):
         return None
@@ -63,17 +65,22 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     if own:
         return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
     if job.resume == "best":
+<<<<<<< HEAD
         found = best(saved[0].parent) if saved else None
         return (found, "best") if found else None
     if job.resume.isdecimal():
         found = next((path for path in saved if step_of(path) == int(job.resume)), None)
         return (found, job.resume) if found else None
+=======
+        path = best(saved[0].parent) if saved else None
+        return (path, "best") if path else None
+>>>>>>> 1076fba (launch in plain words)
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
 
 
 def _usable(folder: Path) -> list[Path]:
-    """The checkpoints that say of themselves that they are good, oldest first. Their bytes are not read: `--resume`
-    does that, and steps over one that is damaged."""
+    """The checkpoints whose manifests report no fault, oldest first. Their bytes are not read: `--resume` does that,
+    and skips damaged ones."""
     return list(filter(_is_usable, checkpoints(folder)))
 
 

@@ -1,4 +1,4 @@
-"""A folder for what a command writes while it works: gone when it ends, and after a kill, when the next one begins."""
+"""A temporary folder for a command: removed when it ends or, after a kill, when the next one starts."""
 
 from __future__ import annotations
 
@@ -14,41 +14,47 @@ from types import FrameType
 
 from paddle_dp.errors import EndedError
 
-HELD = ".held"  # locked while its folder is in use; the kernel lets go, however a process ends
+LOCK = ".lock"  # locked while its folder is in use; the kernel releases the lock however the process ends
 
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """A new folder in the folder for temporary files (TMPDIR), for the time of a `with`.
+    """A context with a new folder in the system's folder for temporary files (TMPDIR).
 
     Folders with this prefix whose processes are gone are removed first. Inside, SIGTERM and SIGHUP raise EndedError, so
     that this folder is removed, too.
     """
     sweep(prefix)
-    with _ending(), tempfile.TemporaryDirectory(prefix=prefix) as name, (Path(name) / HELD).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (
+        _signals_raise(),
+        tempfile.TemporaryDirectory(prefix=prefix) as name,
+        (Path(name) / LOCK).open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(name)
 
 
 def sweep(prefix: str) -> None:
-    """Removes what commands with this prefix have left behind that were killed."""
+    """Removes the folders of commands with this prefix that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
-            with (folder / HELD).open("r+") as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with (folder / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # in use, somebody else's, or none of these folders
+            continue  # in use, another user's, or not one of these folders
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
+def _signals_raise() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise EndedError(number)
 
-    main = threading.current_thread() is threading.main_thread()  # elsewhere Python takes no signals
-    asked = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in asked}
+    is_main = threading.current_thread() is threading.main_thread()  # Python handles signals in no other
+    handled = [
+        n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, end) for number in handled}
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a person or a scheduler tells the supervisor while it waits: interrupt, terminate, hang up."""
+"""Signals to the supervisor while it waits: interrupt, terminate, hang up."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Within `with Signals() as told:` these signals are noted in `told.number` instead of ending the process.
+    """Within `with Signals() as signals:` these signals are recorded in `signals.number` instead of ending the process.
 
-    `told.times` counts them: a second Ctrl-C means «now». Only the main thread can do this; elsewhere nothing changes.
+    `signals.times` counts them: a second Ctrl-C means «now». Without effect outside the main thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeps what Paddle says of itself while it is imported off the screen; whatever goes wrong is still raised."""
+"""Imports paddle without the lines that it prints meanwhile; errors are still raised."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import warnings
 
 
 def ignore_ccache() -> None:
-    """Leaves out the warning that ccache is missing, which matters only to those who compile operators."""
+    """Hides the warning that ccache is missing, which matters only when operators are compiled."""
     warnings.filterwarnings("ignore", message="No ccache found")
 
 
 def import_paddle() -> None:
-    """Imports paddle without its warning against OMP_NUM_THREADS over 1: the number is ours, and was printed.
+    """Imports paddle without its warning against OMP_NUM_THREADS over 1: `settings` chose the number and printed it.
 
-    PYTHONWARNINGS=ignore, set after this process began, is made to work as if it had been set before.
+    PYTHONWARNINGS=ignore takes effect here, too, if it was set after this process began.
     """
     ignore_ccache()
     if os.environ.get("PYTHONWARNINGS") == "ignore":

@@ -1,7 +1,8 @@
-"""Carries a job out and answers for its processes: whatever happens, the cause stands last and nobody is left."""
+"""Runs a job: whatever happens, the cause of a failure is last on the screen, and no process is left."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -25,28 +26,28 @@ from paddle_dp.launch.supervisor import MARK, Supervision
 
 
 def run(job: Job) -> int:
-    """Does the job and returns its exit status; every mistake is shown as one message, every failure with its cause.
+    """Runs the job and returns its exit status. A usage error is shown as one message, a failure with its cause.
 
-    0: done. 2: something to type differently. 1 and others: the first failing rank's. 128 + n: ended by signal n.
+    0: done. 2: a usage error. 1 and others: of the rank that failed first. 128 + n: ended by signal n.
     """
     try:
         return _run(job)
     except PaddleDPError as error:
         _say(str(error))
         return error.exit_status
-    except KeyboardInterrupt:  # while the recipe was read: nothing had been started yet
+    except KeyboardInterrupt:  # while the recipe was read, before any process was started
         _say("interrupted.")
         return 130
 
 
 def _run(job: Job) -> int:
-    """Everything that can be refused is refused here, before a process starts or a file is written."""
+    """Checks everything that can be refused before a process starts or a file is written, then runs the plan."""
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
     plan = plan_of(job, machine)
     ignore_ccache()
     if plan.alone:
-        # This process will be the rank, and MKL and OpenMP read their variables as paddle is imported.
+        # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
     from paddle_dp.recipe import read_recipe
@@ -64,9 +65,9 @@ def _run(job: Job) -> int:
 
 
 def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
-    """The run folder, ready for the job, and where the recipe is now: it may have stood in an earlier run's folder.
+    """Claims the run folder. Returns it, and the recipe's path, which changes if it was in an earlier run's folder.
 
-    A node other than the first has its logs beside the folder: the disk may be shared.
+    Nodes other than the first put their logs beside the folder, since the disk may be shared.
     """
     from paddle_dp.recipe.folder import claim
 
@@ -92,7 +93,7 @@ def _check_resume(job: Job) -> None:
 
 
 def _become(variables: dict[str, str]) -> None:
-    """Gives this process the environment that a rank of its own would have."""
+    """Gives this process the environment of a rank."""
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables)
@@ -114,17 +115,17 @@ def _alone(plan: Plan, attempt: Path) -> int:
 
 
 def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
-    """Several ranks, or several nodes: Paddle's launcher, watched."""
+    """Several ranks, or several nodes, by Paddle's launcher under supervision."""
     job = plan.job
     meeting = meet(job.master) if job.master is not None and plan.nodes > 1 else None
     variables = environment(plan, inherited, meeting)
     screen = _screen(plan, variables)
     _announce(plan, variables, attempt)
-    outcome, supervision, told = watched(argv(plan, attempt, meeting), plan, attempt, variables, screen)
+    outcome, supervision, signals = watched(argv(plan, attempt, meeting), plan, attempt, variables, screen)
     if isinstance(outcome, Failure):
         return _answer(outcome, plan, attempt, supervision.log_of(outcome.rank))
-    if outcome > 128 and told.number:
-        _end(f"ended by {told.name}: no process is left.", plan, attempt)
+    if outcome > 128 and signals.number:
+        _end(f"ended by {signals.name}: no process is left.", plan, attempt)
     elif outcome:
         log = attempt / "launcher.log"
         _end(f"{logs.tail(log, 12)}\nthe launcher ended with {outcome}: {log}", plan, attempt)
@@ -139,13 +140,13 @@ def watched(
     screen: BinaryIO | None = None,
     stalled: Callable[[], bool] = lambda: False,
 ) -> tuple[Failure | int, Supervision, Signals]:
-    """Runs the launcher's `command` under watch and returns how it ended: its status, or the failure that ended it.
+    """Runs the launcher's `command` under supervision; returns its exit status, or the failure that ended it.
 
-    Rank 0's words go to `screen`. The job is ended, too, when `stalled` says so, or when somebody sends a signal: the
-    third value says which. None of its processes is left.
+    Rank 0's output goes to `screen`. The job is also ended when `stalled()` is true, and by a signal, which is in the
+    third value. Afterwards none of its processes is left.
     """
     mark = f"{os.getpid()}-{time.time_ns()}"
-    with reserved_ports() as ports, Signals() as told, (attempt / "launcher.log").open("wb") as log:
+    with reserved_ports() as ports, Signals() as signals, (attempt / "launcher.log").open("wb") as log:
         process = Popen(
             command,
             env={**ports, **variables, MARK: mark},
@@ -153,15 +154,15 @@ def watched(
             stdout=log,
             stderr=STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
-            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; kill -9 of us must reach them
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; a kill -9 of us must end it
         )
         supervision = Supervision(plan, process, attempt, mark, stalled)
-        outcome = supervision.wait(told, logs.Follower(logs.worker_log(attempt, 0), screen))
-    return outcome, supervision, told
+        outcome = supervision.wait(signals, logs.Follower(logs.worker_log(attempt, 0), screen))
+    return outcome, supervision, signals
 
 
 def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
-    """Where rank 0's words go. On a terminal rank 0 draws there itself, and this process keeps silent."""
+    """Where to copy rank 0's output. On a terminal rank 0 draws itself, and this process writes nothing."""
     variables.pop("PADDLE_DP_TTY", None)
     if plan.job.quiet:
         return None
@@ -169,29 +170,29 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
         variables["PADDLE_DP_TTY"] = os.ttyname(sys.stdout.fileno())
         return None
     sys.stdout.flush()
-    return getattr(sys.stdout, "buffer", None)
+    return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
 
 
 def _answer(failure: Failure | None, plan: Plan, attempt: Path, log: Path | None) -> int:
-    """Shows the failure, last on the screen but for how to go on, and returns its exit status."""
+    """Shows the failure, and how to resume, last on the screen; returns its exit status."""
     if failure is None:
         return 0
     if sys.stdout.isatty():
-        sys.stdout.write("\x1b[?25h\n")  # a progress bar that was cut off had hidden the cursor
+        sys.stdout.write("\x1b[?25h\n")  # an interrupted progress bar has left the cursor hidden
         sys.stdout.flush()
-    said = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes)
-    if failure.exit_status == UsageError.exit_status:  # to be typed differently, so not to be gone on with
-        _say(said)
+    text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes)
+    if failure.exit_status == UsageError.exit_status:  # it needs another command line, not a resume
+        _say(text)
     else:
-        _end(said, plan, attempt)
+        _end(text, plan, attempt)
     return failure.exit_status
 
 
-def _end(said: str, plan: Plan, attempt: Path) -> None:
-    """Shows why the job ended, and how to go on."""
-    from paddle_dp.launch.resume import how_to_resume  # NumPy comes with it, and few jobs fail
+def _end(text: str, plan: Plan, attempt: Path) -> None:
+    """Shows why the job ended, and how to resume it."""
+    from paddle_dp.launch.resume import how_to_resume  # imports NumPy, which few jobs need here
 
-    _say("\n".join(filter(None, [said, how_to_resume(plan.job, attempt.parent.parent, plan.began)])))
+    _say("\n".join(filter(None, [text, how_to_resume(plan.job, attempt.parent.parent, plan.began)])))
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""One launcher and its ranks under watch, from the first process to the last."""
+"""Supervises one launcher and its ranks until no process is left."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.watch import Departure, Watch
 from paddle_dp.mesh.late_ranks import WAITED
 
-MARK = "PADDLE_DP_JOB"  # in the environment of every process of a job: how they are found when their parents are gone
-LOOK = 0.1  # seconds between two looks
-ECHO = 1.5  # seconds in which the others may still say why they failed, before the cause is chosen
-GRACE = 5.0  # seconds for ranks to end by themselves when told to
+MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find those whose parents are gone
+INTERVAL = 0.1  # seconds between two checks
+SETTLE = 1.5  # seconds for other ranks to write their failures, before the cause is chosen
+GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 
 
 class Supervision:
-    """Waits for a job whose launcher is `process`; its ranks write to `attempt`, and carry `mark`.
+    """Waits for a job whose launcher is `process`; its ranks write to `attempt` and have `mark` in their environment.
 
-    `stalled` is asked at every look: a job that it says is stuck is ended.
+    `stalled()` is called at every check: when it returns true, the job is ended.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class Supervision:
         self.watch = Watch(process.pid)
         self.first_rank = (plan.job.node_rank or 0) * plan.ranks
 
-    def wait(self, told: Signals, follower: logs.Follower) -> Failure | int:
+    def wait(self, signals: Signals, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
         patience, failed = 0.0, False
         try:
             written = follower.size
-            while not (told.number or self._over()):
-                follower.copy(written)  # what was there before the look: never past a failure
-                self.watch.rest(LOOK)
+            while not (signals.number or self._over()):
+                follower.copy(written)  # the size from before the check: nothing printed after a failure
+                self.watch.rest(INTERVAL)
                 written = follower.size
-            if told.number:
+            if signals.number:
                 patience = GRACE
-                return 128 + told.number
-            outcome = self._outcome(told)
+                return 128 + signals.number
+            outcome = self._outcome(signals)
             failed = isinstance(outcome, Failure)
             return outcome
         finally:
-            self._end(told, patience)
-            follower.copy(self._said_before_failing()) if failed else follower.finish()
+            self._end(signals, patience)
+            follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _over(self) -> bool:
-        """Whether all has ended well, the launcher is gone, or a rank has failed."""
+        """Whether all ranks ended well, the launcher is gone, a rank has failed, or the job is stalled."""
         self.watch.look()
         done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks)
         return (
@@ -73,10 +73,10 @@ class Supervision:
             or self.stalled()
         )
 
-    def _outcome(self, told: Signals) -> Failure | int:
-        end = time.monotonic() + ECHO
-        while self.watch.living and not told.number and time.monotonic() < end:
-            self.watch.rest(LOOK)
+    def _outcome(self, signals: Signals) -> Failure | int:
+        end = time.monotonic() + SETTLE
+        while self.watch.living and not signals.number and time.monotonic() < end:
+            self.watch.rest(INTERVAL)
             self.watch.look()
         cause = self._cause()
         if cause is not None:
@@ -84,28 +84,28 @@ class Supervision:
         return 0 if self.process.poll() is None else self.process.returncode % 256
 
     def _cause(self) -> Failure | None:
-        """The first cause among what ranks have written and how they have ended."""
-        found = read_all(self.attempt)
-        wrote = {failure.rank for failure in found}
-        found += [self._of(departure) for departure in self.watch.failed if departure.rank not in wrote]
-        cause = first(found)
+        """The first cause, from the failures that ranks have written and from how they ended."""
+        failures = read_all(self.attempt)
+        wrote = {failure.rank for failure in failures}
+        failures += [self._of(departure) for departure in self.watch.failed if departure.rank not in wrote]
+        cause = first(failures)
         if cause is not None and cause.consequence:
             for departure in self.watch.departures.values():
-                # None: the launcher, which looks more rarely, was there first for once. Other codes are in `found`.
-                if departure.code in (0, None) and departure.time < cause.time + ECHO:
+                # None: the launcher saw it first, and its code is lost. Other codes are among `failures`.
+                if departure.code in (0, None) and departure.time < cause.time + SETTLE:
                     return self._of(departure)
         return cause
 
     def _of(self, departure: Departure) -> Failure:
-        """A rank that ended without a word of its own."""
+        """The failure of a rank that wrote none itself."""
         log = logs.tail(self.log_of(departure.rank))
         code, rank, pid = departure.code or 0, departure.rank, departure.pid
         if code < 0:
             ended = Failure.by_signal(rank, pid, -code, departure.time, log)
-            # DataParallel exchanges in C++, whose time limit ends the process: only its log knows for whom it waited.
+            # DataParallel exchanges in C++, whose time limit kills the process: only its log names the late rank.
             return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
-        status = "an exit status that nobody saw" if departure.code is None else f"exit status {code}"
-        message = f"left with {status} while the job was at work"
+        status = "an unknown exit status" if departure.code is None else f"exit status {code}"
+        message = f"left with {status} while the job was running"
         return Failure(
             rank=rank,
             pid=pid,
@@ -116,23 +116,23 @@ class Supervision:
             time=departure.time,
         )
 
-    def _said_before_failing(self) -> int:
-        """How much of the first rank's log is its own words, and not the echo of a failure that is shown after it."""
+    def _size_before_failure(self) -> int:
+        """The bytes of the first rank's log before its own failure, which is shown afterwards."""
         return max((end.printed for end in read_all(self.attempt) if end.rank == self.first_rank), default=0)
 
     def log_of(self, rank: int) -> Path:
         return logs.worker_log(self.attempt, rank - self.first_rank)
 
-    def _end(self, told: Signals, patience: float) -> None:
-        """Ranks are told to end and given `patience` (a second signal ends it); then everything goes at once.
+    def _end(self, signals: Signals, patience: float) -> None:
+        """Sends SIGTERM to the ranks and waits for `patience` seconds, or a second signal; then kills everything.
 
-        Only the ranks are told: a loader's processes must not go before their rank has put its work away.
+        Only the ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
         if patience:
             send(self.watch.living, signal.SIGTERM)
-        times, end = told.times, time.monotonic() + patience
-        while self.watch.living and told.times == times and time.monotonic() < end:
-            self.watch.rest(LOOK)
+        times, end = signals.times, time.monotonic() + patience
+        while self.watch.living and signals.times == times and time.monotonic() < end:
+            self.watch.rest(INTERVAL)
             self.watch.look()
         kill_all(self._left)
         self.process.wait()

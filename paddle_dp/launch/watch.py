@@ -1,4 +1,4 @@
-"""The ranks of one launcher, seen from outside: which process is which rank, and how each has ended."""
+"""Watches the ranks of one launcher from outside: which process is which rank, and how each ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddle_dp.launch.processes import exit_of, variable
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """The end of a rank's process. `code` is its exit code, negative for a signal, None if it was not seen in time."""
+    """The end of a rank's process. `code`: its exit code, negative for a signal, None if it was not seen in time."""
 
     rank: int
     pid: int
@@ -22,11 +22,11 @@ class Departure:
 
 
 class Watch:
-    """Looks at the launcher's children; cheap enough to be asked ten times a second.
+    """Looks at the launcher's children; cheap enough for ten times a second.
 
     The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays
-    visible as a zombie until the launcher looks, and the kernel shows its exit code meanwhile: so who waits for the
-    next look is woken by a rank's end (`rest`), or one kill in twenty would be an end whose code nobody saw.
+    visible as a zombie, with its exit code, until the launcher waits for it: so `rest` returns as soon as a rank ends,
+    or the exit code of one kill in twenty would be lost.
     """
 
     def __init__(self, launcher: int):
@@ -34,39 +34,39 @@ class Watch:
         self.pids: dict[int, int] = {}
         self.departures: dict[int, Departure] = {}
         self._ends = select.poll()  # readable when a rank has ended
-        self._handles: dict[int, int] = {}  # of each living rank: a descriptor of its process
+        self._handles: dict[int, int] = {}  # a pidfd of each living rank
 
     def look(self) -> None:
-        """Takes note of ranks that have come and gone since the last look."""
+        """Records the ranks that have started and ended since the last call."""
         known = set(self.pids.values())
         for pid in self._children():
             if pid not in known and (word := variable(pid, "PADDLE_TRAINER_ID")) is not None:
                 self.pids[int(word)] = pid
-                self._hold(int(word), pid)
+                self._open_handle(int(word), pid)
         for rank, pid in self.pids.items():
             if rank not in self.departures:
                 gone, code = exit_of(pid)
                 if gone:
                     self.departures[rank] = Departure(rank=rank, pid=pid, time=time.time(), code=code)
-                    self._let_go(rank)
+                    self._close_handle(rank)
 
     def rest(self, seconds: float) -> None:
-        """Sleeps so long, or until a rank ends."""
+        """Sleeps for `seconds`, or until a rank ends."""
         self._ends.poll(1000 * seconds)
 
     def close(self) -> None:
-        """Lets go of all processes."""
+        """Closes the handles of all processes."""
         for rank in list(self._handles):
-            self._let_go(rank)
+            self._close_handle(rank)
 
-    def _hold(self, rank: int, pid: int) -> None:
+    def _open_handle(self, rank: int, pid: int) -> None:
         try:
             self._handles[rank] = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # gone already, or a kernel before 5.3: then looks alone must do
+        except (AttributeError, OSError):  # it ended already, or a kernel before 5.3: `rest` then only sleeps
             return
         self._ends.register(self._handles[rank], select.POLLIN)
 
-    def _let_go(self, rank: int) -> None:
+    def _close_handle(self, rank: int) -> None:
         if (handle := self._handles.pop(rank, None)) is not None:
             self._ends.unregister(handle)
             os.close(handle)
@@ -90,5 +90,5 @@ class Watch:
         return [departure for departure in self.departures.values() if departure.code]
 
     def all_well(self, ranks: int) -> bool:
-        """Whether all `ranks` have come and have ended with 0."""
+        """Whether all `ranks` have started, and ended with 0."""
         return len(self.departures) == ranks and all(d.code == 0 for d in self.departures.values())

@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-if (
-    __name__ == "__main__"
-):  # this file's folder heads the path, and would hide packages that are named like its files
+if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
     sys.path[0] = os.getcwd()
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -37,7 +35,7 @@ ENTRY_POINTS = {
     "export": "paddle_dp.export.export:export",
     "trace": "paddle_dp.proof.trace:trace",
 }
-LAST_WORDS = 5  # seconds in which a failed rank may put its things away
+CLOSING = 5  # seconds for a failed rank to close its files
 
 
 def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -62,16 +60,16 @@ def _find(entry_point: str) -> Callable[[Any, dict[str, Any]], None]:
 
 
 def guarded(call: Callable[[], None], folder: Path | None) -> Failure | None:
-    """Calls `call`; if it fails, the failure is left in `folder` and returned. sys.exit(0) is no failure."""
+    """Calls `call`; if it fails, writes the failure to `folder` and returns it. sys.exit(0) is no failure."""
     try:
         call()
-    except SystemExit as leave:
-        if leave.code in (None, 0):
+    except SystemExit as ending:
+        if ending.code in (None, 0):
             return None
-        failure = Failure.of(leave, _rank())
-    except KeyboardInterrupt as stop:
-        failure = Failure.of(stop, _rank())
-    except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
+        failure = Failure.of(ending, _rank())
+    except KeyboardInterrupt as interrupt:
+        failure = Failure.of(interrupt, _rank())
+    except Exception as error:  # noqa: BLE001 - the supervisor needs to know of any
         failure = Failure.of(error, _rank())
     else:
         return None
@@ -85,9 +83,9 @@ def _rank() -> int:
 
 
 def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
-    """A rank's whole life, under the launcher or started plainly; leaves the process with the exit status."""
+    """Runs a rank, under the launcher or started by hand, and exits with its status."""
     job, supervised = _read(entry_point, argv), "PADDLE_DP_JOB" in os.environ
-    _settle_in(job, supervised)
+    _prepare_process(job, supervised)
     options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")) if supervised else job.options
     folder = os.environ.get("PADDLE_LOG_DIR", "")
     call = partial(work, job.entry_point, job.recipe, job.all_overrides, options)
@@ -96,8 +94,8 @@ def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoRet
         sys.exit(0)
     sys.stdout.flush()
     print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)
-    # What is open gets closed; but a thread that waits for lost peers must not keep this process.
-    faulthandler.dump_traceback_later(LAST_WORDS, exit=True)
+    # Python closes open files; but a thread that waits for lost peers must not keep this process alive.
+    faulthandler.dump_traceback_later(CLOSING, exit=True)
     sys.exit(failure.exit_status)
 
 
@@ -126,15 +124,13 @@ def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
     )  # fmt: skip
 
 
-def _settle_in(job: Job, supervised: bool) -> None:
-    """Ties this rank to its launcher, and tells MKL and OpenMP what they read when paddle is imported."""
+def _prepare_process(job: Job, supervised: bool) -> None:
+    """Ties this rank to its launcher, and sets the variables that MKL and OpenMP read when paddle is imported."""
     if "PADDLE_RANK_IN_NODE" in os.environ:
         die_with_parent()
     if supervised:
         if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
-            sys.exit(
-                1
-            )  # the supervisor was ended while this process started: too early for the kernel to tell
+            sys.exit(1)  # the supervisor ended while this process started, before die_with_parent()
         return
     here = Machine.here()
     ranks, nodes = int(os.environ.get("PADDLE_LOCAL_SIZE", "1")), int(os.environ.get("PADDLE_NNODES", "1"))

@@ -269,8 +269,8 @@ def test_a_script_that_fails_is_told_as_such(tmp_path):
     ("words", "said"),
     [
         (("gone.py",), "audit gone.py: give a Python script (.py)"),
-        (("--ranks", "1", str(SCRIPTS / "honest.py")), "2 ranks or more"),
-        (("--steps", "0", str(SCRIPTS / "honest.py")), "1 step or more"),
+        (("--ranks", "1", str(SCRIPTS / "honest.py")), "--ranks 2 or more"),
+        (("--steps", "0", str(SCRIPTS / "honest.py")), "--steps 1 or more"),
     ],
 )
 def test_usage(words, said, tmp_path):

@@ -68,7 +68,7 @@ def test_joined_batches_have_every_sample_once_and_common_arrays_as_they_are(tmp
 
 def test_batches_of_other_shapes_do_not_join(tmp_path):
     arrays.write_batches(tmp_path, "b", [[paddle.ones([2, 3])], [paddle.ones([2, 4])]])
-    with pytest.raises(JoinError, match=r"\(2, 3\), \(2, 4\) do not make one batch"):
+    with pytest.raises(JoinError, match=r"\(2, 3\), \(2, 4\) cannot be joined to one batch"):
         join(arrays.read_batches(tmp_path, "b"), [2, 2])
 
 

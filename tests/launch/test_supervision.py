@@ -24,7 +24,7 @@ def supervision(tmp_path):
     ("code", "said"),
     [
         (0, "left with exit status 0"),
-        (None, "left with an exit status that nobody saw"),
+        (None, "left with an unknown exit status"),
         (3, "left with exit status 3"),
     ],
 )
