@@ -50,11 +50,7 @@ def command(job: Job, resume: str = "newest") -> str:
 
 
 def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:
-<<<<<<< HEAD
-    """The checkpoint that a job with `--resume best`, `STEP` or `PATH` goes on from, and the word for `--resume`.
-=======
-    """The checkpoint to resume for a job that had `--resume best` or `--resume PATH`, and the argument of `--resume`.
->>>>>>> 1076fba (launch in plain words)
+    """The checkpoint to resume for a job that had `--resume best`, `STEP` or `PATH`, and the argument of `--resume`.
 
     None if `--resume` alone finds it. The job's own newest checkpoint may not be the folder's newest: an abandoned
     training may have saved later steps.
@@ -65,16 +61,11 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     if own:
         return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
     if job.resume == "best":
-<<<<<<< HEAD
-        found = best(saved[0].parent) if saved else None
-        return (found, "best") if found else None
-    if job.resume.isdecimal():
-        found = next((path for path in saved if step_of(path) == int(job.resume)), None)
-        return (found, job.resume) if found else None
-=======
         path = best(saved[0].parent) if saved else None
         return (path, "best") if path else None
->>>>>>> 1076fba (launch in plain words)
+    if job.resume.isdecimal():
+        of_step = next((path for path in saved if step_of(path) == int(job.resume)), None)
+        return (of_step, job.resume) if of_step else None
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
 
 
