@@ -39,7 +39,7 @@ def _shortest(number: float) -> str:
     return str(int(number)) if number == int(number) else repr(number)
 
 
-class _Quantity:
+class Quantity:
     """Base: pydantic reads the quantity from text and writes it back as text."""
 
     example: ClassVar[str]
@@ -62,7 +62,7 @@ class _Quantity:
 
 
 @dataclass(frozen=True)
-class Length(_Quantity):
+class Length(Quantity):
     """How far: a number of epochs or of steps. Fractions of an epoch are allowed («0.5 epochs»)."""
 
     count: float
@@ -111,7 +111,7 @@ class Every(Length):
 
 
 @dataclass(frozen=True)
-class Bytes(_Quantity):
+class Bytes(Quantity):
     """An amount of memory; 1 MB = 2**20 bytes, as in paddle.DataParallel's comm_buffer_size."""
 
     count: int
@@ -135,7 +135,7 @@ class Bytes(_Quantity):
 
 
 @dataclass(frozen=True)
-class Duration(_Quantity):
+class Duration(Quantity):
     """A time in seconds."""
 
     seconds: float
@@ -152,7 +152,7 @@ class Duration(_Quantity):
 
 
 @dataclass(frozen=True)
-class Recompute(_Quantity):
+class Recompute(Quantity):
     """What backward recomputes instead of keeping it from forward: `none`, `full` (every block), `selective` (inside
     attention only), or `every 2 blocks` (every second block)."""
 

@@ -1,7 +1,7 @@
-"""What stands between a word in a recipe and an object: `use: name` → shelf file → Config → build().
+"""Finds and builds parts: `use: name` → file on a shelf → Config → build().
 
-The only door to the shelves: names, settings and their mistakes live here, and nothing that trains.
-A whole recipe, with its lines and overrides, is read in `recipe/`; the parts themselves are on the shelves.
+Names, settings and their mistakes are read here for every shelf. A whole recipe, with its lines and overrides, is read
+in `recipe/`; the parts themselves are in the shelves' folders.
 """
 
 from paddle_dp.part.annotation import Annotation, annotate

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
 
-# What build() is called with, which a class or function takes itself: by position, or by name for schedules. Paddle's
-# own optimizers are called by name too (OptimizerCall).
+# The arguments with which the training calls build(), by shelf: by position, or by name for schedules. (Paddle's own
+# optimizers are called by name, too: OptimizerCall.)
 GIVEN: dict[str, tuple[str, ...]] = {
     "datasets": ("split",),
     "optimizers": ("learning_rate", "named_parameters"),
@@ -28,27 +28,30 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Call(BaseModel):
-    """The Config of a part that is a plain class or function: what the recipe gives goes in as keywords."""
+    """The Config of a part that is a plain class or function: the recipe's settings are its keyword arguments."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
     called: ClassVar[Callable[..., Any]]
-    given: ClassVar[tuple[str, ...]] = ()  # parameters that the training gives: no settings
+    given: ClassVar[tuple[str, ...]] = ()  # parameters that the training gives, which are no settings
+
+    def given_settings(self) -> dict[str, Any]:
+        """The settings that the recipe gives, without defaults."""
+        return {name: value for name, value in self if name in self.model_fields_set}
 
     def build(self, *given: Any, **named: Any) -> Any:
-        settings = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self).called(*given, **named, **settings)
+        return type(self).called(*given, **named, **self.given_settings())
 
 
 class LossCall(Call):
-    """The Config of a loss that is a plain function of (outputs, targets, …): it is not called, but handed on."""
+    """The Config of a loss that is a plain function of (outputs, targets, …): build() returns the function itself."""
 
     def build(self, *given: Any, **named: Any) -> Any:
-        called, settings = type(self).called, {name: getattr(self, name) for name in self.model_fields_set}
+        called, settings = type(self).called, self.given_settings()
         return functools.update_wrapper(functools.partial(called, **settings), called) if settings else called
 
 
 class OptimizerCall(Call):
-    """The Config of a class such as paddle.optimizer.Adam, whose `parameters` are tensors without names."""
+    """The Config of a class such as paddle.optimizer.Adam, whose `parameters` are tensors without their names."""
 
     def build(self, *given: Any, **named: Any) -> Any:
         learning_rate, named_parameters = given
@@ -57,11 +60,11 @@ class OptimizerCall(Call):
 
 
 def resolve(dotted: str) -> Any:
-    """The module, or what stands in a module, under a dotted name. Raises ImportError when there is none.
+    """The module, or the object in a module, of a dotted name. Raises ImportError if there is none.
 
-    Where a package has something else under the name of one of its files (paddle.vision.models.alexnet is a file, and
-    the function in it), and the file has no Config, it is that. The working folder is searched last, so that a file of
-    the user's hides no installed package.
+    If a package has both a file and an object of one name (paddle.vision.models.alexnet is a file, and the function in
+    it), and the file has no Config, it is the object. The working folder is searched last, so that a file of the user's
+    hides no installed package.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
@@ -80,7 +83,7 @@ def resolve(dotted: str) -> Any:
 
 @functools.cache
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
-    """A Config whose settings are the parameters of a class or function, less those that build() is given."""
+    """A Config whose settings are the parameters of a class or function, without those that the training gives."""
     parameters = list(inspect.signature(called).parameters.values())
     if shelf == "losses" and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
@@ -92,8 +95,8 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
 
 
 def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
-    """Whether it is a loss itself: no class, and two parameters that have to be given, outputs and targets. What
-    makes a loss is a class, or a function that takes its settings by name."""
+    """Whether it is a loss itself: a function with two required parameters, outputs and targets. A class, or a function
+    whose settings are keywords, makes a loss instead."""
     first = [p for p in parameters[:2] if p.kind in _POSITIONAL and p.default is p.empty]
     return not isinstance(called, type) and len(first) == 2
 
@@ -118,7 +121,7 @@ def _config(
 
 
 def _annotation(parameter: inspect.Parameter, called: Any) -> Any:
-    """What the parameter takes, or Any where that cannot be told or cannot come from YAML."""
+    """The parameter's type, or Any if it is unknown or cannot come from YAML."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return Any
@@ -132,7 +135,7 @@ def _annotation(parameter: inspect.Parameter, called: Any) -> Any:
 
 
 def _longest_module(dotted: str) -> tuple[Any, list[str]]:
-    """The module that the first words name, and the words left over."""
+    """The module of the longest prefix of the name, and the remaining words."""
     words = dotted.split(".")
     for length in range(len(words), 0, -1):
         name = ".".join(words[:length])
@@ -140,5 +143,5 @@ def _longest_module(dotted: str) -> tuple[Any, list[str]]:
             return import_module(name), words[length:]
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there; what it imports is not
+                raise  # the module exists; something that it imports does not
     raise ImportError(f"no package or file '{words[0]}' is installed or stands here", name=words[0])

@@ -1,4 +1,4 @@
-"""What a Config says of itself: the settings it takes, their types, their defaults, and what checks them."""
+"""Inspects a Config: its settings, their types, defaults and meanings, and the pydantic adapter that checks them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from paddle_dp.part.types import in_words
 from paddle_dp.part.words import Keys, show
+from paddle_dp.units import Quantity
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What checks and writes settings of this Config; a plain dataclass is told to refuse unknown ones."""
+    """The adapter that checks and writes settings of this Config; a plain dataclass is set to refuse unknown ones."""
     if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
         kind.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[union-attr]
     if kind not in _ADAPTERS:
@@ -28,7 +29,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The settings that a Config, or the Config inside an annotation such as `Config | None`, takes."""
+    """The settings, name → type, of a Config, or of the Config in an annotation such as `Config | None`."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, BaseModel):
             return {name: field.annotation for name, field in option.model_fields.items()}
@@ -40,7 +41,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting for a person to read; `default` is None when it must be given, `meaning` one or two sentences."""
+    """One setting, as text for help; `default` is None if it is required, `meaning` one or two sentences."""
 
     name: str
     type: str
@@ -50,25 +51,25 @@ class Setting:
 
 @cache
 def meanings(kind: type[Any]) -> dict[str, str]:
-    """What each setting of a Config means, by name: the string that stands behind its field, also in a base."""
+    """The meanings of a Config's settings by name: the string after each field, also in a base class."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not vars(base).get("__annotations__"):
             continue
         try:
             (body,) = ast.parse(dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError):  # made on the spot: its source is nowhere
+        except (OSError, TypeError, SyntaxError):  # a class made at run time has no source
             continue
-        for field, behind in pairwise(body.body if isinstance(body, ast.ClassDef) else ()):
+        for field, following in pairwise(body.body if isinstance(body, ast.ClassDef) else ()):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 found.setdefault(field.target.id, "")
-                if isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant):
-                    found[field.target.id] = " ".join(str(behind.value.value).split())
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(following.value.value).split())
     return found
 
 
 def settings_of(kind: Any) -> list[Setting]:
-    """What a Config takes: its own settings, then those that it has from a base."""
+    """A Config's settings: its own, then those of its bases."""
     means = meanings(kind)
     if not is_dataclass(kind):
         return [
@@ -90,7 +91,7 @@ def settings_of(kind: Any) -> list[Setting]:
 
 
 def setting_at(kind: Any, path: Keys) -> Any:
-    """The annotation that a path of keys leads to, or None."""
+    """The type of the setting at a path of keys, or None."""
     for key in path:
         kind = fields_of(kind).get(str(key))
     return kind
@@ -102,4 +103,4 @@ def _default(setting: Field[Any]) -> str | None:
         value = setting.default_factory()
     if value is MISSING:
         return None
-    return str(value) if hasattr(value, "example") else show(value)
+    return str(value) if isinstance(value, Quantity) else show(value)

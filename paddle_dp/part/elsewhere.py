@@ -1,4 +1,4 @@
-"""What other tools call a setting, or what it was called here before, and where it stands in a recipe."""
+"""Other names of settings, in other tools and in recipes from before 0.1.0, and where they are in a recipe."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NAMES = {
     "strategy.sharding_stage": ("zero", "zero_stage"),
     "output_dir": ("save_dir", "log_dir"),
 }
-# A key that stands in another group than it should is known by its own name.
+# Also each key's own name, for a key that is written in another group.
 PLACES = {name: place for place, names in NAMES.items() for name in (place.rpartition(".")[2], *names)}
-# What a key was called in recipes written before 0.1.0.
+# Keys of recipes from before 0.1.0, and today's.
 RENAMED = {
     "out": "output_dir",
     "schedule.peak": "schedule.learning_rate",
@@ -45,11 +45,11 @@ RENAMED = {
     "strategy.split": "strategy.partition",
 }
 
-# What a value was called.
+# The same for values.
 RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"}
 
 
 def place_of(name: str, exactly: bool = False) -> str | None:
-    """ "schedule.learning_rate" for 'lr', also mistyped unless `exactly`; None for a word that no tool has."""
+    """ "schedule.learning_rate" for 'lr', also if mistyped (unless `exactly`); None for an unknown word."""
     near = get_close_matches(name.lower(), PLACES, n=1, cutoff=1.0 if exactly else 0.8)
     return PLACES[near[0]] if near else None

@@ -1,4 +1,4 @@
-"""A model built without memory for its weights: to be looked at, never to compute."""
+"""Builds models without memory for their weights, to inspect their layers and shapes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def lazily() -> Iterator[None]:
-    """Inside, models are built without memory for their weights; names, random numbers and device stay as they were.
+    """A context in which models are built without memory for their weights; unique names, random generators and the
+    device are restored.
 
-    A model that computes with its weights while it is built (spectral_norm, an LSTM in Paddle 3.3.1) raises whatever
-    Paddle raises then.
+    A model that computes with its weights while it is built (spectral_norm, an LSTM in Paddle 3.3.1) raises Paddle's
+    error.
     """
     import paddle
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean
 from paddle_dp.part.annotation import Annotation, annotate, named_in
@@ -20,11 +20,19 @@ from paddle_dp.part.settings import Owner, read_settings
 from paddle_dp.part.shelf import SHELVES, load, names
 
 
+@runtime_checkable
+class Refuses(Protocol):
+    """A Config that checks the recipe before anything starts."""
+
+    def refuse(self, recipe: Any, ranks: int, device: str) -> None:
+        """Raises UsageError for what it cannot do."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """A part of a shelf with its settings; `build(…)` makes the object, with what the shelf's parts are given.
+    """A part of a shelf with its settings; `build(…)` makes the object from the arguments that its shelf gets.
 
-    `annotation`: what a recipe says about a model's layers beside its settings; the built model has it in its tables.
+    `annotation`: how a recipe splits a model's layers; build() puts it into the model's tables.
     """
 
     shelf: str
@@ -34,34 +42,34 @@ class Part:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a recipe says to get this part again, defaults included, as JSON and YAML can hold it."""
+        """The recipe's settings for this part, defaults included, as JSON and YAML values."""
         given_only = isinstance(self.config, Call)  # a class's own defaults may be anything
         written = adapter(type(self.config)).dump_python(self.config, mode="json", exclude_unset=given_only)
         if self.annotation is not None:
-            said = adapter(Annotation).dump_python(self.annotation, mode="json")
-            written |= {key: value for key, value in said.items() if value}
+            tables = adapter(Annotation).dump_python(self.annotation, mode="json")
+            written |= {key: value for key, value in tables.items() if value}
         return {"use": self.name, **written}
 
     def refuse(self, recipe: Any, ranks: int, device: str) -> None:
-        """Raises UsageError where the part cannot do what the recipe asks on `ranks` ranks of "cpu" or "gpu".
+        """Raises UsageError if the part cannot do what the recipe asks, on `ranks` ranks of "cpu" or "gpu".
 
-        Its Config may have a method of this name; one that has not refuses nothing.
+        A Config without a method `refuse` refuses nothing.
         """
-        if refuse := getattr(self.config, "refuse", None):
-            refuse(recipe, ranks, device)
+        if isinstance(self.config, Refuses):
+            self.config.refuse(recipe, ranks, device)
 
     def build(self, *given: Any, **named: Any) -> Any:
-        """The object itself. Raises RecipeError where the annotation of a model does not fit it."""
+        """The object itself. Raises RecipeError if a model's annotation does not fit it."""
         made = self.config.build(*given, **named)
         return made if self.annotation is None else annotate(made, self.annotation)
 
 
 def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path | None = None) -> Part:
-    """The part that `settings` (`use` and the rest) name. `prefix` leads to them in a recipe, `home` is its file.
+    """The part with these `settings` (`use` and the rest). `prefix`: their key in a recipe; `home`: the recipe's file.
 
-    A model may be annotated: its patterns are held against its layers, built without memory where that can be done.
-    Imports that one file. Raises RecipeError with every mistake; InstallError when the part needs Paddle, and it is
-    not there.
+    A model's annotation is checked against its layers, which are built without memory if possible.
+    Imports that one file. Raises RecipeError with every mistake; InstallError if the part needs Paddle and it is not
+    installed.
     """
     noun = SHELVES[shelf]
     prefix = prefix or noun
@@ -69,10 +77,10 @@ def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path |
         raise RecipeError([Mistake(where="", what=_needs_use(shelf, prefix, settings, home))])
     use = settings["use"]
     kind = find(shelf, use, home)
-    said = named_in(settings, fields_of(kind)) if shelf == "models" else {}
-    rest = {name: value for name, value in settings.items() if name != "use" and name not in said}
+    tables = named_in(settings, fields_of(kind)) if shelf == "models" else {}
+    rest = {name: value for name, value in settings.items() if name != "use" and name not in tables}
     owner = Owner(subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home))
-    annotation = read_settings(Annotation, said, owner) if said else None
+    annotation = read_settings(Annotation, tables, owner) if tables else None
     part = Part(shelf, use, read_settings(kind, rest, owner, home), annotation)
     if annotation is not None:
         _try(part.config, annotation)
@@ -80,7 +88,7 @@ def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path |
 
 
 def _try(config: Any, annotation: Annotation) -> None:
-    """Raises RecipeError where an annotation does not fit the model; a rank does, where it can only be built there."""
+    """Raises RecipeError if an annotation does not fit the model. If it cannot be built here, a rank will raise it."""
     try:
         with lazily():
             model = config.build()
@@ -92,7 +100,7 @@ def _try(config: Any, annotation: Annotation) -> None:
 def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     """The Config of a part: of a shelf's file, of a module (dotted), or of a class or function (dotted).
 
-    Raises RecipeError, at the key `use`, when there is none or it cannot be imported.
+    Raises RecipeError, at the key `use`, if there is none or it cannot be imported.
     """
     noun = SHELVES[shelf]
     dotted = "." in use
@@ -100,9 +108,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
         raise _at_use(_unknown(shelf, use, known))
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module=r"paddle\."
-            )  # what Paddle says of itself while it is imported
+            warnings.filterwarnings("ignore", module=r"paddle\.")  # warnings of Paddle's own import
             found = resolve(use) if dotted else load(shelf, use, home)
     except ImportError as error:
         if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):

@@ -1,7 +1,7 @@
-"""Settings against the Config that takes them: checked by pydantic, all mistakes at once, in plain words.
+"""Checks settings against their Config with pydantic, and reports all mistakes at once.
 
-Settings travel as JSON, so that pydantic's strict mode takes a list for a tuple and nothing else for what it is not:
-no text for a number, no number for a text, no 1 for true.
+Settings are passed as JSON, so that pydantic's strict mode takes a list for a tuple and no other value of a wrong type
+(no text for a number, no number for a text, no 1 for true).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paddle_dp.errors import Mistake, RecipeError, did_you_mean
 from paddle_dp.part.config import adapter, fields_of, setting_at
 from paddle_dp.part.elsewhere import RENAMED, place_of
 from paddle_dp.part.words import Keys, complaint, keys_of
+from paddle_dp.units import Quantity
 
 T = TypeVar("T")
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -119,5 +120,5 @@ def _takes(kind: Any, path: Keys) -> list[str]:
 
 
 def _for_example(kind: Any, path: Keys) -> str:
-    example = getattr(setting_at(kind, path), "example", None)
-    return f" (such as {example})" if example else ""
+    wanted = setting_at(kind, path)
+    return f" (such as {wanted.example})" if isinstance(wanted, type) and issubclass(wanted, Quantity) else ""

@@ -1,4 +1,4 @@
-"""The shelves as folders: where each is, what stands on it, and how a file of it is imported."""
+"""The shelves as folders: where each is, the parts in it, and how one is imported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def folder(shelf: str, home: Path | None = None) -> Path | None:
-    """The shelf's folder; models/ is in the working folder, or in the nearest parent of the recipe file `home`."""
+    """The shelf's folder; models/ is in the working folder, or beside or above the recipe file `home`."""
     if shelf != "models":
         return _PACKAGE / shelf
     places = [Path.cwd(), *(home.resolve().parents if home else ())]
@@ -35,7 +35,7 @@ def folder(shelf: str, home: Path | None = None) -> Path | None:
 
 
 def names(shelf: str, home: Path | None = None) -> list[str]:
-    """The parts on a shelf, sorted. Imports none of them. Raises UsageError when there is no such shelf."""
+    """The parts on a shelf, sorted. Imports none of them. Raises UsageError if there is no such shelf."""
     if shelf not in SHELVES:
         raise UsageError(f"There is no shelf '{shelf}'.{did_you_mean(shelf, SHELVES, 'The shelves are')}")
     where = folder(shelf, home)
@@ -62,15 +62,15 @@ def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:
 
 
 def _make_importable(where: Path) -> None:
-    """Makes `models` this folder, whatever stands first on sys.path and whichever other `models` was imported."""
+    """Makes the package `models` this folder, whatever sys.path says, and even if another `models` was imported."""
     known = sys.modules.get("models")
     if known is not None and [str(where)] == list(getattr(known, "__path__", [])):
         return
     for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
         del sys.modules[name]
-    sign, places = where / "__init__.py", [str(where)]
-    if sign.exists():
-        spec = spec_from_file_location("models", sign, submodule_search_locations=places)
+    init, places = where / "__init__.py", [str(where)]
+    if init.exists():
+        spec = spec_from_file_location("models", init, submodule_search_locations=places)
     else:
         spec = ModuleSpec("models", None, is_package=True)
         spec.submodule_search_locations = places

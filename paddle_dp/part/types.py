@@ -1,4 +1,4 @@
-"""A type as a person would say it: «number, 0 or more», «whole number or null», «one of sum, mean»."""
+"""Types in words, for help: «number, 0 or more», «whole number or null», «one of sum, mean»."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
+
+from paddle_dp.units import Quantity
 
 _PLAIN: dict[Any, str] = {
     int: "whole number",
@@ -24,10 +26,10 @@ _BOUNDS: dict[type, str] = {
 
 
 def in_words(annotation: Any) -> str:
-    """What may be given for a setting of this type."""
+    """The values that a setting of this type takes, in words."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
-    if hasattr(annotation, "example"):
+    if isinstance(annotation, type) and issubclass(annotation, Quantity):
         return f"quantity such as {annotation.example}"
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:

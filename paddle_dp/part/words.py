@@ -1,4 +1,4 @@
-"""What pydantic finds, in the words of a person who writes YAML."""
+"""Turns pydantic's errors into sentences for a person who writes YAML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddle_dp.part.elsewhere import RENAMED_VALUES
 
 Keys = tuple[str | int, ...]
 
-# pydantic's name of an error → what is wrong with the value, with pydantic's own numbers filled in.
+# pydantic's name of an error → the sentence's predicate, with pydantic's numbers filled in.
 WORDS: dict[str, str] = {
     "int_type": "is not a whole number",
     "int_parsing": "is not a whole number",
@@ -57,7 +57,7 @@ def show(value: Any) -> str:
 
 
 def keys_of(location: tuple[str | int, ...], values: Any, *, leaf: bool) -> Keys:
-    """The keys in pydantic's location, which also names the options of a union; `leaf`: its last may be missing."""
+    """The keys in pydantic's location, without the options of unions in it. `leaf`: the last key may be missing."""
     path: list[str | int] = []
     for number, key in enumerate(location):
         keys = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()

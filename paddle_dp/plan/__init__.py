@@ -1,6 +1,6 @@
-"""Arithmetic before hardware: which layouts are legal, which legal ones are near, and a pipeline's time table.
+"""Plans layouts by arithmetic: which are legal, which legal ones are near, memory per rank, and pipeline schedules.
 
-No paddle and no process here; what a layout does when it runs is `parallel`, and what the ranks are is `mesh`.
+It imports no paddle and starts no process. What a layout does when it runs is in `parallel`, the ranks are in `mesh`.
 """
 
 from paddle_dp.plan.legal import Anatomy, Shape, legal_layouts, problems, refusal

@@ -1,4 +1,4 @@
-"""Which layouts fit a model, a batch and a number of ranks; and the nearest that do, where one does not."""
+"""Checks whether a layout fits a model, a batch and a number of ranks, and proposes the nearest that do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paddle_dp.plan.pipeline_schedule import check_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """What a model itself says of how it can be split.
+    """How a model can be split, according to its tables.
 
-    `blocks`: how many ordered ones it has; `sizes`: how many numbers each of them holds; `learns`: how many parameters
-    of each learn (of the whole model, as one, where blocks are none or not all of it); `outside`: a parameter that is
-    in none of them, or "". `cut`: what its `cuts` tables name, with the size that the tensor axis must divide;
-    `cut_classes`: its scores among them. `attention_methods`: whether it names its attention. `tied`: the numbers of
-    blocks that share a weight.
+    `blocks`: the number of its ordered blocks; `sizes`: the elements of each one's parameters; `learns`: the number of
+    trained parameters of each (of the whole model, if there are no blocks or they are not all of it); `outside`: a
+    parameter in none of them, or "". `cut`: the entries of its `cuts` tables, with the size that the tensor axis must
+    divide; `cut_classes`: whether logits are among them. `attention_methods`: whether it names its attention. `tied`:
+    groups of blocks, by number, that share a weight.
     """
 
     blocks: int = 0
@@ -36,12 +36,11 @@ class Anatomy:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a layout must divide: a model's numbers (0 where it has none), the global batch and its micro-batches.
+    """The sizes that a layout must divide: a model's (0 for those it has not), the global batch and its micro-batches.
 
-    `anatomy` is what was seen of the model itself, None where that could only be seen in a rank: then it is not held
-    against a layout here. Its blocks are dealt to stages by `partition`; a rank holds `virtual_stages` of them, and
-    takes its micro-batches in the order of `pipeline_schedule`. `cut_lengths`: the tensor axis cuts sequences, too.
-    `loss_parts`: the loss can be computed from some of the classes, or of the tokens.
+    `anatomy` is None if only a rank can build the model: then it is not checked here. `partition` deals blocks to
+    stages, a rank has `virtual_stages` of these, and `pipeline_schedule` orders its micro-batches. `cut_lengths`: the
+    tensor axis splits sequences, too. `loss_parts`: the loss can be computed from some of the classes, or the tokens.
     """
 
     heads: int = 0
@@ -61,37 +60,38 @@ class Shape:
 
     @classmethod
     def of(cls, model: Any, batch: int, micro_batches: int, anatomy: Anatomy | None = None) -> Shape:
-        """The shape of a model's Config: its `heads`, `kv_heads`, `vocab` … where it has them."""
+        """The shape of a model's Config, from its settings `heads`, `kv_heads`, `vocab`, …, if it has them."""
         names = ("heads", "kv_heads", "hidden", "vocab", "length")
-        found: dict[str, Any] = {
+        sizes: dict[str, Any] = {
             name: size for name in names if isinstance(size := getattr(model, name, 0), int)
         }
         if getattr(model, "cuts_classes", False):
-            found["classes"] = model.classes
-        return cls(**found, batch=batch, micro_batches=micro_batches, anatomy=anatomy)
+            sizes["classes"] = model.classes
+        return cls(**sizes, batch=batch, micro_batches=micro_batches, anatomy=anatomy)
 
     def along(self, dataset: Any, cut_lengths: bool) -> Shape:
-        """This shape for the sequences that a data set's Config names, when it does."""
+        """This shape with the sequence length of a data set's Config, if it has one."""
         return replace(self, length=getattr(dataset, "length", 0) or self.length, cut_lengths=cut_lengths)
 
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
-    """Every reason why the layout cannot run, one sentence each; empty when it can."""
+    """Every reason why the layout cannot run, one sentence each; empty if it can."""
     found = []
     if degrees.ranks != ranks:
         factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
         product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
         needed = f"{product}{degrees.ranks} rank{'s' * (degrees.ranks > 1)}"
         found.append(f"the degrees make {needed}, and there are {ranks}")
-    for axis, things in (
-        ("tensor", ("heads", "kv_heads", "hidden", "vocab", "classes")),
-        ("sequence", ("heads", "kv_heads", "length")),
-    ):
-        for thing in things:
-            size = getattr(shape, thing)
+    heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
+    divided = {
+        "tensor": {**heads, "hidden": shape.hidden, "vocab": shape.vocab, "classes": shape.classes},
+        "sequence": {**heads, "length": shape.length},
+    }
+    for axis, sizes in divided.items():
+        for name, size in sizes.items():
             if size and size % degrees[axis]:
-                whose = "the" if thing == "length" else "the model's"
-                found.append(f"{axis} {degrees[axis]} does not divide {whose} {thing} ({size})")
+                whose = "the" if name == "length" else "the model's"
+                found.append(f"{axis} {degrees[axis]} does not divide {whose} {name} ({size})")
     found += _uneven(degrees, shape)
     if degrees.pipeline > 1:
         found += check_schedule(
@@ -149,15 +149,14 @@ def _uncuttable(tensor: int, shape: Shape, model: Anatomy, told: bool) -> Iterat
 
 
 def _uneven(degrees: Degrees, shape: Shape) -> Iterator[str]:
-    """What tensor and sequence cannot divide together, though each of them can; and models without a sequence."""
+    """Sizes that tensor and sequence cannot divide together, though each of them can; and a missing length."""
     sequence, tensor = degrees.sequence, degrees.tensor
     product = f"sequence {sequence} × tensor {tensor}" if sequence > 1 else f"tensor {tensor}"
     if sequence > 1 and not shape.length:
         yield f"sequence {sequence} needs a model or a data set with a `length`"
-    for thing in ("heads", "kv_heads"):
-        size = getattr(shape, thing)
+    for name, size in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
         if size % (sequence * tensor) and not (size % sequence or size % tensor):
-            yield f"{product} does not divide the model's {thing} ({size})"
+            yield f"{product} does not divide the model's {name} ({size})"
     if shape.cut_lengths and shape.length % (sequence * tensor) and not shape.length % sequence:
         yield f"{product} does not divide the length ({shape.length}), which sequence_parallel cuts"
 
@@ -174,7 +173,7 @@ def layouts(ranks: int, axes: tuple[str, ...] = AXES) -> Iterator[Degrees]:
 def legal_layouts(
     shape: Shape, ranks: int, near: Degrees | None = None, axes: tuple[str, ...] = AXES
 ) -> list[Degrees]:
-    """The layouts that can run, nearest to `near` first: the fewest axes changed, then the smallest changes."""
+    """The layouts that can run, nearest to `near` first: by the number of axes changed, then the size of changes."""
 
     def distance(degrees: Degrees) -> tuple[int, float]:
         if near is None:
@@ -186,7 +185,7 @@ def legal_layouts(
 
 
 def refusal(degrees: Degrees, shape: Shape, ranks: int, axes: tuple[str, ...] = AXES) -> str | None:
-    """One sentence that says why the layout cannot run and which near ones over `axes` can; None when it can."""
+    """One sentence on why the layout cannot run and which near ones over `axes` can; None if it can."""
     found = problems(degrees, shape, ranks)
     if not found:
         return None

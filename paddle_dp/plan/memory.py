@@ -1,4 +1,4 @@
-"""What a rank holds of a model while it learns: parameters, gradients, optimizer states, as bytes. Pure arithmetic.
+"""Bytes of parameters, gradients and optimizer states on a rank, by arithmetic.
 
 The formula of ZeRO (Rajbhandari et al., arXiv:1910.02054, section 5, figure 1), for Ψ parameters over N ranks:
 
@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Numbers of 4 bytes that an optimizer keeps for each parameter: moments, velocity.
+# float32 numbers that an optimizer keeps per element of a parameter: moments, velocity.
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Bytes for one parameter: of itself, of its gradient, of its optimizer states (p, g and k of the formula)."""
+    """Bytes per element: of the parameter, its gradient, its optimizer states (p, g and k of the formula)."""
 
     parameter: int = 4
     gradient: int = 4
@@ -30,10 +30,10 @@ class Widths:
 
     @classmethod
     def of(cls, optimizer: str, low: bool = False, double: bool = False) -> Widths:
-        """Of a recipe's optimizer. `low`: weights and gradients in 2 bytes, and a copy of the weights in 4 (O2);
-        `double`: everything in 8 (float64).
+        """The widths for a recipe's optimizer. `low`: weights and gradients in 2 bytes, with float32 masters (O2);
+        `double`: everything in float64.
 
-        Raises KeyError for an optimizer that is not among `STATES`.
+        Raises KeyError for an optimizer that is not in `STATES`.
         """
         if double:
             return cls(parameter=8, gradient=8, optimizer=8 * STATES[optimizer])
@@ -55,7 +55,7 @@ class StateBytes:
 
 
 def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = None) -> StateBytes:
-    """ZeRO's own: as if any part of any parameter could lie anywhere. `stage` 0 is without sharding."""
+    """ZeRO's formula, which splits parameters evenly over `ranks`. `stage` 0: without sharding."""
     widths, whole = widths or Widths(), float(parameters)
     part = whole / ranks
     return StateBytes(
@@ -66,21 +66,21 @@ def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = Non
 
 
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Which rank owns each parameter: the largest first, each to the rank that has least so far.
+    """The rank that owns each parameter: the largest first, each to the rank with the least so far.
 
-    Parameters are dealt whole, as fleet's DygraphShardingOptimizer does, so ranks differ by one parameter at most.
+    Parameters are not split, as in fleet's DygraphShardingOptimizer, so ranks differ by one parameter at most.
     """
-    found, full = [0] * len(sizes), [0] * ranks
+    owner, load = [0] * len(sizes), [0] * ranks
     for number in sorted(range(len(sizes)), key=lambda n: sizes[n], reverse=True):
-        found[number] = full.index(min(full))
-        full[found[number]] += sizes[number]
-    return found
+        owner[number] = load.index(min(load))
+        load[owner[number]] += sizes[number]
+    return owner
 
 
 def state_bytes(
     sizes: Sequence[int], ranks: int, stage: int, widths: Widths | None = None
 ) -> list[StateBytes]:
-    """What each rank of the sharding axis keeps of parameters of these sizes, when each is dealt whole."""
+    """The bytes on each rank of the sharding axis, for parameters of these sizes that are not split."""
     dealt = owners(sizes, ranks)
     own = [sum(size for size, owner in zip(sizes, dealt, strict=True) if owner == s) for s in range(ranks)]
     whole = formula(sum(sizes), 1, 0, widths)

@@ -1,4 +1,4 @@
-"""How a pipeline's ordered blocks are dealt to its stages: each stage gets a run of neighbours."""
+"""Deals a pipeline's ordered blocks to its stages: each stage gets consecutive blocks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Partition = Literal["uniform", "parameters"] | tuple[int, ...]
 
 
 def stage_bounds(weights: Sequence[int], stages: int, partition: Partition = "uniform") -> list[int]:
-    """Where each stage begins, and where the last one ends: stage s holds blocks [bounds[s], bounds[s + 1]).
+    """The stages' bounds: stage s holds blocks [bounds[s], bounds[s + 1]).
 
-    `weights` are the blocks' parameters. uniform: equal numbers of blocks, what is left over to the last stages, as
-    fleet deals. parameters: the largest stage is as small as it can be. A tuple says how many blocks each stage gets.
+    `weights`: the blocks' numbers of parameters. uniform: equal numbers of blocks, the remainder to the last stages, as
+    fleet does. parameters: the largest stage is as small as possible. A tuple gives the number of blocks of each stage.
     """
     if partition == "parameters":
         return _balanced(list(accumulate(weights, initial=0)), stages)
@@ -24,7 +24,7 @@ def stage_bounds(weights: Sequence[int], stages: int, partition: Partition = "un
 
 
 def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]:
-    """Why so many blocks cannot be dealt to so many stages like this, one sentence each; empty when they can."""
+    """Why the blocks cannot be dealt to the stages by this partition, one sentence each; empty if they can."""
     if stages > blocks:
         return [f"{stages} pipeline stages need as many blocks, and the model has {blocks}"]
     if isinstance(partition, str):
@@ -37,15 +37,15 @@ def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]
 
 
 def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], sharding: int = 1) -> list[str]:
-    """Ranks of a pipeline whose stages hold too little that learns, one sentence each.
+    """Ranks of a pipeline with too few trained parameters, one sentence each.
 
-    `learns`: how many parameters of each block do; each of the `sharding` ranks of a stage must own one.
+    `learns`: the number of trained parameters of each block; each of the `sharding` ranks of a stage must own one.
     """
     found = []
     for rank in range(ranks):
         stages = range(rank, len(bounds) - 1, ranks)
-        held = [number for stage in stages for number in range(bounds[stage], bounds[stage + 1])]
-        count, blocks = sum(learns[number] for number in held), ", ".join(map(str, held))
+        numbers = [number for stage in stages for number in range(bounds[stage], bounds[stage + 1])]
+        count, blocks = sum(learns[number] for number in numbers), ", ".join(map(str, numbers))
         if not count:
             found.append(
                 f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): "
@@ -59,9 +59,9 @@ def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], shardin
 
 
 def _balanced(before: list[int], stages: int) -> list[int]:
-    """The bounds with the smallest largest sum; among those, with sums as equal as can be.
+    """The bounds whose largest sum is smallest; among those, with the smallest sum of squares.
 
-    `before[i]` is the sum of the first i weights. best[i] is the best way to deal the first i blocks so far.
+    `before[i]`: the sum of the first i weights. best[i]: the best bounds of the first i blocks, for the stages so far.
     """
     blocks = len(before) - 1
     best = {i: (before[i], before[i] ** 2, [0, i]) for i in range(1, blocks + 1)}

@@ -1,7 +1,6 @@
-"""A pipeline's schedules as arithmetic: what each stage computes in which order, when, and how long it stands idle.
+"""Pipeline schedules as arithmetic: what each stage computes in which order, when, and its idle time.
 
-A forward is one unit of time and a backward two, unless said otherwise; a stage that is given another time, or time to
-send, is idle for longer than the formula says.
+By default a forward takes one unit of time and a backward two, and sending none.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a stage did a piece of work, in seconds (or units) from the beginning of the batch."""
+    """Start and stop of a stage's work, in seconds (or units) from the beginning of the batch."""
 
     stage: int
     work: Work
@@ -34,7 +33,7 @@ class Span:
 
 
 def bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
-    """The share of time that each stage stands idle when all have equal work and sending takes none.
+    """The share of time that each stage is idle, if all have equal work and sending takes no time.
 
     (p − 1) / (m + p − 1) (Huang et al. 2019, arXiv:1811.06965); with v stages on each rank (p − 1) / (v·m + p − 1)
     (Narayanan et al. 2021, arXiv:2104.04473, whose (p − 1) / (v·m) is over the time of the work alone).
@@ -43,7 +42,7 @@ def bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[str]:
-    """Why a schedule cannot run so, one sentence each; empty when it can."""
+    """Why a schedule cannot run, one sentence each; empty if it can."""
     found = []
     if schedule == "1f1b" and virtual_stages > 1:
         found.append(
@@ -59,9 +58,9 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stage
 
 
 def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[list[Work]]:
-    """For each of `stages` ranks, its work in the order in which fleet does it.
+    """For each of `stages` ranks, its work in fleet's order.
 
-    interleaved needs micro-batches in whole rounds of `stages`, and f_then_b too where ranks have several stages.
+    interleaved, and f_then_b with several stages per rank, need micro-batches in multiples of `stages`.
     """
     forwards, backwards = _directions(schedule, stages, micro_batches, virtual_stages)
     ahead = [_ahead(schedule, stages, micro_batches, virtual_stages, stage) for stage in range(stages)]
@@ -88,17 +87,17 @@ def _directions(
 
 
 def _ahead(schedule: str, stages: int, micro_batches: int, virtual_stages: int, stage: int) -> int:
-    """How many forwards a stage has done before its first backward, the one that comes right before it not counted."""
-    after = stages - stage - 1
+    """The number of a stage's warm-up forwards, before it alternates forward and backward."""
+    later_stages = stages - stage - 1
     if schedule == "f_then_b":
         return micro_batches * virtual_stages
     if schedule == "1f1b":
-        return min(after, micro_batches)
-    return min(2 * after + (virtual_stages - 1) * stages, micro_batches * virtual_stages)
+        return min(later_stages, micro_batches)
+    return min(2 * later_stages + (virtual_stages - 1) * stages, micro_batches * virtual_stages)
 
 
 def _in_turn(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterable[Work]:
-    """`ahead` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """`ahead` forwards, then a forward and a backward alternately, then the remaining backwards."""
     yield from forwards[:ahead]
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
         yield from (forward, backward)
@@ -108,9 +107,9 @@ def _in_turn(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterabl
 def timeline(
     ordered: Sequence[Sequence[Work]], seconds: Callable[[int, Work], float] | None = None
 ) -> list[Span]:
-    """When each piece of work is done if every stage begins it as soon as it can.
+    """The spans of all work if every stage begins each piece as soon as it can.
 
-    `seconds(stage, work)` is how long it takes. Raises ValueError for orders in which stages wait for each other.
+    `seconds(stage, work)`: its duration. Raises ValueError for orders with a deadlock.
     """
     last = len(ordered) * (1 + max(work.chunk for order in ordered for work in order)) - 1
     takes = seconds or (lambda _, work: 1.0 if work.kind == "forward" else 2.0)
@@ -131,19 +130,19 @@ def timeline(
                 spans.append(Span(stage, work, start, free[stage]))
                 at[stage] += 1
         if len(spans) == before:
-            raise ValueError("in these orders the stages wait for each other for ever")
+            raise ValueError("deadlock: with these orders the stages wait for each other for ever")
     return spans
 
 
 def _needs(work: Work, place: int, last: int) -> tuple[Kind, int, int] | None:
-    """What must be done before: the same micro-batch's forward one place earlier, or its backward one place later."""
+    """The work that must come before: the micro-batch's forward on the previous stage, or backward on the next."""
     if work.kind == "forward":
         return ("forward", work.micro_batch, place - 1) if place else None
     return ("backward", work.micro_batch, place + 1) if place < last else ("forward", work.micro_batch, place)
 
 
 def idle(spans: Sequence[Span], stages: int) -> list[float]:
-    """The share of a batch's time, first start to last stop, in which each stage computed nothing."""
+    """The share of a batch's time, first start to last stop, in which each stage is idle."""
     length = max(span.stop for span in spans) - min(span.start for span in spans)
     busy = [sum(span.stop - span.start for span in spans if span.stage == stage) for stage in range(stages)]
     return [1 - each / length for each in busy]

@@ -1,4 +1,4 @@
-"""Which of a model's weights a rank of a layout holds, and the bytes of what it keeps while it learns. No paddle."""
+"""The weights that a rank of a layout holds, and the bytes of its parameters, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from paddle_dp.units import Recompute
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter of a whole model: its first name, how many numbers it is, and whether the tensor axis cuts it."""
+    """One parameter of a whole model: its first name, its number of elements, and whether the tensor axis cuts it."""
 
     name: str
     size: int
     cut: bool = False
 
     def part(self, tp_size: int) -> int:
-        """The numbers of it that one rank of the tensor axis holds."""
+        """The number of its elements on one rank of the tensor axis."""
         return self.size // tp_size if self.cut else self.size
 
 
-Blocks = Sequence[
-    Sequence[Weight]
-]  # the weights of each of a model's ordered blocks; one block, where it has none
+# The weights of each of a model's ordered blocks; a model without blocks counts as one.
+Blocks = Sequence[Sequence[Weight]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a strategy lays a model out on ranks, as arithmetic: all that planning and pictures ask of a strategy.
+    """How a strategy splits a model over ranks, as numbers: all that planning and pictures need of a strategy.
 
-    `degrees` of the axes; a pipeline's `partition` of the blocks into `virtual_stages` on each rank, and its schedule;
-    ZeRO's `sharding_stage`; whether tensor ranks share the tokens between cut layers (`sequence_parallel`); what is
-    computed again. `widths` are the bytes for one parameter: no strategy's, but the optimizer's and the precision's.
+    `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
+    ZeRO's `sharding_stage`; whether tensor ranks split the tokens between cut layers (`sequence_parallel`); what is
+    recomputed. `widths`, the bytes per element, follow from optimizer and precision.
     """
 
     degrees: Degrees
@@ -51,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What one rank holds: its coordinates, its blocks by number (a tuple a stage), parameters and state."""
+    """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, and bytes."""
 
     rank: int
     coords: dict[str, int]
@@ -64,19 +63,19 @@ class RankMemory:
         return tuple(number for stage in self.stages for number in stage)
 
 
-def whole(blocks: Blocks) -> int:
-    """The parameters of the whole model; one that several blocks share counts once."""
+def total_parameters(blocks: Blocks) -> int:
+    """The number of the whole model's parameters; one that several blocks share counts once."""
     return sum(distinct(blocks, range(len(blocks)), 1))
 
 
 def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> list[int]:
-    """The sizes of what one rank of the tensor axis holds of these blocks; a weight that several share, once."""
-    found = {weight.name: weight.part(tensor) for number in numbers for weight in blocks[number]}
-    return list(found.values())
+    """The sizes of these blocks' weights on one rank of the tensor axis; one that several share counts once."""
+    sizes = {weight.name: weight.part(tensor) for number in numbers for weight in blocks[number]}
+    return list(sizes.values())
 
 
 def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
-    """The blocks and the memory of `rank`. A weight that two pipeline stages share lies on both."""
+    """The blocks and the memory of `rank`. A weight that two pipeline stages share is on both."""
     degrees = layout.degrees
     coords = degrees.coords(rank)
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
@@ -92,7 +91,7 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
-    """One of each kind: ranks along data, sequence and tensor hold as much as their first."""
+    """The distinct ones: ranks along data, sequence and tensor hold as much as their first."""
     degrees = layout.degrees
     return [
         rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))

@@ -1,12 +1,12 @@
-"""What sharding cannot do, said before any process starts."""
+"""Refuses what sharding cannot do, before any process starts."""
 
 from __future__ import annotations
 
 
 def unshardable(sharding: int, pipeline: int, offload: bool, tied: bool, device: str) -> str | None:
-    """The reason, as one sentence with what to do about it, or None.
+    """The reason in one sentence, with what to do about it, or None.
 
-    `tied`: the model's scores use the embedding's weights; `device`: "cpu" or "gpu".
+    `tied`: the model's head uses the embedding's weights; `device`: "cpu" or "gpu".
     """
     if offload and device == "cpu":
         return (

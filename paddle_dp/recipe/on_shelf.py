@@ -1,4 +1,4 @@
-"""A field of the recipe that holds a part: how pydantic reads it, writes it and describes it to an editor."""
+"""The recipe's fields that hold a part: how pydantic reads and writes them, and their JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic_core import core_schema
 
 from paddle_dp.part import Annotation, Part, find, names, read_part, summary
 from paddle_dp.part.config import adapter, meanings
+from paddle_dp.units import Quantity
 
 
 class EditorSchema(GenerateJsonSchema):
-    """pydantic's own, with what each setting means, and a quantity's default as in YAML («3 epochs»)."""
+    """pydantic's schema with the meaning of each setting, and a quantity's default as in YAML («3 epochs»)."""
 
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         return _explained(super().dataclass_schema(schema), schema["cls"])
@@ -23,11 +24,11 @@ class EditorSchema(GenerateJsonSchema):
         return _explained(super().model_schema(schema), schema["cls"])
 
     def encode_default(self, dft: Any) -> Any:
-        return str(dft) if hasattr(dft, "example") else super().encode_default(dft)
+        return str(dft) if isinstance(dft, Quantity) else super().encode_default(dft)
 
 
 def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """An object's schema with the meaning of each of its settings: what an editor shows beside the key."""
+    """An object's schema with the meanings of its settings, which editors show beside the keys."""
     for name, meaning in meanings(kind).items():
         if meaning and name in described.get("properties", {}):
             described["properties"][name]["description"] = meaning
@@ -36,7 +37,7 @@ def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OnShelf:
-    """Marks a field as a part of this shelf; `key` is where a recipe says it."""
+    """Marks a field as a part of this shelf; `key`: its key in a recipe."""
 
     shelf: str
     key: str
@@ -46,7 +47,7 @@ class OnShelf:
         return core_schema.with_info_plain_validator_function(self._read, serialization=settings)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """One object for each part of the shelf, told apart by `use`; a dotted name may take anything."""
+        """One object for each part of the shelf, chosen by `use`; a dotted name may have any settings."""
         dotted = {"type": "object", "required": ["use"], "properties": {"use": {"pattern": r"\."}}}
         return {"anyOf": [*(self._describe(name) for name in names(self.shelf)), dotted]}
 
@@ -60,9 +61,9 @@ class OnShelf:
 
     def _describe(self, name: str) -> dict[str, Any]:
         described = adapter(find(self.shelf, name)).json_schema(schema_generator=EditorSchema)
-        if self.shelf == "models":  # beside its own settings, what a recipe says about its layers
-            said = adapter(Annotation).json_schema(schema_generator=EditorSchema)
-            described["properties"] = {**said["properties"], **described.get("properties", {})}
+        if self.shelf == "models":  # an annotation's keys, beside its own settings
+            annotation = adapter(Annotation).json_schema(schema_generator=EditorSchema)
+            described["properties"] = {**annotation["properties"], **described.get("properties", {})}
         use = {"const": name, "description": summary(self.shelf, name)}
         return {
             **described,

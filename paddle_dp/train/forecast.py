@@ -9,9 +9,16 @@ from typing import Protocol, runtime_checkable
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.part import lazily
-from paddle_dp.plan.activations import Tokens, kept, waiting
+from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.plan.memory import STATES, Widths
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, rank_memories, rank_memory, whole
+from paddle_dp.plan.rank_memory import (
+    Blocks,
+    Layout,
+    RankMemory,
+    rank_memories,
+    rank_memory,
+    total_parameters,
+)
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.meter import peak_memory
 
@@ -28,7 +35,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[st
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with lazily():
         blocks = describe_weights(recipe.model.build())
-    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {whole(blocks):,} parameters"
+    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {total_parameters(blocks):,} parameters"
     if rank is None:
         memories = rank_memories(blocks, layout)
         shown = max(memories, key=lambda m: m.state.total + (activations(recipe, layout, blocks, m) or 0.0))
@@ -94,14 +101,14 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemo
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
         bytes={"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2),
     )  # fmt: skip
-    micro_batches = waiting(
+    micro_batches = in_flight(
         layout.pipeline_schedule,
         degrees.pipeline,
         memory.coords["pipeline"],
         recipe.train.micro_batches,
         layout.virtual_stages,
     )
-    return kept(tokens, memory.stages, len(blocks), layout.recompute, micro_batches)
+    return activation_bytes(tokens, memory.stages, len(blocks), layout.recompute, micro_batches)
 
 
 def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:

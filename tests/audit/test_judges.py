@@ -327,7 +327,7 @@ def test_an_evaluation_that_the_audit_cut_off_is_not_blamed_for_what_would_have_
 def test_a_mean_of_means_in_evaluation_has_both_numbers(record):
     (finding,) = evaluation(record(*held_out(SHARED, [[reduced(0.8)], [reduced(0.5)]]))).findings
     assert (
-        f"their mean is {(0.8 + 0.5) / 2:.4f}, the mean over samples {(0.8 * 5 + 0.5 * 4) / 9:.4f}"
+        f"their mean is {(0.8 + 0.5) / 2:.4f}, the mean over all samples {(0.8 * 5 + 0.5 * 4) / 9:.4f}"
         in finding.evidence
     )
 

@@ -6,7 +6,7 @@ import pytest
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.parallel.meta_init import built, describe_weights, lazily
 from paddle_dp.part import read_part
-from paddle_dp.plan.rank_memory import Layout, rank_memory, whole
+from paddle_dp.plan.rank_memory import Layout, rank_memory, total_parameters
 from tests.ranks import run_ranks
 
 SMALL = {"vocab": 32, "width": 16, "depth": 4, "heads": 4, "length": 8}
@@ -36,7 +36,7 @@ def test_a_description_is_the_model_in_numbers_without_its_memory(settings):
     state = paddle.get_rng_state()[0].__getstate__()
     blocks = described(model)
     assert paddle.get_rng_state()[0].__getstate__() == state
-    assert whole(blocks) == sizes([model.build()])
+    assert total_parameters(blocks) == sizes([model.build()])
 
 
 @pytest.mark.parametrize(

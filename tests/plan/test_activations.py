@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.plan.activations import Tokens, kept, waiting
+from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.units import Recompute
 
 # Table 3: the 175B model, s 2048, v 51200, t 8; the paper's b is 1.
@@ -30,26 +30,28 @@ def test_selective_saves_what_the_paper_says():
 def test_the_first_stage_keeps_as_much_as_all_layers_of_one_micro():
     """Section 4.2.3: whatever the degree, L layers of one micro-batch; interleaved, 1 + (p - 1)/(p·m) times that."""
     stages, tokens = [[0, *range(1, 13)]], Tokens(**GPT3)
-    micro_batches = waiting("1f1b", 4, 0, 16, 1)
+    micro_batches = in_flight("1f1b", 4, 0, 16, 1)
     assert micro_batches == 4
-    assert kept(tokens, stages, 50, Recompute(), micro_batches) == 48 * tokens.block("none")
-    micro_batches = waiting("interleaved", 4, 0, 16, 3)
+    assert activation_bytes(tokens, stages, 50, Recompute(), micro_batches) == 48 * tokens.block("none")
+    micro_batches = in_flight("interleaved", 4, 0, 16, 3)
     assert micro_batches * 3 * 4 == pytest.approx(
         48 * (1 + 3 / (4 * 3))
     )  # of 4 blocks, 3 stages of them, where L is 48
 
 
 def test_fewer_micros_than_stages_wait_all():
-    assert waiting("1f1b", 4, 0, 2, 1) == 2
-    assert waiting("1f1b", 4, 3, 16, 1) == 1
-    assert waiting("f_then_b", 4, 3, 16, 1) == 16
-    assert waiting("1f1b", 1, 0, 16, 1) == 1
+    assert in_flight("1f1b", 4, 0, 2, 1) == 2
+    assert in_flight("1f1b", 4, 3, 16, 1) == 1
+    assert in_flight("f_then_b", 4, 3, 16, 1) == 16
+    assert in_flight("1f1b", 1, 0, 16, 1) == 1
 
 
 def test_what_is_recomputed_is_there_once():
     tokens, stages = Tokens(**GPT3), [list(range(10))]
-    none, full = (kept(tokens, stages, 10, Recompute.parse(word), 1.0) for word in ("none", "full"))
-    half = kept(tokens, stages, 10, Recompute.parse("every 2 blocks"), 1.0)
+    none, full = (
+        activation_bytes(tokens, stages, 10, Recompute.parse(word), 1.0) for word in ("none", "full")
+    )
+    half = activation_bytes(tokens, stages, 10, Recompute.parse("every 2 blocks"), 1.0)
     assert none - full == 7 * tokens.block("none") - 8 * tokens.block("full")
     assert full < half < none
 

@@ -4,7 +4,7 @@ import pytest
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.memory import Widths
-from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, rank_memory, whole
+from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, rank_memory, total_parameters
 
 BLOCK = [("up", 80, True), ("down", 80, True), ("norm", 10, False)]
 MODEL = [
@@ -20,7 +20,7 @@ def held(**how):
 
 
 def test_a_shared_weight_counts_once_in_the_model_and_on_each_stage_that_has_it():
-    assert whole(MODEL) == 100 + 20 + 4 * 170 + 10
+    assert total_parameters(MODEL) == 100 + 20 + 4 * 170 + 10
     first, last = held(pipeline=2)
     assert (first.parameters, last.parameters) == (120 + 2 * 170, 2 * 170 + 110)
 
