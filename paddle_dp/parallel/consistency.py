@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +18,8 @@ _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _CYCLE = 8191
 _RUN = 128 * _CYCLE  # elements at once: the digest of a large tensor must not take a multiple of its memory
 _LANES = 1021  # a prime: rows of a matrix that change places change lanes, too
-_FREEZE = "reeze the parameter (stop_gradient), or use it on every rank"
-# What to do about a parameter without a gradient, by the strategy's find_unused_parameters.
-_WITHOUT_GRADIENT = {
-    False: f"Set strategy.find_unused_parameters=true, or f{_FREEZE}.",
-    True: f"F{_FREEZE}.",
-    None: f"F{_FREEZE}; or, where the whole model fits a rank, train with strategy.use=data_parallel and "
-    "strategy.find_unused_parameters=true.",
-}
 Named = Iterable[tuple[str, paddle.Tensor]]
 Digest = tuple[int, int]
-
-
-def has_gradient(parameter: paddle.Tensor) -> bool:
-    return parameter.grad is not None
 
 
 def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
@@ -168,34 +156,24 @@ def _more(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 
-def check_gradients(
-    named: Named,
-    mesh: Mesh,
-    find_unused_parameters: bool | None,
-    had: Callable[[paddle.Tensor], bool] = has_gradient,
-) -> None:
-    """Raises DivergenceError when a parameter's gradient would not be exchanged. Collective; call after a backward.
+def check_gradients(named: Named, mesh: Mesh, first: bool) -> None:
+    """Raises DivergenceError when a parameter's gradient would not be exchanged; to be called after a backward.
 
-    paddle.DataParallel without find_unused_parameters says nothing when a parameter has no gradient: the bucket that
-    holds it is then never exchanged, and the ranks drift apart (seen with 3.3.1). `find_unused_parameters` is the
-    strategy's setting, None where it has none. `had`: whether a parameter got one.
+    paddle.DataParallel waits for every parameter of a bucket. One that has no gradient in the first update is left out
+    of the exchange in silence, and the ranks drift apart; one that has none later keeps its bucket, and all behind it,
+    from being exchanged, so that the ranks that have it wait in backward for this one (seen with 3.3.1). After the
+    `first` update all ranks ask each other, in the later ones each looks at its own.
     """
-    if mesh.ranks == 1:
-        return
-    named = list(named)
-    absent = mesh.gather([name for name, parameter in named if not had(parameter)])
+    mine = [name for name, parameter in named if parameter.grad is None]
+    absent = mesh.gather(mine) if first else [mine if rank == mesh.rank else [] for rank in range(mesh.ranks)]
     lacking = {
         name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)
-    }
-    lacking = {
-        name: ranks
-        for name, ranks in lacking.items()
-        if not find_unused_parameters or len(ranks) < mesh.ranks
     }
     if lacking:
         name, ranks = min(lacking.items())
         who = "any rank" if len(ranks) == mesh.ranks else "rank " + ", ".join(map(str, ranks))
         raise DivergenceError(
             f"parameter '{name}' got no gradient on {who}, so it would not be exchanged and the ranks would silently "
-            f"drift apart. {_WITHOUT_GRADIENT[find_unused_parameters]}"
+            "drift apart. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient), or use it "
+            "on every rank."
         )

@@ -14,12 +14,13 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 )
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
+from paddle_dp.batch import Micro
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.finished import parameters_of
-from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.sharding.zero import Zero
 
 
@@ -39,12 +40,19 @@ class HybridLearner(Learner):
         return nullcontext()
 
     def _all_reduce_gradients(self) -> None:
-        if self.zero is None:
-            super()._all_reduce_gradients()
-        else:
-            if not self._gradients_checked:
-                self.zero.check(self.named_parameters(trainable=True), self.mesh)
-                self._gradients_checked = True
+        zero = self.zero
+        self._finish_exchange()
+        named = self.named_parameters(trainable=True)
+        with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
+            self._exchange()
+
+    def _finish_exchange(self) -> None:
+        if self.zero is not None:
+            self.zero.finish()
+
+    def _exchange(self) -> None:
+        """All-reduces the gradients that this rank keeps, each of which is there. Collective."""
+        if self.zero is not None:
             self.zero.exchange()
         marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
         if marked:
@@ -65,12 +73,6 @@ class HybridLearner(Learner):
         if self.zero is not None:
             self.zero.share()
 
-    def _backward_again(self, total: paddle.Tensor) -> Sketches:
-        found = super()._backward_again(total)
-        if self.zero is not None:
-            self.zero.met.clear()
-        return found
-
     def gradient_norm(self) -> paddle.Tensor:
         """Over the whole model."""
         return self._norms_over([self.trainable])[0]
@@ -83,6 +85,23 @@ class HybridLearner(Learner):
         # In float64 everywhere: a rank that counts nothing has no gradient to take the type from.
         squares = [gradients.global_norm(some).astype("float64").square() for some in mine]
         return self.mesh.sum_tensor(paddle.stack(squares)).sqrt()
+
+    def predict(self, inputs: Any) -> Any:
+        with self._served():
+            return super().predict(inputs)
+
+    def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+        with self._served():
+            return super()._forward_again(micro_batch)
+
+    @contextmanager
+    def _served(self) -> Iterator[None]:
+        """Around a forward alone: behind it, this rank serves those that still need parameters."""
+        try:
+            yield
+        finally:
+            if self.zero is not None and self.zero.stage3 is not None:
+                self.zero.finish()
 
     @property
     def predict_is_collective(self) -> bool:

@@ -14,6 +14,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.parallel import gradients
+from paddle_dp.parallel.absent import AbsentGradients
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
@@ -69,7 +70,6 @@ class Learner(PlacedModel):
     schedule: paddle.optimizer.lr.LRScheduler | None
     mixed: MixedPrecision
     dp_world_size: int = 1
-    find_unused_parameters: bool | None = None  # None: the strategy has no such setting
     dropout: Dropout = "exact"
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # of when each stage of a pipeline computed
@@ -82,7 +82,8 @@ class Learner(PlacedModel):
         updated = {id(p) for p in parameters_of(self.optimizer)}
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
-        self._gradients_checked = self.mesh.ranks == 1
+        self._gradients_checked = False
+        self._absent = AbsentGradients(self.mesh)
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
         number_elements(self.elements())
@@ -178,10 +179,15 @@ class Learner(PlacedModel):
         return self.mesh.waiting("the exchange of gradients")
 
     def _all_reduce_gradients(self) -> None:
-        """All-reduces what backward has not: here nothing. The first time, makes sure that no gradient was left out."""
-        if not self._gradients_checked:
-            check_gradients(self.named_parameters(trainable=True), self.mesh, self.find_unused_parameters)
+        """All-reduces what backward has not: here nothing. Makes sure that backward left no gradient out."""
+        if self.mesh.ranks > 1:
+            check_gradients(
+                self.named_parameters(trainable=True), self.mesh, first=not self._gradients_checked
+            )
             self._gradients_checked = True
+
+    def _finish_exchange(self) -> None:
+        """Behind a backward: exchanges what it has begun to exchange and not ended; here nothing. Collective."""
 
     def _step(self) -> None:
         self.optimizer.step()
@@ -295,6 +301,7 @@ class Learner(PlacedModel):
         """What the backward of a forward again gives, of which nothing stays."""
         with self.mixed.again():
             total.backward()
+        self._finish_exchange()
         found = sketches(self.named_parameters(trainable=True))
         for parameter in self.trainable:
             parameter.clear_gradient(False)

@@ -7,19 +7,16 @@ bit.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from functools import partial, wraps
 from typing import Any
 
 import paddle
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
-from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import settle
-from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.wrapping import Method, wrap
 from paddle_dp.part.annotation import attention_methods_of
 from paddle_dp.units import Recompute
@@ -46,21 +43,6 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
     for block in blocks[how.blocks - 1 : -1 : how.blocks]:
         wrap(block, "forward", "recompute", partial(_again, twice=_counted_once(block)))
     return model
-
-
-class LearnerWithDelayedAllReduce(Learner):
-    """A learner whose gradients are all-reduced once, after the last backward of a batch.
-
-    paddle.DataParallel exchanges them while backward runs, and takes the parameters of a backward inside a backward for
-    used twice: «parameter … has been ready before» (3.3.1).
-    """
-
-    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        return self.parallel_model.no_sync()
-
-    def _all_reduce_gradients(self) -> None:
-        super()._all_reduce_gradients()
-        fused_allreduce_gradients(self.trainable, None)  # averages, as paddle.DataParallel does
 
 
 def _attention(model: nn.Layer) -> nn.Layer:

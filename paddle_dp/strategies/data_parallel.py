@@ -24,7 +24,8 @@ class Config(StrategyConfig):
     """The same, of the last ones: less, so that little is left to wait for."""
 
     find_unused_parameters: bool = False
-    """Look for parameters without a gradient in every step: slower, and needed where ranks use different layers."""
+    """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
+    a rank lacks counts as zeros. Gradients are all-reduced behind backward then, not beside it."""
 
     sync_batch_norm: bool = False
     """BatchNorm over the samples of all ranks, as on one process."""
@@ -50,7 +51,8 @@ class DataParallel:
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
-        from paddle_dp.parallel.recompute import LearnerWithDelayedAllReduce, recomputed
+        from paddle_dp.parallel.delayed import LearnerWithDelayedAllReduce
+        from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.samplewise import mixing
 
         again, many = self.config.recompute, self.mesh.ranks > 1
@@ -64,12 +66,12 @@ class DataParallel:
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         prepared = prepare(task, self.mesh)
+        delayed = again != Recompute() or self.config.find_unused_parameters
         noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
         learner = prepared.learner(
-            Learner if again == Recompute() else LearnerWithDelayedAllReduce,
+            LearnerWithDelayedAllReduce if delayed else Learner,
             parallel_model=self._wrap(prepared.model),
             dp_world_size=self.mesh.ranks,
-            find_unused_parameters=self.config.find_unused_parameters,
             noticed=noticed,
         )
         learner.check("after the weights were made equal")
@@ -82,5 +84,4 @@ class DataParallel:
             model,
             comm_buffer_size=self.config.comm_buffer_size.megabytes,
             last_comm_buffer_size=self.config.last_comm_buffer_size.megabytes,
-            find_unused_parameters=self.config.find_unused_parameters,
         )

@@ -205,6 +205,8 @@ class TrainingLoop:
             return self.learner.train_batch(batch, collect_metrics)
         except NotFiniteError as error:
             raise self.soundness.explained(error, self.progress.step) from None
+        except DivergenceError as error:
+            raise DivergenceError(f"step {self.progress.step + 1}: {error}") from None
         except TargetError as error:
             raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
 

@@ -1,5 +1,6 @@
 """Divergence is named; it is never silence."""
 
+import numpy as np
 import paddle
 import pytest
 from paddle import nn
@@ -67,11 +68,11 @@ class Branches(nn.Layer):
         return self.first(x) + self.second(x) if self.use else self.first(x)
 
 
-def place(ranks_without, find_unused_parameters):
+def place(ranks_without, config):
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
-    from paddle_dp.strategies import data_parallel, hybrid
+    from paddle_dp.part import read_part
 
     mesh = join(seed=1)
     model = Branches()
@@ -81,14 +82,11 @@ def place(ranks_without, find_unused_parameters):
         loss=CrossEntropy().build(),
         optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
     )
-    if isinstance(find_unused_parameters, dict):  # the degrees of a hybrid layout, which has no such setting
-        config = hybrid.Config(**find_unused_parameters)
-    else:
-        config = data_parallel.Config(find_unused_parameters=find_unused_parameters)
-    return mesh, config.build(mesh).place(task)
+    strategy = read_part("strategies", {"use": "data_parallel", **config})
+    return mesh, strategy.build(mesh).place(task)
 
 
-def step(mesh, learner):
+def batches_of(mesh):
     from paddle_dp.data import Loader
 
     class Data:
@@ -96,65 +94,142 @@ def step(mesh, learner):
             return 8
 
         def __getitem__(self, i):
-            import numpy as np
-
             return np.full([4], i / 8, "float32"), i % 3
 
-    for batch in Loader.plain(Data(), 4, mesh).read(0):
+    return iter(Loader.plain(Data(), 4, mesh).read(0))
+
+
+def step(mesh, learner):
+    for batch in batches_of(mesh):
         learner.train_batch(batch)
         learner.check("after a step")
 
 
-def unused(ranks_without, find_unused_parameters):
+def stored(learner):
+    """What lies here of the weight that is used or not; None where another rank stores it."""
+    weight = learner.model.second.weight
+    return weight.tolist() if learner.is_stored(weight) else None
+
+
+def unused(ranks_without, config):
     from paddle_dp.errors import DivergenceError
 
-    mesh, learner = place(ranks_without, find_unused_parameters)
+    mesh, learner = place(ranks_without, config)
     try:
         step(mesh, learner)
     except DivergenceError as error:
         return str(error)
-    return learner.model.second.weight.tolist()
+    return stored(learner)
 
 
 def test_a_parameter_without_gradient_on_one_rank_is_an_error():
-    for said in run_ranks(unused, 2, [1], False):
+    for said in run_ranks(unused, 2, [1], {}):
         assert "parameter 'second.bias' got no gradient on rank 1" in said
         assert "strategy.find_unused_parameters=true" in said
 
 
 def test_a_parameter_without_gradient_anywhere_is_an_error_too():
     """Its whole bucket would not be exchanged."""
-    for said in run_ranks(unused, 2, [0, 1], False):
+    for said in run_ranks(unused, 2, [0, 1], {}):
         assert "got no gradient on any rank" in said
 
 
-@pytest.mark.parametrize(
-    ("degrees", "without", "who"),
-    [
-        ({"data": 2}, [1], "rank 1"),
-        ({"sharding": 2}, [1], "rank 1"),
-        ({"sharding": 2, "sharding_stage": 2}, [0, 1], "any rank"),
-    ],
-)
-def test_a_hybrid_layout_is_not_told_to_set_what_it_has_not(degrees, without, who):
-    for said in run_ranks(unused, 2, without, degrees):
-        assert f"parameter 'second.bias' got no gradient on {who}" in said
-        assert "Set strategy.find_unused_parameters" not in said
-        assert "Freeze the parameter (stop_gradient), or use it on every rank" in said
-        assert "strategy.use=data_parallel" in said
+LATE = "parameter 'second.bias' got no gradient on rank {}, so it would not be exchanged"
 
 
-@pytest.mark.parametrize("without", [[1], [0, 1]])
-def test_find_unused_handles_both(without):
-    weights = run_ranks(unused, 2, without, True)
-    assert isinstance(weights[0], list)
-    assert weights[0] == weights[1]
+def unused_later(ranks_without, config=None):
+    """Every rank uses both branches in the first update, and from the second on only some do."""
+    from paddle_dp.errors import DivergenceError
+
+    mesh, learner = place([], config or {})
+    batches = batches_of(mesh)
+    learner.train_batch(next(batches))
+    learner.model.use = mesh.rank not in ranks_without
+    try:
+        learner.train_batch(next(batches))
+    except DivergenceError as error:
+        return str(error)
+    learner.check("after a step")
+    return stored(learner)
+
+
+def test_a_parameter_without_gradient_from_the_second_update_on_is_named():
+    for rank, said in enumerate(run_ranks(unused_later, 2, [0, 1])):
+        assert LATE.format(rank) in said
+        assert "strategy.find_unused_parameters=true" in said
+
+
+def fails_on_one_rank():
+    said = unused_later([1])
+    raise AssertionError(said)
+
+
+def test_on_one_rank_alone_it_ends_the_job_with_that_rank_s_sentence():
+    """The other rank waits in its backward, and is ended with the job."""
+    with pytest.raises(AssertionError, match=LATE.format(1)):
+        run_ranks(fails_on_one_rank, 2, timeout=60)
+
+
+def steps():
+    from paddle_dp.errors import DivergenceError
+    from paddle_dp.train import Callback, Trainer
+
+    class Leave(Callback):
+        def step(self, moment):
+            model.use = moment.progress.step < 2
+
+    model = Branches()
+    data = [(np.full([4], i / 8, "float32"), np.int64(i % 3)) for i in range(16)]
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    trainer = Trainer.of(
+        model=model, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=optimizer, train=data, batch=4,
+        callbacks=[],
+    )  # fmt: skip
+    trainer.add(Leave())
+    try:
+        trainer.fit("4 steps")
+    except DivergenceError as error:
+        return str(error)
+
+
+def test_the_step_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for rank, said in enumerate(run_ranks(steps, 2)):
+        assert said.startswith("step 3: " + LATE.format(rank))
+
+
+EVERYWHERE = [
+    {"use": "data_parallel", "find_unused_parameters": True},
+    *(
+        {"use": "hybrid", **axes}
+        for axes in ({"data": 2}, {"sharding": 2}, {"sharding": 2, "sharding_stage": 2})
+    ),
+    {"use": "hybrid", "sharding": 2, "sharding_stage": 3},
+]
+
+
+def unused_each(configs):
+    return [
+        [unused(without, config), unused_later(without, config)]
+        for config in configs
+        for without in ([1], [0, 1])
+    ]
+
+
+def test_where_gradients_may_be_absent_a_rank_without_one_goes_on():
+    """In the first update, and from the second on; on one rank, and on all."""
+    ranks = run_ranks(unused_each, 2, EVERYWHERE)
+    for found in ranks:
+        for number, weights in enumerate(found):
+            for weight, first in zip(weights, ranks[0][number % 2], strict=True):
+                if weight is not None:
+                    np.testing.assert_allclose(weight, first, rtol=1e-6, err_msg=str(number))
 
 
 def diverge():
     from paddle_dp.errors import DivergenceError
 
-    mesh, learner = place([], False)
+    mesh, learner = place([], {})
     if mesh.rank == 2:
         with paddle.no_grad():
             learner.model.second.weight[1, 2] = 0.25

@@ -96,7 +96,8 @@ class PipelineLearner(HybridLearner):
         """Through all stages; only the last one has a loss."""
         assert self._tried is not None
         engine: Engine = self.parallel_model
-        with self._draws.scope(self._tried, micro_batch), self.mixed.context(), paddle.no_grad():
+        scope = self._draws.scope(self._tried, micro_batch)
+        with self._served(), scope, self.mixed.context(), paddle.no_grad():
             outputs = engine.predict(micro_batch.inputs)
             return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)
 
@@ -127,8 +128,8 @@ class PipelineLearner(HybridLearner):
             dict.fromkeys(self.names, 0.0)
         ]
 
-    def _all_reduce_gradients(self) -> None:
-        super()._all_reduce_gradients()
+    def _exchange(self) -> None:
+        super()._exchange()
         # After the data axis: what was all-reduced there is then equal in all bits here.
         for tied in self.local_stages.tied:
             tied.add_up()
@@ -152,7 +153,7 @@ class PipelineLearner(HybridLearner):
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
         engine: Engine = self.parallel_model
-        with paddle.no_grad(), self.mixed.context():
+        with self._served(), paddle.no_grad(), self.mixed.context():
             return engine.predict(inputs)
 
     def elements(self) -> list[tuple[int, nn.Layer]]:

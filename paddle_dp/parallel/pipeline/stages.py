@@ -59,8 +59,6 @@ class Tied:
 
     def add_up(self) -> None:
         """The gradient of all uses, equal in every bit on the stages that hold a copy. Collective over them."""
-        if self.parameter.grad is None:
-            self.parameter.grad = paddle.zeros_like(self.parameter)
         with paddle.no_grad():
             dist.all_reduce(self.parameter.grad, group=self.group)
 

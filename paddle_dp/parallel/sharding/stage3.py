@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,11 @@ from paddle_dp.parallel.hcg import Group
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
-    A layer's forward, and again its backward, begin with a broadcast of its own parameters. They are released after the
-    forward of the last layer that uses them, and once their gradient is there. So every rank must run the same layers
-    in the same order, in evaluation too. Autograd keeps a parameter itself, not its values: those that are gathered
-    before the backward are the ones it reads. (`_clear_data` and `_share_buffer_to`, by which fleet's
+    A layer's forward, and again its backward, begin with a broadcast of its own parameters. They are released after
+    the forward of the last layer that uses them, and once their gradient is there. A rank that does not run the layer
+    takes part in the broadcast nevertheless: `ask` begins a round (`Rounds`) for parameters that this rank needs, in
+    which all ranks call `broadcast` for each. Autograd keeps a parameter itself, not its values: those that are
+    gathered before the backward are the ones it reads. (`_clear_data` and `_share_buffer_to`, by which fleet's
     GroupShardedStage3 does the same, are private to Paddle.)
     """
 
@@ -27,11 +28,15 @@ class Stage3:
         self,
         model: nn.Layer,
         group: Group,
-        parameters: Iterable[paddle.Tensor],
+        parameters: Sequence[paddle.Tensor],
         owner: Callable[[paddle.Tensor], int],
+        ask: Callable[[Sequence[paddle.Tensor]], None],
     ):
         self.group, self._managed, self._owner = group, {id(parameter) for parameter in parameters}, owner
-        self._gathered: set[int] = set()  # the same on every rank, the owner too, whose are never empty
+        self._ask, self._parameters = ask, parameters
+        # Those that this rank has asked for. The owner asks, too, though its own are never empty: where ranks run the
+        # same layers, they begin the same rounds.
+        self._gathered: set[int] = set()
         self._users: dict[int, int] = {}
         for layer in model.sublayers(include_self=True):
             own = [p for p in layer.parameters(include_sublayers=False) if id(p) in self._managed]
@@ -49,7 +54,7 @@ class Stage3:
     def _before(self, own: list[paddle.Tensor], *_: Any) -> None:
         for parameter in own:
             self._users[id(parameter)] = self._users.get(id(parameter), 0) + 1
-            self._gather(parameter)
+        self._gather(own)
 
     def _after(self, own: list[paddle.Tensor], layer: nn.Layer, inputs: Any, outputs: Any) -> None:
         for parameter in own:
@@ -62,19 +67,22 @@ class Stage3:
 
     def _backward(self, own: list[paddle.Tensor], gradient: paddle.Tensor) -> None:
         """Runs when the gradient of a layer's output is there, before the layer's own are computed."""
-        for parameter in own:
-            self._gather(parameter)
+        self._gather(own)
+
+    def _gather(self, own: list[paddle.Tensor]) -> None:
+        missing = [parameter for parameter in own if id(parameter) not in self._gathered]
+        if missing:
+            self._gathered |= {id(parameter) for parameter in missing}
+            self._ask(missing)
 
     @paddle.no_grad()
-    def _gather(self, parameter: paddle.Tensor) -> None:
-        if id(parameter) in self._gathered:
-            return
-        self._gathered.add(id(parameter))
+    def broadcast(self, parameter: paddle.Tensor) -> None:
+        """Sends the owner's values to the ranks that have asked for them; the others forget them. Collective."""
         owner = self._owner(parameter)
         mine = owner == self.group.rank
         whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
         dist.broadcast(whole, self.group.ranks[owner], self.group)
-        if not mine:
+        if id(parameter) in self._gathered and not parameter._is_initialized():
             whole._share_buffer_to(parameter)
 
     def release(self, parameter: paddle.Tensor) -> None:
@@ -82,6 +90,11 @@ class Stage3:
         if id(parameter) in self._gathered:
             self._gathered.discard(id(parameter))
             self._empty(parameter)
+
+    def release_all(self) -> None:
+        """After a forward or a backward: frees what got no gradient."""
+        for parameter in self._parameters:
+            self.release(parameter)
 
     def _empty(self, parameter: paddle.Tensor) -> None:
         if self._owner(parameter) != self.group.rank:

@@ -16,11 +16,8 @@ HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 def owner_keeps_its_own() -> AbstractContextManager[None]:
     """The reduction to the owner is left out, and its own share taken for the mean."""
 
-    def make(meet: Callable[..., Any]) -> Callable[..., Any]:
-        def alone(self: Any, parameter: Any, *_: Any) -> None:
-            if parameter.grad is None:
-                return
-            self.met.append(parameter)
+    def make(reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(self: Any, parameter: Any) -> None:
             if self.owner(parameter) == self.group.rank:
                 parameter.grad.set_value(parameter.grad * self.group.nranks)
             else:
@@ -28,7 +25,7 @@ def owner_keeps_its_own() -> AbstractContextManager[None]:
 
         return alone
 
-    return replaced(f"{ZERO}._meet", make)
+    return replaced(f"{ZERO}._reduce", make)
 
 
 def updates_stay_with_their_owners() -> AbstractContextManager[None]:

@@ -1,0 +1,52 @@
+"""An optimizer that was given frozen parameters, too: they have no update to deal to the ranks of the sharding axis."""
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from tests.ranks import run_ranks
+
+
+def model_and_optimizer():
+    paddle.seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    for parameter in model[2].parameters():
+        parameter.stop_gradient = True
+    return model, paddle.optimizer.AdamW(0.1, parameters=model.parameters())
+
+
+def learn(strategy):
+    from paddle_dp.data import Loader
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Task
+    from paddle_dp.part import read_part
+
+    mesh = join(seed=1)
+    model, optimizer = model_and_optimizer()
+    learner = (
+        read_part("strategies", strategy)
+        .build(mesh)
+        .place(Task(model=model, loss=CrossEntropy().build(), optimizer=optimizer))
+    )
+    data = [(np.full([4], i / 8, "float32"), np.int64(i % 3)) for i in range(8)]
+    for batch in Loader.plain(data, 4, learner.mesh).read(0):
+        learner.train_batch(batch)
+    learner.check("at the end")
+    return {n: p.numpy() for n, p in learner.named_parameters() if learner.is_stored(p)}
+
+
+def learn_each(strategies):
+    return [learn(strategy) for strategy in strategies]
+
+
+def test_frozen_parameters_of_an_optimizer_are_nobodys_in_every_stage():
+    one = run_ranks(learn, 1, {"use": "single"})[0]
+    stages = [{"use": "hybrid", "sharding": 2, "sharding_stage": stage} for stage in (1, 2, 3)]
+    ranks = run_ranks(learn_each, 2, stages)
+    for weights in zip(*ranks, strict=True):
+        together = {name: value for found in weights for name, value in found.items()}
+        assert set(together) == set(one)
+        for name, value in together.items():
+            np.testing.assert_allclose(value, one[name], rtol=0, atol=1e-6, err_msg=name)
+        assert all({"2.weight", "2.bias"} <= set(found) for found in weights)  # each rank has them, whole
