@@ -56,6 +56,13 @@ def check_ungrouped(optimizer: Any, word: str) -> None:
         )
 
 
+def leave_frozen_out(optimizer: Any) -> None:
+    """Takes the frozen parameters out of an optimizer's list: they have no update that a rank could own."""
+    optimizer._parameter_list = optimizer._param_groups = [
+        parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient
+    ]
+
+
 def check_dense(model: nn.Layer) -> None:
     """Raises UsageError for an embedding with sparse gradients: no exchange, no norm and no scale here takes them."""
     for name, layer in model.named_sublayers(include_self=True):

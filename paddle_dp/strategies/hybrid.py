@@ -250,10 +250,11 @@ class Hybrid:
 
     def _zero(self, prepared: Prepared, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
-        from paddle_dp.parallel.finished import check_ungrouped
+        from paddle_dp.parallel.finished import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.sharding.zero import Zero
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")
+        leave_frozen_out(prepared.optimizer)
         stage, offload = self.config.sharding_stage, self.config.offload
         return Zero(prepared.model, prepared.optimizer, self.hcg, placements, stage, offload)
 

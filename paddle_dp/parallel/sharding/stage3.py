@@ -37,6 +37,7 @@ class Stage3:
         # Those that this rank has asked for. The owner asks, too, though its own are never empty: where ranks run the
         # same layers, they begin the same rounds.
         self._gathered: set[int] = set()
+        self._coming: set[int] = set()  # those of them that the round which begins will bring
         self._users: dict[int, int] = {}
         for layer in model.sublayers(include_self=True):
             own = [p for p in layer.parameters(include_sublayers=False) if id(p) in self._managed]
@@ -72,8 +73,10 @@ class Stage3:
     def _gather(self, own: list[paddle.Tensor]) -> None:
         missing = [parameter for parameter in own if id(parameter) not in self._gathered]
         if missing:
-            self._gathered |= {id(parameter) for parameter in missing}
+            self._coming = {id(parameter) for parameter in missing}
+            self._gathered |= self._coming
             self._ask(missing)
+            self._coming = set()
 
     @paddle.no_grad()
     def broadcast(self, parameter: paddle.Tensor) -> None:
@@ -82,7 +85,7 @@ class Stage3:
         mine = owner == self.group.rank
         whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
         dist.broadcast(whole, self.group.ranks[owner], self.group)
-        if id(parameter) in self._gathered and not parameter._is_initialized():
+        if not mine and id(parameter) in self._coming:
             whole._share_buffer_to(parameter)
 
     def release(self, parameter: paddle.Tensor) -> None:

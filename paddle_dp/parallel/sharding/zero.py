@@ -41,8 +41,6 @@ class Zero:
         offload: bool = False,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
-        # Frozen ones, which an optimizer may have been given too, have no update to deal.
-        optimizer._parameter_list = [p for p in optimizer._parameter_list if not p.stop_gradient]
         # Of fleet's own sharding optimizer, the dealing: its step refuses a parameter with a regularizer.
         dealt = DygraphShardingOptimizer(optimizer, hcg)._rank2params
         self._owner = {id(p): owner for owner, parameters in dealt.items() for p in parameters}
