@@ -184,7 +184,6 @@ FAULTS = (
         source="TTrace, wrong division into stages",
         setting=PIPELINE2,
         patch=block_runs_twice,
-        guard="gradients",
     ),
     Fault(
         name="local block numbers",
