@@ -99,6 +99,7 @@ def learn(strategy: dict[str, Any], micro_batches: int = 1) -> dict[str, Any]:
             metrics = learner.train_batch(batch, collect_metrics=True)
             rows.append([metrics["loss"], metrics["gradient_norm"]])
     learner.check("at the end")
+    assert not learner.differences()  # which are looked for with forwards and backwards of its own
     held_out = evaluate(
         learner, Loader(Points(), Sampler.of(len(Points()), BATCH, mesh, shuffle=False)), mesh
     )
