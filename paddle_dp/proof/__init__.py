@@ -1,6 +1,6 @@
-"""Is it the same? The first steps of a recipe on one process and on N ranks, compared number by number.
+"""`paddle-dp verify`: compares the first steps of a recipe on one process and on N ranks, number by number.
 
-Nothing here trains for its own sake, and nothing else in paddle_dp imports this; the command line does.
+Only the command line imports this package.
 """
 
 from paddle_dp.proof.sides import Comparison, Side

@@ -1,16 +1,16 @@
-"""Two sides laid beside each other: how far each quantity is off, in units of one process's own noise. No paddle.
+"""Compares two sides: the distance of each quantity, in units of one process's own noise. Does not import paddle.
 
 For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms over its elements:
 
     F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|
     r_p = |many - one| / F_p
 
-An update, and a state of the optimizer, stands beside what one process makes of the ranks' own gradients
-(proof.replay), and F_p has no noise in it but the last places in which both compute: eps · |p|, and eps · |weight|
-for an update, the difference of two weights.
+An update, and an optimizer state, is compared with what one process computes from the ranks' own gradients
+(proof.replay); then F_p is only the last place of both: eps · |p|, and for an update, the difference of two weights,
+eps · |weight|.
 
-Honest layouts give r of about 1, for their difference is made of the same rounding; K = 8 leaves room for chance.
-Elements whose noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged apart from the others.
+Correct layouts give r of about 1, since rounding is all their difference; K = 8 leaves room for chance. Elements whose
+noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged separately.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ import numpy as np
 from paddle_dp.proof.sheets import REPLAYED, Key, Trace, key
 
 K = 8.0
-NO_GRADIENT = (
-    0.3  # F/|g| from which on an element is noise: 0.07 at most was seen of real ones, 1.2 at least of others
-)
+# F/|g| from which on an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
+NO_GRADIENT = 0.3
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-# Of the whole gradient: what is smaller in a parameter is zero. Only for quantities whose own noise is nothing.
+# A parameter's part of the whole gradient below which it is zero; for quantities without noise of their own only.
 NOTHING = {"float64": 2.0**-53}
 SLIGHT = 2.0**-40
-# Of a parameter's gradient, the most that ReLUs and poolings which turn over may explain: 0.07 was seen (densenet121).
+# The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
+# (densenet121).
 TURNED = 0.2
 JUDGED = ("initial", "loss", "gradient norm", "gradient", "update", "frozen", "state", "statistic", "buffer")
 EXACT = ("initial", "frozen")  # equal bits, or different
-_NUMBERS = ("loss", "gradient norm")  # of every step; those behind the watched ones are proof.steps'
+_NUMBERS = ("loss", "gradient norm")  # of every step; proof.steps judges those of the later ones
 _MASKED = ("gradient", "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One quantity on both sides. `r` is infinite where one side has it and the other has not."""
+    """One quantity on both sides. `r` is infinite if only one side has it."""
 
     key: Key
     r: float
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """All quantities of a kind: the worst of them, the median noise."""
+    """All quantities of a kind: their number, and the worst of them."""
 
     kind: str
     count: int
@@ -71,8 +71,8 @@ class Row:
 class Part:
     """The trace of one process and that of many ranks, in one precision.
 
-    `truth` is one process's trace in float64, if there is one: it knows which gradients are truly zero. `replayed` is
-    what one process makes of `many`'s gradients; without it, they are taken to be its own.
+    `truth`: one process's trace in float64, if there is one; it shows which gradients are truly zero. `replayed`: what
+    one process computes from the gradients of `many`; without it, updates and states are compared with its own.
     """
 
     one: Trace
@@ -95,7 +95,7 @@ class Part:
 
     @property
     def amiss(self) -> str | None:
-        """What the many ranks' own comparison of their weights found."""
+        """The error of the ranks' own comparison of their weights, or None."""
         found: str | None = self.many.facts.get("amiss")
         return found
 
@@ -118,7 +118,7 @@ class Part:
         return float(np.median(steps)) if steps else 0.0
 
     def visible(self, ranks: int) -> float:
-        """The least fault of one rank's gradient that would show, as a part of it: K times the noise, of one of N."""
+        """The smallest relative fault of one rank's gradient that would be detected: K times the noise, times N."""
         return K * self.noise * ranks
 
     @property
@@ -127,7 +127,7 @@ class Part:
         return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
 
     def of_one(self, number: str) -> np.ndarray:
-        """One process's value of a quantity, whole: of updates and states, what it makes of the ranks' gradients."""
+        """One process's value of a whole quantity; for updates and states, computed from the ranks' gradients."""
         again = self.replayed is not None and Key.read(number).kind in REPLAYED
         trace = self.replayed if again and self.replayed is not None else self.one
         return trace.array(number)
@@ -146,10 +146,10 @@ class Part:
                 yield self._finding(what, self.of_one(number), self.many.array(number))
 
     def _cleared(self, findings: list[Finding]) -> list[Finding]:
-        """The findings, gradients by the least r of several batches from the initial weights.
+        """The findings, with the smallest r of several batches for gradients of the initial weights.
 
-        A fault is in every batch. A ReLU or a pooling that turns over for the last place of its input is not; it is of
-        one sample at one place, and no larger than that.
+        A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
+        not: it concerns one sample at one place.
         """
         cleared = []
         for found in findings:
@@ -193,14 +193,14 @@ class Part:
         return Finding(key=what, r=found, noise=ratio(floor, size), undetermined=part)
 
     def _last_place(self, what: Key) -> float:
-        """An update is the difference of two weights, and known to their last place only."""
+        """The error of an update that comes from the last place of the two weights it is the difference of."""
         number = key("initial", 0, what.name)
         if what.kind != "update" or number not in self.one.keys:
             return 0.0
         return _arithmetic(self.dtype) * _norm(self.one.array(number))
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
-        """Which elements have no true gradient; nowhere where it is not a gradient's."""
+        """A mask of the elements without a true gradient; empty for quantities that are not gradients."""
         trace, step = (self.one, what.step) if self.truth is None else (self.truth, 1)
         number = key("probe" if what.kind == "probe" and self.truth is None else "gradient", step, what.name)
         noise = trace.noise(number) if what.kind in _MASKED else None
@@ -209,7 +209,7 @@ class Part:
         return undetermined(trace.array(number), noise[0])
 
     def _size(self, what: Key) -> float:
-        """The 2-norm over everything of one kind and step: of an optimizer's states, those of one accumulator."""
+        """The 2-norm over all quantities of one kind and step; of optimizer states, over one accumulator's."""
         alike = _alike(what)
         if alike not in self._sizes:
             some = [n for n in self.one.keys if _alike(Key.read(n)) == alike]
@@ -218,22 +218,22 @@ class Part:
 
 
 def _arithmetic(dtype: str) -> float:
-    """The last place of what optimizers compute in: float32 at least."""
+    """The epsilon of the optimizer's arithmetic, which is float32 at least."""
     return min(EPS[dtype], EPS["float32"])
 
 
 def _alike(what: Key) -> tuple[str, int, str]:
-    """What quantities of one size have in common: moments are not as large as powers of beta."""
+    """Quantities of one size have this in common; optimizer states only within one accumulator."""
     return what.kind, what.step, what.name.rpartition("/")[2] if what.kind == "state" else ""
 
 
 def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Where one process's noise is 0.3 of the gradient or more; not where both are nothing at all."""
+    """A mask where one process's noise is more than 0.3 of the gradient; not where both are 0."""
     return (noise > NO_GRADIENT * np.abs(gradient)) & (noise > 0)
 
 
 def ratio(apart: float, allowed: float) -> float:
-    """apart / allowed, 0 where nothing is apart."""
+    """apart / allowed; 0 if apart is 0."""
     if apart == 0:
         return 0.0
     return apart / allowed if allowed > 0 else float("inf")
@@ -244,7 +244,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _apart(one: np.ndarray, many: np.ndarray) -> tuple[np.ndarray, bool]:
-    """many - one with 0 where both are the same infinity, or both no number; and whether only one of them is finite."""
+    """many - one, with 0 where both are the same infinity or both NaN; and whether any element differs otherwise."""
     finite = np.isfinite(one) & np.isfinite(many)
     equal = finite | (one == many) | (np.isnan(one) & np.isnan(many))
     return np.where(finite, many, 0.0) - np.where(finite, one, 0.0), not bool(equal.all())

@@ -1,4 +1,4 @@
-"""From numbers that differ to the likely mistake, in words. Pure functions of numbers and arrays."""
+"""Names the likely mistake behind numbers that differ, in words. Pure functions of numbers and arrays."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Degrees = Mapping[str, int]
-EXACTLY = (
-    1e-3  # how near to a number a factor is, and how small what it does not explain, to be called that number
-)
-NEARLY = 0.05  # below this part of a value, what is off has no factor worth saying
+EXACTLY = 1e-3  # tolerance of a factor, and of the rest it does not explain, to count as exactly a number
+NEARLY = 0.05  # below this relative difference no factor is named
 LN_NEAR = 0.05
 
 
 def samples(one: Sequence[int], many: Sequence[tuple[int, Sequence[int]]]) -> str | None:
-    """What is wrong with who read what of one global batch; None when each sample of `one` was read exactly once.
+    """What is wrong with the samples of one global batch; None if each sample of `one` was read exactly once.
 
-    `many` has the data-parallel rank and the numbers of its samples; ranks that share a number must read the same.
+    `many`: of each rank, its dp_rank and the numbers of its samples; ranks with one dp_rank must read the same.
     """
     shares: dict[int, list[int]] = {}
     for dp_rank, numbers in many:
@@ -57,8 +55,8 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def factor(one: np.ndarray, many: np.ndarray) -> tuple[float, float]:
-    """c = <many, one> / <one, one>, and |many - c · one| / |many|: how much of one process's value there is, and how
-    much that does not explain. (nan, 1) where one process has nothing."""
+    """c = <many, one> / <one, one>, the factor to one process's value, and |many - c · one| / |many|, the part that it
+    does not explain. (nan, 1) if one process's value is 0."""
     a, b = one.reshape(-1).astype("float64"), many.reshape(-1).astype("float64")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan, math.nan
@@ -70,7 +68,7 @@ def factor(one: np.ndarray, many: np.ndarray) -> tuple[float, float]:
 
 
 def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
-    """«0.5 × one process's: …» for a gradient that is equal on all ranks that hold it; `cut`: held in slices."""
+    """«0.5 × one process's: …» for a gradient that is equal on all ranks that hold it; `cut`: ranks hold slices."""
     if math.isnan(c):
         if math.isnan(rest):
             return "is not a finite number"
@@ -93,7 +91,7 @@ def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
 
 
 def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
-    """What a factor that is a degree of an axis, or one through it, speaks for; "" when it is none."""
+    """The likely mistake for a factor that is a degree of an axis, or 1 / degree; "" for another factor."""
     often = [axis for axis, d in degrees.items() if d > 1 and abs(c / d - 1) < within]
     seldom = [axis for axis, d in degrees.items() if d > 1 and abs(c * d - 1) < within]
     if often:
@@ -109,7 +107,7 @@ def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
 
 
 def _either(axes: Sequence[str], cut: bool) -> str:
-    """The axes that a factor fits: slices are not summed over the tensor axis."""
+    """The axes that a factor fits; not tensor for slices, which are not summed over that axis."""
     left = [axis for axis in axes if not (cut and axis == "tensor")] or list(axes)
     return " or the ".join(left)
 
@@ -117,10 +115,10 @@ def _either(axes: Sequence[str], cut: bool) -> str:
 def unmet(
     one: np.ndarray, copies: Mapping[int, np.ndarray], coords: Sequence[Mapping[str, int]], degrees: Degrees
 ) -> str:
-    """What to say of ranks that hold different copies of one gradient: over which axis a sum is missing.
+    """A sentence on ranks that hold different copies of one gradient, with the axis over which a sum is missing.
 
-    `coords` has each rank's coordinates. Where the copies along an axis add up to one process's gradient (or their
-    mean is it, when what is exchanged is a mean), that exchange did not happen.
+    `coords`: each rank's coordinates. If the sum (or the mean) of the copies along an axis is one process's gradient,
+    the exchange along that axis did not happen.
     """
     holders = sorted(copies)
     for axis, degree in degrees.items():
@@ -155,7 +153,7 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def loss(one: float, many: float, degrees: Degrees) -> str:
-    """What a loss that is off by a known amount, or factor, speaks for."""
+    """A sentence on a loss that differs, with the likely mistake for a known difference or factor."""
     if not math.isfinite(one) or not math.isfinite(many):
         return f"loss is {many:g}, one process's {one:g}"
     for axis, degree in degrees.items():
@@ -174,7 +172,7 @@ def loss(one: float, many: float, degrees: Degrees) -> str:
 
 
 def uneven(shares: Sequence[int]) -> str:
-    """What speaks when equal shares agree and unequal ones do not."""
+    """The likely mistake if steps with equal shares agree and those with unequal ones do not."""
     return (
         f"equal shares agree, unequal ones ({'+'.join(map(str, shares))}) do not: means of the ranks' means, "
         "weighted alike, or a sample that is padded or left out"
@@ -182,7 +180,7 @@ def uneven(shares: Sequence[int]) -> str:
 
 
 def update(c: float, rest: float, degrees: Degrees) -> str:
-    """An update that differs though its gradient does not."""
+    """A sentence on an update that differs although its gradient does not."""
     if math.isnan(c):
         return "moves, and one process's does not: frozen there?" if rest == 1 else "is not a finite number"
     off = math.hypot(c - 1, rest * c)

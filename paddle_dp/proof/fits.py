@@ -1,7 +1,7 @@
-"""Whether a comparison fits into this machine, told before anything is computed.
+"""Checks, before anything is computed, that a comparison fits into this machine's memory and disk.
 
-What a process holds at once is counted in docs/proof.md: its model in float64 with gradients and momentum, the weights
-before an update, and one quantity on its way to the disk, where all of them lie until the end.
+docs/proof.md counts what a process needs: its model in float64 with gradients and momentum, the weights before an
+update, and one quantity on its way to the disk, where all are kept until the end.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from collections.abc import Sequence
 
 from paddle_dp.errors import UsageError
 
-MEMORY, DISK = 40, 210  # bytes for each parameter, of a process that holds it, and of the whole model
+MEMORY, DISK = 40, 210  # bytes per parameter: that a process holds, and of the whole model
 
 
 def check_fits(
     parameters: int, held: Sequence[int], memory: int | None, disk: int, folder: str, wide: bool = True
 ) -> None:
-    """Raises UsageError where a side cannot fit.
+    """Raises UsageError if a side does not fit.
 
-    `parameters` has the whole model, which one process holds, and `held` each of several ranks. `memory` (None: not
-    known) and `disk`, in `folder`, are the bytes that are free. Without `wide` nothing is done in float64, which takes
-    twice as much.
+    `parameters`: of the whole model, which one process holds; `held`: of each rank. `memory` (None: not known) and
+    `disk`, in `folder`: free bytes. Without `wide` nothing is done in float64, which needs twice as much.
     """
     each, written = (MEMORY, DISK) if wide else (MEMORY // 2, DISK // 2)
     model = f"{parameters / 1e6:.1f} million parameters"

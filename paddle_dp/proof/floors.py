@@ -1,7 +1,7 @@
-"""How far one process's runs with noise are from its run without: folded, number by number, while they run.
+"""The floors: the distances of one process's runs with noise from its run without noise.
 
-A run with noise keeps nothing: what it shows is laid beside the run without, which lies on the disk, and only the
-distance stays: by key the most of each element, in float32, and of the 2-norm.
+A run with noise is not stored. Each quantity is compared at once with the run without noise, which is on the disk, and
+only the largest distance is kept by key: of each element, in float32, and of the 2-norm.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof.noise import is_rounding
 from paddle_dp.proof.sheets import Writer
-from paddle_dp.proof.store import stretches
+from paddle_dp.proof.store import chunks
 
 
-class NoRounding(Exception):  # noqa: N818 - no error: it ends a run with noise that says nothing
-    """A run with noise whose first `loss` is further off than rounding can lead."""
+class NoRounding(Exception):  # noqa: N818 - no error: it ends a run with noise that is not usable
+    """A run with noise whose first `loss` differs by more than rounding can explain."""
 
     def __init__(self, loss: float):
         self.loss = loss
@@ -23,52 +23,52 @@ class NoRounding(Exception):  # noqa: N818 - no error: it ends a run with noise 
 
 
 class Floors:
-    """The floors of one run, whose sheet has what it showed without noise, and gets the group "noise"."""
+    """The floors of one run. Its sheet holds the quantities without noise, and gets the floors as the group "noise"."""
 
     def __init__(self, sheet: Writer):
         self._store = sheet.store
         self.norms: dict[str, float] = {}
 
     def distance(self, name: str, array: np.ndarray) -> tuple[float, np.ndarray]:
-        """The 2-norm of array - what the sheet has as `name`, and each element's absolute value, flat, in float32."""
+        """The 2-norm of `array` minus the sheet's `name`, and its absolute values, flat, in float32."""
         flat, squares = array.reshape(-1), 0.0
         most = np.empty(flat.size, "float32")
-        for start, stop in stretches(flat.size):
+        for start, stop in chunks(flat.size):
             apart = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
             most[start:stop] = apart
             squares += float(apart.dot(apart))
         return float(np.sqrt(squares)), most
 
     def fold(self, number: str, shape: tuple[int, ...], norm: float, most: np.ndarray) -> None:
-        """Takes one distance in."""
+        """Adds one distance: keeps the larger."""
         self.norms[number] = max(self.norms.get(number, 0.0), norm)
         name = f"noise|{number}"
         if name not in self._store:
             self._store.put(name, most.reshape(shape))
             return
-        for start, stop in stretches(most.size):
+        for start, stop in chunks(most.size):
             before = self._store.read(name, start, stop)
             self._store.change(name, start, np.maximum(before, most[start:stop]))
 
     def has(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the run without noise showed this, and as large."""
+        """Whether the run without noise has this quantity, in this shape."""
         return name in self._store and self._store.shape(name) == shape
 
 
 class Fold:
-    """Takes what one run with noise shows into the floors.
+    """Adds the quantities of one run with noise to the floors.
 
-    Until its first loss has told whether this is rounding, distances wait; if it is not, none of them counts.
+    Distances are held back until its first loss shows whether they are rounding; if not, none of them counts.
     """
 
     def __init__(self, floors: Floors, dtype: str, loss: float, judged: bool):
-        """`loss` is the first one without noise; `judged`: float64 has told already what is rounding."""
+        """`loss`: the first one without noise; `judged`: the float64 runs have already shown what is rounding."""
         self._floors, self._dtype, self._loss = floors, dtype, loss
         self._judged = judged
         self._waiting: dict[str, tuple[tuple[int, ...], float, np.ndarray]] = {}
 
     def judge(self, loss: float) -> None:
-        """Hears the run's first loss; all later ones may be told, too. Raises NoRounding."""
+        """Judges the run by its first loss; later calls do nothing. Raises NoRounding."""
         if self._judged:
             return
         if not is_rounding(self._dtype, self._loss, loss):
@@ -79,11 +79,11 @@ class Fold:
         self._waiting.clear()
 
     def put(self, number: str, shard: TensorShard) -> None:
-        """A quantity that the run shows."""
+        """Adds a quantity of the run."""
         self._take("shard", number, shard.array)
 
     def outputs(self, outputs: dict[str, np.ndarray]) -> None:
-        """What the run's layers gave."""
+        """Adds the outputs of the run's layers."""
         for number, seen in outputs.items():
             self._take("output", number, seen)
 

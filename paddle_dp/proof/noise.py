@@ -1,10 +1,10 @@
-"""One process's own noise: the same steps with changes that mathematics does not see, and how far they lead.
+"""One process's own noise: the same steps with changes of the size of rounding.
 
-Another number of ranks sums in another order, and nothing else. Each of these is of that size, on one process:
+Another number of ranks only sums in another order. Each of these changes has that effect on one process:
 
-    weights      every weight times 1 ± one unit in its last place, sign by sign
+    weights      every weight times 1 ± one unit in its last place, with random signs
     permuted     the samples of each micro-batch in another order
-    shares       every matrix product and convolution share by share, as ranks compute it, and the shares laid together
+    shares       every matrix product and convolution in shares of its rows, as ranks compute it, concatenated
 
 `shares` is for precisions that round within backward: the sum of N rounded gradients is not the rounded sum.
 """
@@ -24,8 +24,8 @@ from paddle_dp.batch import Batch
 from paddle_dp.data.sampler import cut
 from paddle_dp.parallel.precision.emulated_amp import ROUNDED
 
-# From which part of the first loss on a difference is no rounding, by precision: half of the digits, and a few more. In
-# low precision nothing is too far.
+# The relative difference of the first loss beyond which it is not rounding, by precision: about half of the digits.
+# Unlimited in low precision.
 BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
 ULP = {"float64": 2.0**-52}  # of weights; those of every other precision are float32
 FLOAT32 = 2.0**-23
@@ -33,20 +33,20 @@ FLOAT32 = 2.0**-23
 
 @dataclass(frozen=True)
 class Noise:
-    """A run with noise: what happens to the model before it is placed, and to each batch."""
+    """A kind of noise: a change of the model before it is placed, and an order for each micro-batch's samples."""
 
     name: str
     model: Callable[[nn.Layer], Any] = lambda model: None
-    order: Callable[[int], np.ndarray] | None = None  # of a micro-batch's samples, by their number
-    long: bool = False  # whether the later steps are worth watching, too
+    order: Callable[[int], np.ndarray] | None = None  # number of samples → permutation
+    long: bool = False  # whether to run the later steps, too
 
 
 def is_rounding(dtype: str, plain: float, noisy: float) -> bool:
-    """Whether the first losses of a run and of one with noise are as far apart as rounding may put them, at most.
+    """Whether the first losses of a run and of one with noise differ by rounding only.
 
-    Samples that meet in a model (a batch's first as its reference, dropout on [t, n, …]) give another loss in another
-    order, and numbers that are drawn without a seed with every run. What comes of that is no noise to measure with: it
-    would excuse the same on N ranks.
+    A model that mixes samples (a batch's first as its reference, dropout on [t, n, …]) gives another loss in another
+    order, and one with unseeded random numbers in every run. Such a difference must not count as noise, or the same
+    fault on N ranks would pass.
     """
     return not abs(noisy - plain) > BEYOND.get(dtype, float("inf")) * max(abs(plain), 2.0**-10)
 
@@ -92,9 +92,9 @@ def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
 
 
 def in_shares(model: nn.Layer, parts: int) -> None:
-    """Lets every product and convolution of a model compute `parts` shares of its rows one after another, in place.
+    """Makes every product and convolution of a model compute its rows in `parts` shares, one after another, in place.
 
-    What comes before and behind it, BatchNorm say, goes on seeing all samples.
+    Other layers, such as BatchNorm, still get all samples.
     """
     for layer in model.sublayers(include_self=True):
         if isinstance(layer, ROUNDED):
@@ -103,7 +103,7 @@ def in_shares(model: nn.Layer, parts: int) -> None:
 
 
 def _in_shares(kind: type[nn.Layer], parts: int) -> Callable[..., Any]:
-    """`kind.__call__`, hooks and all, once for each share: a rank rounds its own copy of the weights' gradient."""
+    """`kind.__call__`, hooks included, once per share: so each share's gradient of the weight is rounded, as a rank's."""
 
     def called(layer: nn.Layer, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
         bounds = [cut(x.shape[0], part, parts) for part in range(parts)]

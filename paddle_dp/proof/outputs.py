@@ -1,7 +1,7 @@
-"""What each layer gave in a forward, two numbers a sample: so that shares of any size can be laid beside the whole.
+"""Records each layer's output in a forward as two numbers per sample, which can be compared for any split of a batch.
 
-The sum and the sum of squares of a sample's outputs add up over slices of them, too: columns on the ranks of a tensor
-axis, stretches on those of a sequence axis.
+The sum and the sum of squares of a sample's outputs also add up over slices: columns on the ranks of the tensor axis,
+tokens on those of the sequence axis.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from paddle_dp.parallel import Learner
 
 
 class Outputs:
-    """Hooks on every layer of a learner, which see what is computed inside `with`; `taken` gives what they have seen
-    since the last time."""
+    """Hooks on every layer of a learner, active inside `with`; `taken` returns what they recorded since the last call."""
 
     def __init__(self, learner: Learner):
-        self.order: list[str] = []  # layers in the order in which they first gave something
+        self.order: list[str] = []  # layers in the order of their first output
         self._calls: dict[str, list[tuple[bool, np.ndarray]]] = {}
         self.active = False
         self._hooks = [
@@ -51,10 +50,10 @@ class Outputs:
                 return  # the first tensor of several: an LSTM's outputs, not its states
 
     def taken(self, rows: list[int], counted: list[int]) -> dict[str, np.ndarray]:
-        """By "layer#call", [samples of this rank, 2]: of micro-batches of `rows` samples, of which `counted` count.
+        """By "layer#call", [samples of this rank, 2], for micro-batches of `rows` samples, of which `counted` count.
 
-        A layer that recompute calls again has a call without gradients and one with them: the first counts. What has no
-        whole number of rows for each sample is left out.
+        A layer under recompute is called without gradients and again with them: the first call counts. An output whose
+        rows are not a multiple of the samples is left out.
         """
         found, self._calls = self._calls, {}
         result: dict[str, np.ndarray] = {}

@@ -1,8 +1,8 @@
-"""What a run shows while it learns, written down inside a rank: gradients, updates, states, and what layers gave.
+"""Records a run inside a rank: gradients, updates, optimizer states, statistics and buffers.
 
-Everything goes by whole-model names. A rank writes what it is the one to save (train.state): slices with their place in
-the whole, copies once. Copies that differ between ranks are written by every rank that holds one. One quantity is at
-hand at a time: what was seen is handed on at once, and not kept.
+Everything has whole-model names. A rank records its main replicas, as for a checkpoint (train.state): slices with their
+offset, copies once. Copies that differ between ranks are recorded by every rank. Each quantity is passed on at once, so
+only one is in memory at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Put = Callable[[str, TensorShard], None]
 
 
 class Recorder:
-    """Watches one learner's updates. Hands to `put`, by key, what this rank sees of each quantity; `copies` is what it
-    holds of those that differ between ranks. Calls `ahead` before an update that it watches. Without `updates`, neither
-    they nor the optimizer's states are looked at."""
+    """Records one learner's updates. Passes this rank's shard of each quantity to `put`, by key; `copies`: its copies
+    of those that differ between ranks. Calls `ahead` before an update that it records. Without `updates`, neither
+    updates nor optimizer states are recorded."""
 
     def __init__(
         self, learner: Learner, put: Put, ahead: Callable[[], None] = lambda: None, updates: bool = True
@@ -37,19 +37,19 @@ class Recorder:
         self._hand_on, self._ahead, self._updates = put, ahead, updates
         self.copies: dict[str, np.ndarray] = {}
         self.apart: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
-        self.recorded: list[int] = []  # the steps whose update was watched
+        self.recorded: list[int] = []  # the steps whose update was recorded
         self._do, self._step = learner._step, 0
         learner._step = self._watched_step  # type: ignore[method-assign]
         self._named = learner.named_parameters()
 
     def watch(self, step: int) -> None:
-        """From now on updates are those of `step`; 0 is for those that nobody wants to see."""
+        """The following update is that of `step`; 0: do not record it."""
         self._step = step
 
     @contextmanager
     def probing(self, step: int) -> Iterator[None]:
-        """Inside, gradients are written down as those of a probe, and no update is done: weights, rate and loss scale
-        stay what they are."""
+        """A context in which gradients are recorded as a probe's, and no update is done: weights, learning rate and
+        loss scale do not change."""
         learner, scale = self.learner, self.learner.mixed.scale
         do, rate_step = learner._step, learner.rate.step
         kept = scale.state() if scale is not None else {}
@@ -88,14 +88,14 @@ class Recorder:
         self.recorded.append(self._step)
 
     def initial(self) -> None:
-        """Writes the weights down, before the first update."""
+        """Records the weights before the first update."""
         for shard in self._weights():
             self._put("initial", shard)
 
     def final(self, step: int) -> str | None:
-        """After the last watched step: optimizer states, running statistics, buffers. Collective.
+        """Records optimizer states, running statistics and buffers, after the last step. Collective.
 
-        Returns what is amiss where ranks that should hold equal weights do not.
+        Returns the error if ranks that should hold equal weights do not.
         """
         amiss = None
         try:
@@ -103,7 +103,7 @@ class Recorder:
         except DivergenceError as error:
             amiss = str(error)
         except NotFiniteError:
-            pass  # the numbers are compared themselves, and may be so on both sides
+            pass  # the numbers themselves are compared; both sides may have the same ones
         if self._updates:
             self.states(step)
         self._step = step
@@ -116,14 +116,14 @@ class Recorder:
         return amiss
 
     def states(self, step: int) -> None:
-        """Writes the optimizer's states down as they are after `step`."""
+        """Records the optimizer states after `step`."""
         self._step = step
         with self.learner.optimizer_states_on_device():
             states = optimizer_states(self.learner)
             self._take("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
 
     def weights(self, step: int) -> None:
-        """Writes the trained weights down as they are after `step`."""
+        """Records the weights after `step`."""
         self._step = step
         for shard in self._weights():
             self._put("weight", shard)
@@ -137,13 +137,13 @@ class Recorder:
             self._put(kind, placed_shard(*placed))
 
     def _put(self, kind: str, shard: TensorShard, array: np.ndarray | None = None) -> None:
-        """Hands a shard on; with `array`, that in its place."""
+        """Passes a shard on; with `array` in place of its numbers."""
         array = _numbers(shard) if array is None else array
         number = key(kind, self._step, shard.name)
         self._hand_on(number, TensorShard(number, shard.global_shape, shard.offset, array))
 
     def _compare_copies(self, kind: str, held: Sequence[tuple[str, Any, Any]]) -> None:
-        """Finds the copies of one tensor that differ between ranks, and keeps those. Collective."""
+        """Finds the tensors whose copies differ between ranks, and keeps this rank's. Collective."""
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placements
@@ -174,7 +174,7 @@ def _numbers(shard: TensorShard) -> np.ndarray:
 
 
 def _apart(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """after - before in float64; in the place of `before`, where that is float64, too."""
+    """after - before in float64; in place if `before` is float64, too."""
     place = before if before.dtype == np.float64 else None
     return np.asarray(np.subtract(after, before, out=place, dtype="float64"))
 

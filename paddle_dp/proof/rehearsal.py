@@ -1,9 +1,9 @@
-"""The training itself, rehearsed: what a comparison of first steps cannot see.
+"""Rehearses the training itself, for what a comparison of the first steps cannot see.
 
-Two epochs of three global batches each, the last of them short, with an evaluation after the first step and a
-checkpoint after the second; then a resume from it in a freshly built model. On one process neither an evaluation nor a
-checkpoint interrupts it. So what an evaluation or a checkpoint changes, what a second epoch reads, what is held out and
-how often, and what a checkpoint forgets, all show as a difference (proof.rehearsed).
+Two epochs of three global batches each, the last one short, with an evaluation after the first step and a checkpoint
+after the second; then a resume from it in a newly built model. One process trains without evaluation and checkpoint in
+between. So anything that an evaluation or a checkpoint changes, that a second epoch reads otherwise, that an evaluation
+counts wrongly, or that a checkpoint lacks, shows as a difference (proof.rehearsed).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELD_OUT = 3  # times the ranks, and one more: no number of ranks shares them eq
 
 @dataclass(frozen=True)
 class Few:
-    """The first samples of a data set, as a data set; `read` has the numbers of those that were asked for."""
+    """The first samples of a data set, as a data set; `read`: the numbers of those that were read."""
 
     dataset: Any
     count: int
@@ -49,14 +49,14 @@ class Few:
 
 
 class Watch(Callback):
-    """Writes down each step's loss, gradient norm and samples."""
+    """Records each step's loss, gradient norm and samples."""
 
     def __init__(self, samples: Few, mesh: Mesh):
         self.samples, self.mesh = samples, mesh
         self.rows: list[dict[str, Any]] = []
 
     def start(self, moment: Moment) -> None:
-        self.samples.read.clear()  # some were looked at, to compare the ranks' data sets
+        self.samples.read.clear()  # some were read to compare the ranks' data sets
 
     def step(self, moment: Moment) -> None:
         numbers = moment.numbers
@@ -67,27 +67,27 @@ class Watch(Callback):
 
 
 def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
-    """The entry point of every rank: rehearses this side and leaves rehearsal.json in options["trace"].
+    """Rehearses this side, on every rank, and writes rehearsal.json to options["trace"].
 
-    options["ranks"] is the larger side's number of ranks. One process is not interrupted, and does it again with
-    weights that are one unit in the last place off: its own noise.
+    options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
+    weights that are off by one unit in the last place, for its own noise.
     """
     joined = join(seed=recipe.train.seed, device=recipe.train.device)
     folder = Path(options["trace"])
-    stage = Stage(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
+    rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
     if joined.ranks == 1:
         dtype = recipe.train.precision.dtype
-        noise = [stage.plain(_nudged(dtype, seed)) for seed in (1, 2)]
-        told = {"plain": stage.plain(), "noise": noise, "dtype": dtype}
+        noise = [rehearsal.plain(_nudged(dtype, seed)) for seed in (1, 2)]
+        results = {"plain": rehearsal.plain(), "noise": noise, "dtype": dtype}
     else:
-        told = stage.interrupted()
+        results = rehearsal.interrupted()
     if joined.is_main:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "rehearsal.json").write_text(json.dumps(told))
+        (folder / "rehearsal.json").write_text(json.dumps(results))
 
 
-class Stage:
-    """Where one side is rehearsed: its recipe, cut down to a few samples, and its ranks."""
+class Rehearsal:
+    """The rehearsal of one side: its recipe, reduced to a few samples, on its ranks."""
 
     def __init__(self, setup: Setup, mesh: Mesh, ranks: int):
         self.setup, self.mesh = setup, mesh
@@ -96,13 +96,13 @@ class Stage:
         self.short = short(self.batch, ranks)
 
     def plain(self, change: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:
-        """One process from the first step to the last, evaluated then."""
+        """One process from the first step to the last, then evaluated."""
         trainer, watch = self._trainer(change=change)
         trainer.fit(Length(STEPS, "steps"))
         return self._told(trainer, watch)
 
     def interrupted(self) -> dict[str, Any]:
-        """The ranks, evaluated and saved on their way, and resumed from there."""
+        """The ranks, evaluated and saved on the way, and resumed from that checkpoint."""
         trainer, watch = self._trainer()
         trainer.fit(Length(EVALUATED, "steps"))
         if trainer.run.test_loader is not None:
@@ -158,7 +158,7 @@ class Stage:
 
 
 def digests(trainer: Trainer) -> dict[str, str]:
-    """The bits of what this rank brings to a checkpoint, by name: weights, statistics, optimizer states. Collective."""
+    """Digests of this rank's part of a checkpoint by name: weights, buffers, optimizer states. Collective."""
     tensors = trainer.snapshot().tensors
     return {
         name: hashlib.blake2b(shard.array.tobytes(), digest_size=8).hexdigest()

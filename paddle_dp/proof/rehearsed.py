@@ -1,4 +1,4 @@
-"""Two rehearsals laid beside each other: one process's without interruption, and that of the ranks. No paddle."""
+"""Compares two rehearsals: one process's, without interruption, and that of the ranks. Does not import paddle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLD = {  # numbers of a step, as sentences call them
 
 @dataclass(frozen=True)
 class Difference:
-    """Something in which two rehearsals differ: after which step, what kind of thing, and a sentence."""
+    """A difference between two rehearsals: the step, the kind of quantity, and a sentence."""
 
     step: int
     kind: str  # samples, loss, evaluation, resume
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rehearsals:
-    """One process's rehearsal beside that of `ranks` ranks; numbers may be K times as far apart as its own noise."""
+    """One process's rehearsal and that of `ranks` ranks; numbers may differ by K times one process's own noise."""
 
     one: dict[str, Any]
     many: dict[str, Any]
@@ -38,12 +38,12 @@ class Rehearsals:
 
     @classmethod
     def read(cls, one: Path, many: Path, ranks: int) -> Rehearsals:
-        """From the folders that two sides left."""
-        told = [json.loads((folder / "rehearsal.json").read_text()) for folder in (one, many)]
-        return cls(told[0], told[1], ranks)
+        """Reads the two sides' folders."""
+        results = [json.loads((folder / "rehearsal.json").read_text()) for folder in (one, many)]
+        return cls(results[0], results[1], ranks)
 
     def first_difference(self) -> Difference | None:
-        """None where the ranks, interrupted and resumed, did what one process did without interruption."""
+        """The first difference; None if the ranks, interrupted and resumed, did what one process did."""
         return next(self._differences(), None)
 
     def _differences(self) -> Iterator[Difference]:
@@ -109,7 +109,7 @@ class Rehearsals:
             )  # fmt: skip
 
     def _near(self, one: float, many: float, noisy: list[float]) -> bool:
-        if not (np.isfinite(one) or np.isfinite(many)):  # a sum over ranks makes no number of two infinities
+        if not (np.isfinite(one) or np.isfinite(many)):  # a sum over ranks may turn infinities into NaN
             return True
         allowed = max([abs(other - one) for other in noisy] + [EPS[self.one["dtype"]] * abs(one)])
         return bool(abs(one - many) <= K * allowed)
@@ -125,8 +125,8 @@ def _some(numbers: list[int]) -> str:
     return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"
 
 
-def told(found: Difference | None, ranks: int) -> str:
-    """A sentence on two rehearsals."""
+def sentence(found: Difference | None, ranks: int) -> str:
+    """The result of comparing two rehearsals, in a sentence."""
     if found is None:
         return (
             f"Rehearsed, SAME: {ranks} ranks that were evaluated, saved and resumed on their way read and learned what "

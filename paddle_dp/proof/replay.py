@@ -1,10 +1,10 @@
-"""Updates of N ranks, done again on one process from the gradients that the ranks had.
+"""Repeats the updates of N ranks on one process, from the ranks' gradients.
 
-What an update may differ by cannot be told from what its gradient may: Adam's first step is the rate times the sign of
-the gradient, so an element within the noise of 0 is off by all of it, and SGD's is off by nothing. Given the same
-gradient, though, every optimizer makes the same update on both sides, to the last places of its own arithmetic. So the
-gradients are judged by themselves, and updates and optimizer states against what one process makes of those gradients:
-whatever the optimizer is, its clip, its groups, its decay and its schedule included.
+The noise of an update does not follow from that of its gradient: Adam's first step is the learning rate times the sign
+of the gradient, so an element within the noise of 0 is off by all of it, while SGD's is not off at all. But from equal
+gradients every optimizer computes the same update on both sides, to the last places of its arithmetic. So gradients are
+judged by themselves, and updates and optimizer states against what one process computes from the ranks' gradients,
+whatever the optimizer, its clip, groups, decay and schedule.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paddle_dp.proof.sheets import REPLAYED, Key, Trace, key
 
 
 def replay(learner: Learner, many: Trace, put: Put) -> None:
-    """Hands to `put` what `learner`, one process at its beginning, makes of the gradients in the trace `many`: its
-    updates, and the optimizer's states after the last of them, by key.
+    """Passes to `put`, by key, what `learner`, on one process and in its initial state, computes from the gradients of
+    the trace `many`: its updates, and the optimizer states after the last one.
 
-    Neither a forward nor a backward is computed. A step whose update the ranks left out, or nobody watched, moves the
-    schedule only.
+    There is no forward and no backward. A step whose update the ranks skipped or did not record only moves the
+    schedule.
     """
 
     def taken(number: str, shard: TensorShard) -> None:
@@ -43,7 +43,7 @@ def replay(learner: Learner, many: Trace, put: Put) -> None:
 
 
 def _give(learner: Learner, step: int, many: Trace) -> None:
-    """Puts a step's gradients of the whole model into the parameters; what has none on the ranks keeps none."""
+    """Puts a step's gradients of the whole model into the parameters that have one on the ranks."""
     for name, parameter in learner.named_parameters(trainable=True):
         number = key("gradient", step, name)
         if number not in many.keys:

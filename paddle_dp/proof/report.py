@@ -1,4 +1,4 @@
-"""A verdict for people (two small tables and sentences, 80 columns) and for machines (JSON)."""
+"""Reports a verdict: as text (two small tables and sentences, 80 columns) and as JSON."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _coloured(sentence: str) -> str:
 
 
 def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
-    """The verdict as JSON values; docs/proof.md has the keys. What is infinite, or no number, is a text."""
+    """The verdict as JSON values (keys: docs/proof.md); infinities and NaN are strings."""
     where = verdict.where
     return {
         "recipe": recipe.name,
@@ -128,7 +128,7 @@ def _part(part: Part | None, ranks: int) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Floats that JSON knows; infinities and NaN as texts."""
+    """With infinities and NaN as strings."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""A global batch that ranks cannot share equally."""
+"""The size of a global batch that ranks cannot share equally."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The files of a side: for each of its traces and ranks one sheet, arrays by key (.bin) and what else there is to know
-(.json).
+"""The files of a side: one sheet per trace and rank, with arrays by key (.bin) and facts (.json).
 
-A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Written inside the ranks, read outside without paddle.
+A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Ranks write them; they are read without paddle.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, full_box
 from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
-REPLAYED = ("update", "state")  # kinds that one process makes again from the ranks' gradients (proof.replay)
+REPLAYED = (
+    "update",
+    "state",
+)  # kinds that one process computes again from the ranks' gradients (proof.replay)
 
 
 class Key(NamedTuple):
-    """What an array is: of which kind, after which step (from 1; 0: before the first), of what in the model."""
+    """The name of an array: its kind, its step (from 1; 0: before the first), its tensor in the model."""
 
     kind: str
     step: int
@@ -40,9 +42,9 @@ def key(kind: str, step: int, name: str) -> str:
 
 
 class Writer:
-    """A rank's sheet of a trace while it is written: what is put goes to the disk, and nothing is kept.
+    """Writes a rank's sheet of a trace; arrays go to the disk at once.
 
-    Within `with`; a sheet that is not finished leaves nothing behind.
+    Use it in a `with` statement: after an error the file is removed.
     """
 
     def __init__(self, folder: Path, trace: str, rank: int):
@@ -73,7 +75,7 @@ class Writer:
             self.store.put(f"{name}|{number}", array)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
-        """Writes down what else there is to know, as JSON."""
+        """Writes the facts and the index of the arrays, as JSON."""
         self._path.write_text(json.dumps({**facts, "cut": self._cut, "arrays": self.store.index}))
 
 
@@ -85,7 +87,7 @@ def write_sheet(
     facts: Mapping[str, Any],
     **more: Arrays,
 ) -> None:
-    """A sheet of what is all at hand, with further groups of arrays by key."""
+    """Writes a sheet from arrays in memory, with further groups of arrays by key."""
     with Writer(folder, trace, rank) as sheet:
         for number, shard in shards.items():
             sheet.put(number, shard)
@@ -96,7 +98,7 @@ def write_sheet(
 
 @dataclass
 class Sheet:
-    """One rank's sheet, read when asked."""
+    """One rank's sheet; arrays are read on access."""
 
     path: Path
     facts: dict[str, Any] = field(init=False)
@@ -116,26 +118,26 @@ class Sheet:
         return self._store.get(f"{group}|{number}")
 
     def box(self, number: str, array: np.ndarray) -> tuple[Box, tuple[int, ...]]:
-        """Where a shard lies, and the whole tensor's shape."""
+        """The box of a shard in the whole tensor, and that tensor's shape."""
         shape, offset = self.facts["cut"].get(number, (array.shape, (0,) * array.ndim))
         return Box(tuple(offset), array.shape), tuple(shape)
 
 
 @dataclass
 class Trace:
-    """What one side recorded of its steps in one precision, from the sheets of all its ranks: every quantity whole."""
+    """One side's record of its steps in one precision, with every quantity assembled from the sheets of its ranks."""
 
     sheets: list[Sheet]
 
     @classmethod
     def read(cls, folder: Path, name: str, ranks: int) -> Trace | None:
-        """None where the side left no such trace."""
+        """None if the side has no such trace."""
         paths = [folder / f"{name}.{rank}.json" for rank in range(ranks)]
         return cls([Sheet(path) for path in paths]) if all(path.exists() for path in paths) else None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the first rank, which speaks for all, wrote beside the numbers."""
+        """The facts of rank 0."""
         return self.sheets[0].facts
 
     @cached_property
@@ -151,7 +153,7 @@ class Trace:
         return set(self._holders)
 
     def array(self, number: str) -> np.ndarray:
-        """A quantity, whole, in float64. Raises ValueError where the ranks' shards do not make it up."""
+        """A whole quantity in float64. Raises ValueError if a part of it is missing on all ranks."""
         arrays = [(sheet, sheet.array("shard", number)) for sheet in self._holders[number]]
         boxes = [sheet.box(number, array) for sheet, array in arrays]
         shape = boxes[0][1]
@@ -178,6 +180,6 @@ class Trace:
         }
 
     def noise(self, number: str) -> tuple[np.ndarray, float] | None:
-        """Of the one process: the most that each element, and that the 2-norm, was off in its runs with noise."""
+        """One process's floors: the largest distance of each element, and of the 2-norm, in its runs with noise."""
         norms = self.facts.get("noise", {})
         return (self.sheets[0].array("noise", number), norms[number]) if number in norms else None

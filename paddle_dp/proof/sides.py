@@ -1,4 +1,4 @@
-"""The sides of a comparison, each run by real processes in a folder of its own."""
+"""The sides of a comparison, each run by processes of its own, in its own folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from paddle_dp.launch.supervisor import MARK
 from paddle_dp.proof.sheets import Key, Trace
 
 NOT_RUN = 4  # a side that stopped before its end
-REFUSED = 2  # the exit status of a job that somebody can mend by typing something else
+REFUSED = 2  # the exit status of a usage error
 
 
 @dataclass(eq=False)
 class Side:
-    """What one layout left in its folder: traces by name ("wide" in float64, "own"), and what else there is to know."""
+    """The result of one layout: its traces by name ("wide" in float64, "own"), and facts."""
 
     folder: Path
     ranks: int
@@ -37,28 +37,28 @@ class Side:
     def __post_init__(self) -> None:
         self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
         self.failed: str | None = self.facts["wide"]  # why there is no trace in float64
-        # What makes it differ from one process by nature: a sentence for each cause, with what removes it.
+        # Why it may differ from one process: a sentence for each cause, with what removes it.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
         self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
         self.seconds: float = 0.0  # of the whole side, its processes' start included
-        self.beside: tuple[Side, ...] = ()  # those whose updates it has done again
+        self.beside: tuple[Side, ...] = ()  # the sides whose updates it has repeated
 
     @property
     def held(self) -> list[dict[str, int]]:
-        """By rank: bytes of parameters, gradients, optimizer states, where the comparison asked for them."""
+        """By rank: bytes of parameters, gradients and optimizer states, if the comparison measured them."""
         found: list[dict[str, int]] = self.facts["held"]
         return found
 
     def trace(self, name: str) -> Trace | None:
-        """None where the side has no such trace."""
+        """None if the side has no such trace."""
         return Trace.read(self.folder, name, self.ranks)
 
     def replayed(self, many: Side, name: str) -> Trace | None:
-        """What this one process makes of the gradients in a trace of `many`: updates, and the optimizer's states.
+        """The updates and optimizer states that this one process computed from the gradients in a trace of `many`.
 
-        None where `many` has no such trace. Raises ValueError for a side that `Comparison.one` was not given.
+        None if `many` has no such trace. Raises ValueError for a side that `Comparison.one` was not given.
         """
         if many not in self.beside:
             raise ValueError(f"{many.folder} is not among the sides that Comparison.one was given")
@@ -66,7 +66,7 @@ class Side:
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers each parameter of the whole model has."""
+        """The number of elements of each parameter of the whole model."""
         own = self.trace("own")
         weights = [n for n in own.keys if Key.read(n).kind == "weight"] if own is not None else []
         return [own.array(n).size for n in weights] if own is not None else []
@@ -86,9 +86,9 @@ class Comparison:
     rehearse: bool = False  # the training itself, too: proof.rehearsal
 
     def one(self, beside: Sequence[Side]) -> Side:
-        """One process: whatever the recipe's strategy is, the truth is strategy single. Raises JobError, EndedError.
+        """Runs one process, with strategy single whatever the recipe's is. Raises JobError, EndedError.
 
-        `beside` are the sides that it will be compared with: it does their updates again, from their gradients.
+        `beside`: the sides that it will be compared with; it repeats their updates from their gradients.
         """
         words = [word for word in self.overrides if not word.startswith("strategy")]
         again = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in beside]}
@@ -101,10 +101,10 @@ class Comparison:
     def many(
         self, ranks: int, words: Sequence[str] = (), name: str = "many", patch: str | None = None
     ) -> Side:
-        """`ranks` ranks, with more overrides: a layout, say. Raises JobError, EndedError.
+        """Runs `ranks` ranks, with the further overrides `words`, such as a layout. Raises JobError, EndedError.
 
-        `patch` is "module:function" of a function without arguments that every rank calls before anything is built:
-        so an examination puts a fault into a run. The module is found from the current folder.
+        `patch`: "module:function" of a function without arguments that every rank calls before anything is built, by
+        which tests put a fault into a run. The module is searched from the current folder.
         """
         fault = {} if patch is None else {"patch": patch}
         job = self._job([*self.overrides, *words], ranks, self.scratch / name, **fault)
@@ -140,7 +140,7 @@ class Comparison:
 
 
 def run_alone(job: Job) -> int:
-    """Runs a job of one rank in a process of its own: this one has Paddle's threads and settings already fixed."""
+    """Runs a job of one rank in a new process: in this one Paddle's threads and settings are already fixed."""
     plan = plan_of(job, Machine.here())
     command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--entry-point", job.entry_point]
     command += [word for override in job.all_overrides for word in ("-o", override)]

@@ -1,4 +1,4 @@
-"""The recipe's first steps on both sides, beside how far one process strays from itself under an ulp."""
+"""Compares the recipe's first steps on both sides with one process's drift from itself after a change of one ulp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddle_dp.proof.sheets import Key, Trace, key
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A number on both sides, and how far it strays on one: r is their distance over that, 0 for equal infinities."""
+    """A number on both sides and its drift on one process; r is their distance over the drift, 0 for equal infinities."""
 
     one: float
     many: float
@@ -41,8 +41,8 @@ class Step:
     shares: tuple[int, ...]
     loss: Pair
     gradient_norm: Pair
-    strays: float = 0.0  # how far one process is off itself, as a part of the number: the larger of the two
-    judged: bool = True  # not once one process has lost itself, in this step or before
+    strays: float = 0.0  # one process's relative drift: the larger of the two
+    judged: bool = True  # False from the step on in which one process's drift is too large to compare with
 
     @property
     def r(self) -> float:
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass
 class Steps:
-    """Every step, and how far apart the weights are after the last one (`weights`, all of them together)."""
+    """Every step, and the distance of all weights together after the last one (`weights`)."""
 
     one: Trace
     many: Trace
@@ -81,17 +81,17 @@ class Steps:
 
     @property
     def lost(self) -> Step | None:
-        """The first step in which one process is off itself by so much that there is no true number to be off from.
+        """The first step in which one process's drift is so large that there is no true number to compare with.
 
-        As with elements of a gradient that are noise. Chaos has no scale: what is beyond K of it proves nothing.
+        As for elements of a gradient that are noise: a multiple of chaotic drift proves nothing.
         """
         return next((s for s in self.steps if s.finite and NO_GRADIENT <= s.strays < float("inf")), None)
 
     @property
     def moved(self) -> bool:
-        """Whether any weight of one process is another after the last step than before the first.
+        """Whether any weight of one process changed between the first step and the last.
 
-        One that is not finite by then counts only where updates went well before.
+        A weight that is not finite at the end counts only if the updates before it were finite.
         """
         last = [Key.read(number) for number in self.one.keys if number.startswith("weight|")]
         pairs = ((self.one.array(key("initial", 0, w.name)), self.one.array(key(*w))) for w in last)
@@ -120,13 +120,13 @@ class Steps:
     def _pair(
         self, what: str, number: int, one: Mapping[str, Any], many: Mapping[str, Any], eps: float
     ) -> Pair:
-        """Judged by how far noise has led up to the next step: whoever strays exponentially may be a step ahead."""
+        """Judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
         strays = self._strays(what, eps)
         ahead = strays[number] if number < len(strays) else strays[-1] * growth(strays)
         return Pair(one=one[what], many=many[what], drift=self.turned * ahead)
 
     def _strays(self, what: str, eps: float) -> list[float]:
-        """By step: the farthest that any run with noise has been off so far; one unit in the last place at least."""
+        """By step: the largest distance of any run with noise so far; one unit in the last place at least."""
         rows, runs = self.one.facts["rows"], self.one.facts["drift"]
         first = self.one.noise(key(what.replace("_", " "), 1, ""))
         worst, found = first[1] if first is not None else 0.0, []
@@ -136,7 +136,7 @@ class Steps:
         return found
 
     def _weights(self) -> Pair:
-        """Of all trained weights together, without the elements that have no true gradient in the first step."""
+        """The distance of all trained weights together, without elements whose first gradient is not a true one."""
         apart = noise = size = 0.0
         for number in sorted(n for n in self.one.keys & self.many.keys if Key.read(n).kind == "weight"):
             one, many = self.one.array(number), self.many.array(number)
@@ -166,13 +166,13 @@ class Steps:
 
 
 def growth(strays: Sequence[float]) -> float:
-    """The most by which a curve grows in one step; 1 where it does not, or is not finite."""
+    """The largest growth factor of a curve in one step; 1 if it does not grow, or is not finite."""
     pairs = itertools.pairwise(strays)
     return max([1.0, *(b / a for a, b in pairs if 0 < a < b < float("inf"))])
 
 
 def _stray(noisy: float, plain: float) -> float:
-    """How far a run with noise is off; infinitely, where only one of the two is finite."""
+    """The distance of a run with noise; infinite if only one of the two is finite."""
     if noisy == plain or (np.isnan(noisy) and np.isnan(plain)):
         return 0.0
     apart = abs(noisy - plain)
@@ -180,7 +180,7 @@ def _stray(noisy: float, plain: float) -> float:
 
 
 def shares(numbers: Sequence[int]) -> str:
-    """ "16+17+17=50": what each rank had of the global batch."""
+    """ "16+17+17=50": the ranks' samples of the global batch."""
     if len(numbers) > 4:
         return f"{len(numbers)}×({min(numbers)} to {max(numbers)})={sum(numbers)}"
     return f"{'+'.join(map(str, numbers))}={sum(numbers)}"

@@ -1,4 +1,4 @@
-"""Arrays in one file, written as they come and read in stretches: what a proof writes down need not fit into memory."""
+"""A file of arrays, written one by one and read in chunks, so that a proof's record need not fit into memory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Any
 
 import numpy as np
 
-STRETCH = (
-    2**22
-)  # elements that are at hand at once of an array that is read or compared in stretches: 32 MB in float64
+CHUNK = 2**22  # elements of an array in memory at once: 32 MB in float64
 
 
-def stretches(size: int) -> Iterator[tuple[int, int]]:
-    """From 0 to `size` in steps of STRETCH: where each begins and ends."""
-    return ((start, min(start + STRETCH, size)) for start in range(0, size, STRETCH))
+def chunks(size: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of each chunk of `size` elements."""
+    return ((start, min(start + CHUNK, size)) for start in range(0, size, CHUNK))
 
 
 class Store:
-    """A file of arrays by name. It is written in order; an array that is there may be changed in place."""
+    """A file of arrays by name. Arrays are appended, and may be changed in place."""
 
     def __init__(self, path: Path, index: Mapping[str, Any] | None = None):
-        """Opens a file to read, where `index` says what is in it (`index` of the store that wrote it); else a new one,
-        to write and read."""
+        """Opens a file for reading, with the `index` of the store that wrote it; without one, a new file for both."""
         self.index: dict[str, Any] = dict(index or {})  # name: dtype, shape, the byte where it begins
         self._file: BufferedRandom | BufferedReader = path.open("w+b") if index is None else path.open("rb")
         self._end = 0
@@ -61,7 +58,7 @@ class Store:
         return found
 
     def change(self, name: str, start: int, elements: np.ndarray) -> None:
-        """Writes over the elements of the array, flat, from `start` on."""
+        """Overwrites elements of the array, flat, from `start` on."""
         dtype, _, begins = self.index[name]
         elements = elements.astype(dtype, copy=False)
         self._write(begins + start * elements.itemsize, elements)

@@ -1,7 +1,7 @@
-"""One side of a comparison, inside its ranks: the first steps of a recipe in this layout, written down.
+"""Records one side of a comparison, inside its ranks: the first steps of a recipe in this layout.
 
 Two traces: `wide`, two steps in float64, and `own`, the recipe's first steps in its own precision. On one process each
-is followed by runs with noise (proof.noise), of which only the distance from the run without is kept.
+is followed by runs with noise (proof.noise), of which only the distances from the run without noise are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from paddle_dp.train.meter import peak_memory
 
 
 def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
-    """What the recipe's first `steps` global batches hold, the last of them cut so that `ranks` ranks get unequal
+    """The samples of the recipe's first `steps` global batches, the last one cut so that `ranks` ranks get unequal
     shares."""
     dataset = recipe.dataset.build("train")
     whole = Sampler(len(dataset), recipe.train.batch, seed=recipe.train.seed)
@@ -49,18 +49,18 @@ def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes the sheets of a side into options["trace"]; rank 0 also side.json.
+    """Writes the sheets of a side to options["trace"]; rank 0 also side.json.
 
-    options["ranks"] is the larger side's number of ranks, so that both sides read the same batches; "steps" how many
-    of the recipe's own are done; "wide" whether two are done in float64; "measure_memory" whether what a rank holds is
-    counted; "rehearse" whether the training itself is rehearsed behind them (proof.rehearsal). options["alone"] is said
-    to the one process beside them, and options["beside"] are the sides whose updates it does again: folder and number
-    of ranks (proof.replay). options["patch"], if any, is "module:function", called first.
+    Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
+    of steps in the recipe's precision; "wide", whether to do two steps in float64; "measure_memory", whether to measure
+    what each rank holds; "rehearse", whether to rehearse the training afterwards (proof.rehearsal). For one process:
+    "alone": True, and "beside", the sides whose updates it repeats, [folder, ranks] each (proof.replay). "patch":
+    "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
-    if options.get("alone"):  # a callback may ask for a layout; the ranks have it, and have been asked
+    if options.get("alone"):  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
     side = Side(recipe, options)
     told: dict[str, Any] = {"wide": None}
@@ -69,7 +69,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
             side.run("wide", Precision(dtype="float64"))
         except PaddleDPError:
             raise
-        except Exception as error:  # noqa: BLE001 - a model's own code may know float32 only, in any words
+        except Exception as error:  # noqa: BLE001 - a model's own code may be written for float32 only
             told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
@@ -83,7 +83,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 class Side:
-    """A recipe in one layout, learned again and again from its one initial state. Collective, all of it."""
+    """A recipe in one layout, trained repeatedly from the same initial state. Every method is collective."""
 
     def __init__(self, recipe: Recipe, options: dict[str, Any]):
         self.recipe, self.options, self.folder = recipe, options, Path(options["trace"])
@@ -98,14 +98,14 @@ class Side:
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}
         self.parameters = 0  # of the whole model
-        self._free = available_memory() if joined.device == "cpu" else None  # before a model is there
+        self._free = available_memory() if joined.device == "cpu" else None  # before a model is built
         self._fits = False
         self._check_fits(size_of(recipe.model.build) or 0, ())
-        self._beyond: list[noise.Noise] = []  # those whose effect is no rounding
-        self._judged = False  # whether float64 has told which
+        self._beyond: list[noise.Noise] = []  # kinds of noise whose effect is more than rounding
+        self._judged = False  # whether the float64 runs have shown which
 
     def _task(self, *_: int) -> Task:
-        """The recipe's task in the precision, and with the noise, of the run that begins."""
+        """The recipe's task with the precision and the noise of the run that begins."""
         train = replace(self.recipe.train, precision=self.given.precision)
         recipe = self.recipe.model_copy(update={"train": train})
         found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
@@ -115,7 +115,7 @@ class Side:
         return replace(found, compared=True)
 
     def learner(self) -> Learner:
-        """A new one. Raises UsageError, with the first, where the comparison does not fit into this machine."""
+        """A new learner. Raises UsageError, at the first, if the comparison does not fit into this machine."""
         learner = self.assembly.learner()
         if not self._fits:
             here = sum(p.size for _, p in learner.named_parameters() if p._is_initialized())
@@ -124,17 +124,17 @@ class Side:
         return learner
 
     def _check_fits(self, parameters: int, held: Sequence[int]) -> None:
-        """Raises UsageError, on every rank alike, where the one process, or the ranks that hold so many, do not fit."""
+        """Raises UsageError, on every rank, if one process, or ranks that hold `held` parameters each, do not fit."""
         self.folder.mkdir(parents=True, exist_ok=True)
         free, disk = self.mesh.gather([self._free, shutil.disk_usage(self.folder).free])[0]
         check_fits(parameters, held, free, disk, str(self.folder), self.options.get("wide", True))
 
     def _trusted(self, one: noise.Noise) -> bool:
-        """Whether no run with noise of this kind led further than rounding can, in a higher precision or before."""
+        """Whether no earlier run with this kind of noise differed by more than rounding."""
         return not any(other.order is None or one.order is not None for other in self._beyond)
 
     def batches(self, wide: bool) -> Iterator[Batch]:
-        """The first global batches; in float64 the first of them, and the one of unequal shares."""
+        """The first global batches; in float64 only the first, and the one with unequal shares."""
         loader = self.assembly.train_loader
         if not wide:
             yield from loader.read(0)
@@ -163,7 +163,7 @@ class Side:
         self._judged = name == "wide"
 
     def _noise(self, wide: bool, sheet: Writer, seen: Seen) -> dict[str, Any]:
-        """The runs with noise of what `seen` is without; leaves the most of each element in the sheet."""
+        """Does the runs with noise for the run `seen`; writes the largest distance of each element to the sheet."""
         precision, first = self.given.precision, seen.rows[0]["loss"]
         floors, drift, beyond = Floors(sheet), [], {}
         for one in noise.runs(precision.dtype, self.options["ranks"]) if self.mesh.ranks == 1 else ():
@@ -181,12 +181,12 @@ class Side:
         return {"noise": floors.norms, "drift": drift, "beyond": beyond}
 
     def _watch(self, *given: Any) -> Seen:
-        """A run; its learner is gone when it ends."""
-        gc.collect()  # a learner and its recorder hold each other: Python alone would free them late
+        """Does one run; its learner is freed afterwards."""
+        gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
         return Watched(self, *given).seen
 
     def replay(self, number: int, folder: Path, ranks: int) -> None:
-        """Does the updates of a side of `ranks` ranks again, and leaves them in the folder replay<number>."""
+        """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>."""
         for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
             many = Trace.read(folder, name, ranks)
             if many is not None:

@@ -1,4 +1,4 @@
-"""What two sides laid beside each other mean: same or different, where, how sharp the eye was, what was left out."""
+"""The verdict on two sides: same or different, where, how small a fault would have shown, and what was left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME, DIFFERENT, PROVES_NOTHING = 0, 1, 3  # exit statuses; 2 and 4: a side that
 
 @dataclass
 class Verdict:
-    """`one` process and `many` ranks, compared: `same`, `where` they differ first, `sentences` for a person."""
+    """`one` process and `many` ranks, compared: `same`, `where` they differ first, `sentences` for the screen."""
 
     one: Side
     many: Side
@@ -37,7 +37,7 @@ class Verdict:
 
     @property
     def status(self) -> int:
-        """The exit status that says it."""
+        """The exit status of verify."""
         if not self._alike:
             return DIFFERENT
         return SAME if self.proves else PROVES_NOTHING
@@ -52,8 +52,8 @@ class Verdict:
 
     @cached_property
     def proves(self) -> bool:
-        """Whether anything was learned on one process, in the recipe's precision: some gradient is finite and not zero,
-        and some weight is not what it was."""
+        """Whether one process learned anything, in the recipe's precision: some gradient is finite and not zero, and
+        some weight changed."""
         return self._learns("gradient") and (self._learns("update") or self.steps.moved)
 
     def _learns(self, kind: str) -> bool:
@@ -67,7 +67,7 @@ class Verdict:
 
     @cached_property
     def where(self) -> Where | None:
-        """The first thing that differs; None for sides that are the same."""
+        """The first difference; None if the sides are the same."""
         if self._alike:
             return None
         for part in (self.wide, self.own):
@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """What the comparison means, what it could have seen, and what was left out of it."""
+        """What the comparison could have detected, what was left out of it, and the verdict, which is the last."""
         return list(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -129,7 +129,7 @@ class Verdict:
                 )
 
     def _beyond(self) -> Iterator[str]:
-        """What a change that mathematics should not see does to one process's own first loss."""
+        """A sentence if one process's own first loss changes by more than rounding under noise."""
         found = next(filter(None, (p.one.facts.get("beyond") for p in (self.wide, self.own) if p)), None)
         if not found:
             return
@@ -198,7 +198,7 @@ class Verdict:
 
 
 def compare_sides(one: Side, many: Side) -> Verdict:
-    """Lays two sides (proof.sides.Comparison) beside each other; `one` was given `many`."""
+    """Compares two sides (proof.sides.Comparison), of which `one` was run with `many` among its `beside`."""
     return Verdict(one, many)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.proof.rehearsed import Rehearsals, told
+from paddle_dp.proof.rehearsed import Rehearsals, sentence
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
 from paddle_dp.proof.verdict import DIFFERENT, compare_sides
@@ -52,7 +52,7 @@ def verify(
         if as_text:
             show(recipe, verdict, time.perf_counter() - begun)
             if rehearse:
-                print(told(found, ranks))
+                print(sentence(found, ranks))
         else:
             said = as_json(recipe, verdict, time.perf_counter() - begun)
             more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}

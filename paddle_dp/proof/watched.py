@@ -1,4 +1,4 @@
-"""One run of a proof: a learner is built from the recipe's initial state, learns the first batches, and is watched."""
+"""One run of a proof: builds a learner in the recipe's initial state, trains the first batches, and records them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from paddle_dp.proof.sheets import key
 from paddle_dp.recipe import Precision
 from paddle_dp.train.assemble import Assembly
 
-PROBES = 3  # batches whose gradients are taken from the initial weights, in the recipe's own precision
+PROBES = 3  # batches whose gradients are recorded with the initial weights, in the recipe's own precision
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some samples of a data set, as a data set; `read` has the numbers of those that were asked for."""
+    """Some samples of a data set, as a data set; `read`: the numbers of those that were read."""
 
     dataset: Any
     indices: np.ndarray
@@ -44,14 +44,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Given:
-    """What a run is done in, and with which noise."""
+    """The precision of a run, and its noise."""
 
     precision: Precision
     noise: noise.Noise | None = None
 
 
 class Watchable(Protocol):
-    """What a run asks of the side that it is a run of."""
+    """The side that a run belongs to, as the run uses it."""
 
     given: Given
     chosen: Chosen
@@ -61,34 +61,33 @@ class Watchable(Protocol):
     assembly: Assembly
 
     def learner(self) -> Learner:
-        """A new one, from the recipe's initial state."""
+        """A new learner in the recipe's initial state."""
         ...
 
     def batches(self, wide: bool) -> Iterator[Batch]:
-        """The global batches that the run learns."""
+        """The global batches of the run."""
         ...
 
 
 @dataclass
 class Seen:
-    """What is left of a run, besides the quantities that were handed on."""
+    """The results of a run, but for the quantities that were passed on."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)  # by step: loss, gradient norm, shares
     places: dict[int, list[int]] = field(default_factory=dict)  # by step: this rank's, in the global batch
-    order: list[str] = field(default_factory=list)  # layers, as the forward came by
+    order: list[str] = field(default_factory=list)  # layers in the order of the forward
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    broken: dict[int, str] = field(
-        default_factory=dict
-    )  # by step: the first layer that gave something not finite
+    # By step: the first layer with an output that is not finite.
+    broken: dict[int, str] = field(default_factory=dict)
     amiss: str | None = None
-    recorded: list[int] = field(default_factory=list)  # the steps whose update was watched
+    recorded: list[int] = field(default_factory=list)  # the steps whose update was recorded
     apart: dict[str, list[list[int]]] = field(default_factory=dict)
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
 
 
 class Watched:
-    """A run, from its beginning to its end; `seen` is what it leaves."""
+    """A run, which is done on construction; `seen`: its results."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Watched:
         judge: Callable[[float], None] = lambda loss: None,
         steps: int | None = None,
     ):
-        """Quantities are handed to `put`; `judge` hears the first loss, before the update, and may end the run."""
+        """Passes quantities to `put`, and the first loss, before its update, to `judge`, which may end the run."""
         self.side, self.mesh, self.wide, self.judge = side, side.mesh, wide, judge
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
@@ -142,7 +141,7 @@ class Watched:
                 put(number, TensorShard.whole(number, np.array([row[kind]], "float64")))
 
     def _ahead(self) -> None:
-        """Before an update that is watched."""
+        """Before an update that is recorded."""
         if not self.seen.rows:
             self.judge(self._metrics["loss"])
 
@@ -154,7 +153,7 @@ class Watched:
         return kept
 
     def _learn(self, step: int, batch: Batch) -> None:
-        """One step, watched where it is worth it: in float64 each, else the first that ends in an update."""
+        """Does one step; records each in float64, else only the first that ends in an update."""
         rows, counted = (
             [len(m.targets) for m in batch.micro_batches],
             [m.samples for m in batch.micro_batches],
@@ -190,7 +189,7 @@ class Watched:
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
-    """The samples that count: not the one that a dummy reads."""
+    """The samples that count, without those of dummies."""
     found, start = [], 0
     for n, counts in zip(rows, counted, strict=True):
         found += read[start : start + n] if counts else []
@@ -199,7 +198,7 @@ def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]
 
 
 def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
-    """Where each sample of the batch went, when the samples of its micro-batches were put into another order."""
+    """The inverse permutation of a batch whose micro-batches were each put into another order."""
     found, start = [], 0
     for samples in counted:
         places = np.argsort(order(samples)) if order is not None else np.arange(samples)

@@ -1,8 +1,8 @@
-"""The first thing that differs: samples, what layers gave, the loss, gradients from the last layer to the first, and
-updates.
+"""Finds the first difference in the order of a step: samples, layer outputs, loss, gradients from the last layer to the
+first, updates.
 
-A mistake spreads: behind a wrong output everything is wrong. So what is found first, in the order of a step, is named,
-and what the numbers say of it (proof.diagnose).
+A mistake spreads: after a wrong output everything is wrong. So only the first difference is named, with its likely
+cause (proof.diagnose).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Where:
 
 @dataclass
 class Search:
-    """Looks through a part, whose many ranks sit on axes of `degrees`, for what differs first."""
+    """Searches a part, whose ranks have axes of `degrees`, for the first difference."""
 
     part: Part
     degrees: Mapping[str, int]
@@ -76,7 +76,7 @@ class Search:
         return {name: place for place, name in enumerate(self.part.one.facts["order"])}
 
     def _place(self, parameter: str) -> int:
-        """Where the parameter's layer stands in the forward; -1 for a layer that gives nothing by itself."""
+        """The position of the parameter's layer in the forward; -1 for a layer without an output of its own."""
         layer = parameter.rpartition(".")[0]
         while layer not in self._order and "." in layer:
             layer = layer.rpartition(".")[0]
@@ -99,7 +99,7 @@ class Search:
             yield Where(step=step, kind="loss", name="", sentence=f"step {step}: {said}")
 
     def _uneven(self, step: int) -> str:
-        """A word on shares, where a step of unequal shares is the first that differs."""
+        """A remark on shares, if a step with unequal shares is the first that differs."""
         shares: Sequence[int] = self._rows("many")[step - 1]["shares"]
         return f" ({diagnose.uneven(shares)})" if step > 1 and len(set(shares)) > 1 else ""
 
@@ -123,14 +123,14 @@ class Search:
         return sheet.array("output", number) if sheet.has("output", number) else None
 
     def _off(self, number: str, one: np.ndarray) -> np.ndarray | None:
-        """The places in the global batch whose outputs differ; None when none does, or nothing can be said."""
+        """The positions in the global batch whose outputs differ; None if none does, or they cannot be compared."""
         what = Key.read(number)
         many = self._many_output(number, what.step, one.shape)
         if many is None:
             return None
         noise = self.part.one.noise(number)
         most = noise[0] if noise is not None else np.zeros_like(one)
-        # A sample's noise is one draw; the batch's says how large it may be.
+        # The noise of one sample is a single draw, so the batch's is the measure.
         floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(one, axis=0))
         apart = np.abs(many - one)
         if max(map(ratio, np.linalg.norm(apart, axis=0), floor)) <= K:
@@ -138,7 +138,7 @@ class Search:
         return np.flatnonzero((apart > K * floor / max(len(one), 1) ** 0.5).any(1))
 
     def _many_output(self, number: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
-        """What the ranks gave, by place in the global batch: copies once, slices added up."""
+        """The ranks' outputs by position in the global batch: copies once, slices summed."""
         result, filled = np.zeros(shape), np.zeros(shape[0], int)
         dp_size: dict[int, list[np.ndarray]] = {}
         places: dict[int, list[int]] = {}
@@ -178,7 +178,7 @@ class Search:
         return Where(step=step, kind="gradient", name=what.name, sentence=sentence)
 
     def _unshared(self, step: int) -> Iterator[Where]:
-        """Weights that the ranks do not hold alike after an update."""
+        """Weights that differ between ranks after an update."""
         apart = self.part.many.facts["apart"]
         some = [Key.read(number) for number in apart if Key.read(number)[:2] == ("weight", step)]
         if some:
@@ -206,7 +206,7 @@ class Search:
         return diagnose.scaled(*diagnose.factor(one, trace.array(number)), self.degrees, trace.cut(number))
 
     def _slices(self, number: str, one: np.ndarray) -> str:
-        """Which of a parameter's slices are off and how, when some are not; "" when all are, or it is not cut."""
+        """A sentence if some slices of a parameter are wrong and some right; "" if all are wrong, or it is not cut."""
         wrong: dict[int, tuple[float, float]] = {}
         right: list[int] = []
         for rank, sheet in enumerate(self.part.many.sheets):

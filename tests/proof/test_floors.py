@@ -14,9 +14,9 @@ DRAW = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def short_stretches(monkeypatch):
-    """Arrays of a few elements are read and folded in several stretches."""
-    monkeypatch.setattr(store, "STRETCH", 3)
+def short_chunks(monkeypatch):
+    """Arrays of a few elements are read and folded in several chunks."""
+    monkeypatch.setattr(store, "CHUNK", 3)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool", "uint16"])

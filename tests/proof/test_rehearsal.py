@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from paddle_dp.proof.rehearsed import Rehearsals, told
+from paddle_dp.proof.rehearsed import Rehearsals, sentence
 
 
 def side(**changes):
@@ -22,7 +22,7 @@ def rehearsals():
 
 def test_equal_rehearsals_have_no_difference():
     assert rehearsals().first_difference() is None
-    assert "SAME" in told(None, 2)
+    assert "SAME" in sentence(None, 2)
 
 
 def test_what_one_process_strays_by_itself_is_allowed_eight_times():
@@ -64,7 +64,7 @@ def test_each_difference_is_found_and_said(what, kind, step, words):
     first = found.first_difference()
     assert (first.kind, first.step) == (kind, step)
     assert words in first.sentence
-    assert first.sentence in told(first, 2)
+    assert first.sentence in sentence(first, 2)
 
 
 def test_a_number_that_is_finite_on_neither_side_is_no_difference():
