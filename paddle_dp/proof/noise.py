@@ -103,7 +103,7 @@ def in_shares(model: nn.Layer, parts: int) -> None:
 
 
 def _in_shares(kind: type[nn.Layer], parts: int) -> Callable[..., Any]:
-    """`kind.__call__`, hooks included, once per share: so each share's gradient of the weight is rounded, as a rank's."""
+    """`kind.__call__`, hooks included, once per share: so each share's gradient is rounded, like a rank's."""
 
     def called(layer: nn.Layer, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
         bounds = [cut(x.shape[0], part, parts) for part in range(parts)]

@@ -16,7 +16,7 @@ from paddle_dp.parallel import Learner
 
 
 class Outputs:
-    """Hooks on every layer of a learner, active inside `with`; `taken` returns what they recorded since the last call."""
+    """Hooks on every layer of a learner, active inside `with`; `taken` returns what they recorded since then."""
 
     def __init__(self, learner: Learner):
         self.order: list[str] = []  # layers in the order of their first output

@@ -15,7 +15,7 @@ from paddle_dp.proof.sheets import Key, Trace, key
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A number on both sides and its drift on one process; r is their distance over the drift, 0 for equal infinities."""
+    """A number on both sides and its drift on one process; r: their distance over it, 0 for equal infinities."""
 
     one: float
     many: float
