@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import paddle_dp
+from paddle_dp.cli.help import Verb, Verbs
 from paddle_dp.cli.options import (
     Checkpoint,
     Devices,
@@ -47,7 +48,11 @@ def train(
     node_rank: NodeRank = None,
     output_dir: OutputDir = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="[PATH]", help="Go on from the newest checkpoint, or from this one.")
+        str | None,
+        typer.Option(
+            metavar="[CHECKPOINT]",
+            help="Go on from the newest checkpoint, or from this one: best, a step or a path.",
+        ),
     ] = None,
     accept: Annotated[
         str | None,
@@ -111,10 +116,10 @@ def verify(
         typer.Option("--rehearse", help="Also an evaluation, a checkpoint, a second epoch and a resume."),
     ] = False,
 ) -> None:
-    """Run a recipe's first steps on 1 and on N processes and compare every gradient and update, and where they differ.
+    """Run a recipe's first steps on 1 and on N processes, compare every gradient and update, and say where they differ.
 
     Two steps in float64, where rounding hides nothing, and K as the recipe has them. What rounding may do is measured
-    on one process (docs/proof.md), not chosen.
+    on one process, not chosen (docs/proof.md).
 
     Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
     was learned, so nothing is proven; 4 a side could not be run; 128 + n ended by signal n.
@@ -145,7 +150,9 @@ def audit(
     """Run a script that knows nothing of paddle_dp on N ranks and tell what is silently wrong with it.
 
     Options of audit stand before SCRIPT; what stands behind it are the script's own arguments. The script really runs,
-    with all that it writes. Exit status: 0 nothing found, 1 findings, 2 usage, 3 the script itself failed.
+    with all that it writes.
+
+    Exit status: 0 nothing found; 1 findings; 2 something to type differently; 3 the script itself failed.
     """
     from paddle_dp.audit import Options, audit
 
@@ -168,14 +175,20 @@ def merge(
 
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "def ",
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")] = "def ",
     tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to write.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token; 1: as learned.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="0: the likeliest token; 1: as learned.")
+    ] = 0.8,
     top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest only.")] = None,
-    seed: Annotated[int, typer.Option(help="Equal seeds draw equally.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equally.")] = 0,
     checkpoint: Checkpoint = "newest",
 ) -> None:
-    """Write text on from a prompt with what a language model's run has learned."""
+    """Write text on from a prompt with what a language model's run has learned.
+
+    On a terminal, characters that do not print are shown as escapes such as \\x1b; a file or a pipe gets them as they
+    are.
+    """
     from paddle_dp.recipe import resolved
 
     options = {
@@ -230,7 +243,7 @@ def export(
 
 def dashboard(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or the folder of all runs.")],
-    port: Annotated[int, typer.Option(metavar="PORT")] = 8040,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Where it listens, on 127.0.0.1.")] = 8040,
 ) -> None:
     """Show runs in the browser with VisualDL, on this machine only."""
     from paddle_dp.launch import dashboard
@@ -305,6 +318,7 @@ VERBS = (train, evaluate, verify, audit, merge, generate, export, dashboard, par
 
 app = typer.Typer(
     name="paddle-dp",
+    cls=Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
@@ -313,7 +327,7 @@ app = typer.Typer(
 # What stands behind a foreign script is the script's own, options too.
 FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
 for verb in VERBS:
-    app.command(context_settings=FOREIGN if verb is audit else None)(verb)
+    app.command(cls=Verb, context_settings=FOREIGN if verb is audit else None)(verb)
 
 
 def _version(wanted: bool) -> None:

@@ -19,7 +19,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings in place of the recipe's: train.batch=64"),
 ]
-Ranks = Annotated[int | None, typer.Option(metavar="N", help="Processes, on each node.")]
+Ranks = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Processes on each node; without it, one for each visible GPU, or one."),
+]
 Devices = Annotated[str | None, typer.Option(metavar="0,1,…", help="These GPUs, one process each.")]
 Nodes = Annotated[int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")]
 Master = Annotated[
@@ -31,9 +34,7 @@ OutputDir = Annotated[
     typer.Option("--output-dir", "--out", metavar="DIR", help="The run's folder, in place of runs/<name>."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
-Checkpoint = Annotated[
-    str, typer.Option(metavar="newest|best|STEP|PATH", help="Which of the run's checkpoints.")
-]
+Checkpoint = Annotated[str, typer.Option(metavar="CHECKPOINT", help="newest, best, a step or a path.")]
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:

@@ -1,0 +1,103 @@
+"""`--help` as it looks on any terminal: what to type, what it does, and a row for each argument, option and verb.
+
+Typer's own page breaks lines of a docstring where the source does, and puts the type of a Python annotation beside
+every option (`<bool>`, `<list[str]>`), differently in each of its versions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+WIDEST = 100  # columns; a longer line is hard to read
+
+
+def usage(parameters: Iterable[Any]) -> list[str]:
+    """What stands behind the verb: "[OPTIONS]", "RECIPE", "[KEY=VALUE]..."."""
+    pieces = ["[OPTIONS]"]
+    for each in parameters:
+        if each.param_type_name == "argument":
+            more = "..." if each.nargs != 1 else ""
+            name = f"{each.metavar}{more}" if each.required else f"[{each.metavar}]{more}"
+            pieces.append(str(each.metavar) if " " in each.metavar else name)
+    return pieces
+
+
+def paragraphs(text: str | None) -> list[str]:
+    """A docstring's paragraphs, each as one line."""
+    return [" ".join(each.split()) for each in inspect.cleandoc(text or "").split("\n\n")]
+
+
+def page(command: Any, context: Any) -> Group:
+    """The whole of `--help`."""
+    parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
+    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    options = [each for each in parameters if each.param_type_name == "option"]
+    words = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    parts: list[RenderableType] = [Text.assemble(("Usage: ", "bold"), words)]
+    parts += [Text(each) for each in paragraphs(command.help)]
+    parts += _section("Arguments", [(each.metavar, each.help or "") for each in arguments])
+    parts += _section("Options", [(_name(each), _meaning(each)) for each in options])
+    if isinstance(command, TyperGroup):
+        verbs = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+        parts += _section("Commands", [(name, paragraphs(verb.help)[0]) for name, verb in verbs if verb])
+    return Group(parts[0], *(line for part in parts[1:] for line in (Text(), part)))
+
+
+def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType]:
+    if not rows:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(ratio=1)
+    for name, meaning in rows:
+        table.add_row(Text(f"  {name}"), Text(meaning))
+    yield Group(Text(f"{title}:", style="bold"), table)
+
+
+def _name(option: Any) -> str:
+    """ "--output-dir, --out DIR", and of a flag its names alone."""
+    names = ", ".join(sorted(option.opts, key=lambda name: not name.startswith("--")))
+    return names if option.is_flag else f"{names} {option.metavar}"
+
+
+def _meaning(option: Any) -> str:
+    """What an option does, that it must be given, or what it is where it is not."""
+    if option.required:
+        return f"{option.help} [required]"
+    if option.default is None or option.is_flag:
+        return str(option.help)
+    given = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    return f"{option.help} [default: {given!r}]" if " " in given else f"{option.help} [default: {given}]"
+
+
+def _show(command: Any, context: Any) -> None:
+    console = Console()
+    console.print(page(command, context), width=min(console.width, WIDEST))
+
+
+class Verb(TyperCommand):
+    """One verb of `paddle-dp`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        foreign = ["[ARGUMENTS]..."] if self.context_settings.get("allow_extra_args") else []
+        return [*usage(self.get_params(ctx)), *foreign]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _show(self, ctx)
+
+
+class Verbs(TyperGroup):
+    """`paddle-dp` itself."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", "COMMAND", "[ARGS]..."]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _show(self, ctx)

@@ -1,0 +1,55 @@
+"""Every page of --help on terminals of two widths: lines that fill it, and no word of Typer's or Python's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from paddle_dp.cli.commands import VERBS, app
+from paddle_dp.cli.help import WIDEST, Verb, Verbs, paragraphs
+
+NAMES = ("", *(verb.__name__ for verb in VERBS))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("verb", NAMES)
+def test_a_page_fills_the_terminal_and_is_never_broken_by_hand(
+    verb: str,
+    width: int,
+    leave: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert leave(*filter(None, [verb, "--help"])) == 0
+    page = capsys.readouterr().out
+    lines = page.rstrip().split("\n")
+    assert all(len(line) <= min(width, WIDEST) for line in lines)
+    assert (
+        lines[0].startswith(f"Usage: {' '.join(['paddle-dp', verb]).strip()} [OPTIONS] ") or verb == "schema"
+    )
+    assert not {"<bool>", "<path>", "None", "list["} & set(page.split()), "a type of Python's"
+    for line, following in pairwise(lines):
+        if following.startswith("  ") or not line.strip() or not following.strip():
+            continue  # a row of a table; the end of a paragraph
+        word = following.split()[0]
+        assert len(f"{line.rstrip()} {word}") > min(width, WIDEST), f"broken: {line}"
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_every_argument_and_option_says_what_it_is(verb: Callable[..., None]) -> None:
+    from typer.main import get_command
+
+    commands = get_command(app)
+    assert isinstance(commands, Verbs)
+    command = commands.commands[verb.__name__]
+    assert isinstance(command, Verb)
+    for each in command.params:
+        assert each.help and each.help.endswith((".", ")", "=64", "…")), each.name
+        assert each.metavar or each.is_flag, f"{each.name} has no word for its value"
+
+
+def test_paragraphs_are_lines() -> None:
+    assert paragraphs("One\n    two.\n\n    Three.\n    ") == ["One two.", "Three."]
