@@ -118,13 +118,13 @@ def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
         return (
             f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
             f"{final.parent.absolute()} that rank 0 made. All ranks save into one folder: on several machines it must "
-            "be on a disk that they share (train with --out there). Earlier checkpoints are untouched."
+            "be on a disk that they share (train with --output-dir there). Earlier checkpoints are untouched."
         )
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return (
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
         f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched: "
-        f"make room or give another folder (output_dir), then resume."
+        f"make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR."
     )
 
 

@@ -38,7 +38,7 @@ def fresh(run: Path) -> Path:
             with suppress(OSError):
                 folder.rmdir()
         raise UsageError(
-            f"{run} cannot be written ({error.strerror}): choose another folder with --out DIR."
+            f"{run} cannot be written ({error.strerror}): choose another one with --output-dir DIR."
         ) from error
 
 

@@ -73,7 +73,7 @@ def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
 
     if job.node_rank:
         return folder.with_name(f"{folder.name}.node-{job.node_rank}"), job.recipe
-    moved = claim(folder, bool(job.resume)) if job.entry_point == "train" else None
+    moved = claim(folder, job.resume) if job.entry_point == "train" else None
     if moved is None:
         return folder, job.recipe
     if not job.quiet:

@@ -10,16 +10,18 @@ from paddle_dp.errors import UsageError
 SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
 
-def claim(folder: Path, resume: bool) -> Path | None:
+def claim(folder: Path, resume: str | None) -> Path | None:
     """Makes `folder` ready for a run and returns where an older run went, if there was one.
 
-    A new run never mixes with an old one: what stood in `folder` becomes `<folder>.1`, `.2`, … With `resume`, it stays.
-    Raises UsageError when the folder cannot be made or written, or when there is nothing to resume.
+    A new run never mixes with an old one: what stood in `folder` becomes `<folder>.1`, `.2`, … With `resume` it stays,
+    and unless that is a path ("newest", "best", a step are none), a run must be there. Raises UsageError when none is,
+    or when the folder cannot be made or written.
     """
     older = any((folder / sign).exists() for sign in SIGNS)
-    if resume and not older:
+    if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
         raise UsageError(
-            f"{folder} holds no run to resume. Leave --resume out to start one, or name its --out folder."
+            f"{folder} holds no run to resume. Leave --resume out to start one, or name the run's folder: "
+            "--output-dir DIR."
         )
     try:
         moved = _move_aside(folder) if older and not resume else None
@@ -29,7 +31,7 @@ def claim(folder: Path, resume: bool) -> Path | None:
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be written ({error.strerror}): choose another folder with --out DIR."
+            f"{folder} cannot be written ({error.strerror}): choose another one with --output-dir DIR."
         ) from error
     return moved
 

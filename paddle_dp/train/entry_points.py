@@ -21,7 +21,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     resume = options.get("resume")
     if mesh.is_main:
         if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
-            claim(recipe.folder, bool(resume))
+            claim(recipe.folder, resume)
         write_recipe(recipe, recipe.folder / "recipe.yaml")
         checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder ready")

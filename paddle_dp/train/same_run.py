@@ -312,10 +312,10 @@ def _is_in(key: str, accept: Sequence[str]) -> bool:
 
 def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
     recipe = setup.recipe is not None
-    another = "a new run with --out DIR" if recipe else "a new run in another folder"
+    another = "leave --resume out" if recipe else "leave resume out"
     text = (
         f"{found.folder} cannot be resumed as the same run: {'; '.join(map(str, refused))}. Give the old "
-        f"value{'s' * (len(refused) > 1)}, or start {another} ({setup.name})"
+        f"value{'s' * (len(refused) > 1)}, or {another} for a new run (what is in its folder is moved aside, not lost)"
     )
     if any(c.verdict == NEVER for c in refused):
         return f"{text}."

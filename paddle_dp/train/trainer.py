@@ -160,8 +160,8 @@ class Trainer(TrainingLoop):
             callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
             own_callbacks=[c for c in chosen if not isinstance(c, Part)],
         )
-        _claim_folder(run_folder, mesh, bool(place.resume))
         which = "newest" if place.resume is True else place.resume or None
+        _claim_folder(run_folder, mesh, which)
         return Assembly(setup, mesh).trainer(cls, which, place.accepted)
 
 
@@ -202,7 +202,7 @@ def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) ->
         annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
 
 
-def _claim_folder(folder: Path, mesh: Mesh, resume: bool) -> None:
+def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> None:
     """Claims the run's folder, once for all ranks. Collective."""
     if mesh.is_main:
         claim(folder, resume)

@@ -120,7 +120,7 @@ def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
 def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:
     if said is None:  # 1437 samples are 28 batches of 50 and 37: without the short one, it is another run
         with pytest.raises(
-            UsageError, match=r"train\.drop_last was false and is true\. Give .*\(recipe\)\.$"
+            UsageError, match=r"train\.drop_last was false and is true\. Give .* for a new run \(.*\)\.$"
         ):
             again(run, *words.split())
     else:
@@ -170,7 +170,8 @@ def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
         ),
     ):
         with pytest.raises(
-            UsageError, match=rf"{re.escape(said)}\. Give the old values?, or .*\(recipe\)\.$"
+            UsageError,
+            match=rf"{re.escape(said)}\. Give the old values?, or leave --resume out for a new run \(.*\)\.$",
         ):
             again(run, words, accept=["train", "dataset", "optimizer"])
 

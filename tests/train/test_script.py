@@ -175,7 +175,7 @@ def test_a_resumed_script_goes_on_with_the_same_batches_or_is_refused(tmp_path: 
     run = tmp_path / "run"
     Trainer.of(**described(run)).fit("1 epoch")
     for change, said in (
-        ({"batch": 20}, r"batch was 16 and is 20\. Give the old value, or start a new run in another folder"),
+        ({"batch": 20}, r"batch was 16 and is 20\. Give the old value, or leave resume out for a new run"),
         ({"seed": 3}, "seed was 0 and is 3"),
         ({"train": Points(90)}, "samples in the data set was 100 and is 90"),
     ):
