@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -64,6 +65,15 @@ def test_commands_in_the_documentation_exist() -> None:
     said = {verb for page in PAGES for verb in re.findall(r"paddle-dp ([a-z]+)\b", page.read_text())}
     assert said <= verbs, f"not verbs of paddle-dp: {said - verbs}"
     assert verbs <= said, f"no page speaks of {verbs - said}"
+
+
+def test_both_readmes_lead_to_every_page() -> None:
+    pages = {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")}
+    for readme in ("README.md", "README_zh.md"):
+        last = re.split(r"^## ", (ROOT / readme).read_text(), flags=re.M)[-1]
+        assert pages <= set(re.findall(r"\]\((docs/[^)#]+)\)", last)), (
+            f"the last section of {readme} lacks some"
+        )
 
 
 def test_both_readmes_show_the_same() -> None:
@@ -139,7 +149,7 @@ def test_the_script_of_the_readme_runs_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:
-    """docs/add-a-part.md, done as it says: a model, a data set, an optimizer and a recipe that uses them."""
+    """docs/add-a-part.md, done as it says: a model, a data set, a loss, an optimizer and a recipe that uses them."""
     for folder in ("paddle_dp", "models"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for _, text in blocks("docs/add-a-part.md"):
@@ -156,6 +166,28 @@ def test_the_worked_example_trains(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs/moons/metrics.jsonl").exists()
+
+
+def test_the_loss_of_the_page_is_its_formula_and_without_gamma_cross_entropy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import numpy as np
+    import paddle
+
+    (code,) = [
+        text for _, text in blocks("docs/add-a-part.md") if text.startswith("# paddle_dp/losses/focal.py")
+    ]
+    module = ModuleType("paddle_dp.losses.focal")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look a class's module up
+    exec(code, vars(module))
+    draw = np.random.default_rng(0)
+    scores, targets = draw.normal(size=(7, 3)).astype("float32"), draw.integers(0, 3, 7)
+    p = (np.exp(scores) / np.exp(scores).sum(1, keepdims=True))[np.arange(7), targets]
+    given = paddle.to_tensor(scores), paddle.to_tensor(targets)
+    for gamma in (0.0, 1.5):
+        total, count = module.Config(gamma=gamma).build()(*given)
+        assert count == 7 and abs(float(total) - float((-((1 - p) ** gamma) * np.log(p)).sum())) < 1e-5
+    assert float(module.Config().build().scores(*given)["acc1"]) == (scores.argmax(1) == targets).sum()
 
 
 def test_the_callback_of_the_page_ends_a_training() -> None:
