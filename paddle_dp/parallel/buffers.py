@@ -33,7 +33,7 @@ class Buffers:
 
     def __init__(self, named: Callable[[], Named], mesh: Mesh, groups: Sequence[Any] = (None,)):
         self._named, self._mesh, self._groups = named, mesh, groups
-        self._updates, self._has_buffers = 0, mesh.ranks > 1
+        self._updates = 0
         self._diverging: list[str] = []
 
     def sync(self) -> None:
@@ -41,7 +41,7 @@ class Buffers:
 
         Buffers are compared after the updates 1, 2, 4, 8, …, independently of checkpoints and evaluations.
         """
-        if not self._has_buffers:
+        if self._mesh.ranks == 1:
             return
         self._updates += 1
         if self._updates & (self._updates - 1) == 0:
@@ -53,27 +53,33 @@ class Buffers:
                     self._broadcast(buffers[name])
 
     def differences(self) -> list[str]:
-        """A sentence on the buffers that have other values in one process, if any. The same on every rank."""
-        if not self._diverging:
+        """A sentence on the buffers that have other values in one process, if any. The same on every rank. Collective:
+        looks once more, and changes nothing."""
+        if self._mesh.ranks == 1:
             return []
-        more = len(self._diverging) - 1
-        which = f"buffer {self._diverging[0]}" + (f" and {more} more are" if more else " is")
+        found = list(dict.fromkeys([*self._diverging, *self._unequal()]))
+        if not found:
+            return []
+        more = len(found) - 1
+        which = f"buffer {found[0]}" + (f" and {more} more are" if more else " is")
+        told = ", and all ranks go on with the first one's" if found[0] in self._diverging else ""
         return [
-            f"{which} updated by forward from each rank's own samples, and all ranks go on with the first one's; "
-            "one process updates from all samples"
+            f"{which} updated by forward from each rank's own samples{told}; one process updates from all samples"
         ]
 
     def _find_diverging(self) -> None:
+        self._diverging += [name for name in self._unequal() if name not in self._diverging]
+
+    def _unequal(self) -> list[str]:
+        """The buffers that are not the same bits on all ranks that have them now. Collective."""
         named = self._named()
         sums = digests(tensor for _, tensor in named)
         rows_of_ranks = self._mesh.gather(
             [[name, *pair] for (name, _), pair in zip(named, sums, strict=True)]
         )
-        self._has_buffers = any(rows_of_ranks)
         first: dict[str, list[int]] = {}
-        for name, *pair in (row for rows in rows_of_ranks for row in rows):
-            if first.setdefault(name, pair) != pair and name not in self._diverging:
-                self._diverging.append(name)
+        rows = [row for rows in rows_of_ranks for row in rows]
+        return list(dict.fromkeys(name for name, *pair in rows if first.setdefault(name, pair) != pair))
 
     @paddle.no_grad()
     def _broadcast(self, tensor: paddle.Tensor) -> None:

@@ -15,6 +15,7 @@ from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.absent import AbsentGradients
+from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
@@ -92,6 +93,10 @@ class Learner(PlacedModel):
         self._samplewise = Samplewise(self.loss, self.model)
         self._tried: Batch | None = None  # of which samples are kept, without any
         self._optimizer_memory = OptimizerMemory(self.optimizer)
+        layers = {f"model.{name}".rstrip("."): layer for name, layer in self.named_layers()}
+        owner = getattr(self.loss.given, "__self__", self.loss.given)
+        loss = {} if owner is None or any(owner is layer for layer in layers.values()) else {"loss": owner}
+        self._attributes = Attributes({**layers, **loss, "schedule": self.schedule})
         self._may_be_local = [(name, layer) for name, layer in self.named_layers() if keeps_statistics(layer)]
         self._local: frozenset[str] = frozenset()  # names of BatchNorms that are local in this update
         self._ever_local: frozenset[str] = frozenset()
@@ -99,6 +104,12 @@ class Learner(PlacedModel):
     def lost_of_optimizer(self) -> list[str]:
         """The attributes of an own optimizer that training has changed and no checkpoint holds. Collective."""
         told = self.mesh.gather(self._optimizer_memory.lost())
+        return list(dict.fromkeys(name for names in told for name in names))
+
+    def lost_attributes(self) -> list[str]:
+        """The attributes of own layers, of the loss and of the schedule that training has changed and no checkpoint
+        holds: «model.encoder.calls». Collective."""
+        told = self.mesh.gather(self._attributes.changed())
         return list(dict.fromkeys(name for names in told for name in names))
 
     def train_batch(self, batch: Batch, collect_metrics: bool = False) -> dict[str, float] | None:

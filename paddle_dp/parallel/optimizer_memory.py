@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
-import zlib
-from collections import deque
-from collections.abc import Mapping
-from types import FunctionType
 from typing import Any
 
-import numpy as np
-import paddle
+from paddle_dp.parallel.attributes import digest, on_parameters, set_by_paddle
+from paddle_dp.parallel.finished import parameters_of
 
 
 class OptimizerMemory:
@@ -22,7 +16,7 @@ class OptimizerMemory:
         self._made_with = self._attributes()
 
     def lost(self) -> list[str]:
-        """The attributes that changed and stand neither in the optimizer's state_dict nor in the model."""
+        """The attributes, its own and on parameters, that changed, and that its state_dict and the model lack."""
         if is_known(type(self.optimizer)):
             return []
         saved = self.optimizer.state_dict()
@@ -37,39 +31,13 @@ class OptimizerMemory:
         if is_known(kind):
             return {}
         usual = set_by_paddle(kind)
-        lists = (getattr(self.optimizer, "_parameter_list", None) or [], self.optimizer.state_dict().values())
+        lists = (parameters_of(self.optimizer), self.optimizer.state_dict().values())
         known = {id(tensor) for some in lists for tensor in some}
         own = {name: v for name, v in vars(self.optimizer).items() if name not in usual}
-        return {name: found for name, v in own.items() if (found := _digest(v, known)) is not None}
+        found = {name: told for name, v in own.items() if (told := digest(v, known)) is not None}
+        return found | on_parameters(parameters_of(self.optimizer))
 
 
 def is_known(kind: type) -> bool:
     """Whether it is an optimizer of Paddle's or of this package, whose states are known to be saved."""
     return kind.__module__.partition(".")[0] in ("paddle", "paddle_dp")
-
-
-def set_by_paddle(kind: type) -> frozenset[str]:
-    """The attributes that an optimizer has from the classes of Paddle's that it derives from."""
-    within = [base for base in kind.__mro__ if base.__module__.startswith("paddle.")]
-    functions = [
-        inspect.unwrap(f) for base in within for f in vars(base).values() if isinstance(f, FunctionType)
-    ]
-    lines = (line for function in functions for line in dis.get_instructions(function))
-    return frozenset(line.argval for line in lines if line.opname == "STORE_ATTR")
-
-
-def _digest(value: Any, known: set[int]) -> Any:
-    """Something that is equal for equal values; None for what is no memory, or what a checkpoint holds."""
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, paddle.Tensor):
-        if id(value) in known or not value._is_initialized():
-            return None
-        value = value.numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        return zlib.crc32(np.ascontiguousarray(value).tobytes())
-    if isinstance(value, Mapping):
-        return [(repr(key), _digest(inner, known)) for key, inner in value.items()]
-    if isinstance(value, (list, tuple, deque)):
-        return [_digest(inner, known) for inner in value]
-    return None

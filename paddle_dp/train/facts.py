@@ -20,7 +20,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
-from paddle_dp.parallel.optimizer_memory import set_by_paddle
+from paddle_dp.parallel.attributes import set_by_paddle
 from paddle_dp.parallel.own_code import is_library
 from paddle_dp.part import Part
 from paddle_dp.recipe import Recipe

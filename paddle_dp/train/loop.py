@@ -22,6 +22,7 @@ from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.train.sound import Soundness
+from paddle_dp.train.unsaved import Unsaved, changes_printed
 from paddle_dp.units import Every, Length
 
 
@@ -51,7 +52,7 @@ class TrainingLoop:
         self.differences: list[str] = []  # from one process's result; complete at the end
         self.empty_batches = 0  # in which no target counted, so that no update was made
         self.soundness = Soundness(self.run, loader)
-        self._lost_is_printed = False
+        self._unsaved = Unsaved()
         self._in_callbacks = False  # callbacks of a step, an epoch or the end are being called
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
         self.meter = Meter(self.mesh)
@@ -83,7 +84,8 @@ class TrainingLoop:
         self.total_steps = self.until.steps(self.loader.batches)
         try:
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
-            self.tell_start()
+            with changes_printed(self.learner, self.progress.step):
+                self.tell_start()
             self.check("before the first update", states=True)
             self._train()
             self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
@@ -146,7 +148,8 @@ class TrainingLoop:
         self.learner.sync_buffers()
         step = self.progress.step
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
-        self._print_lost()
+        if step:
+            self._unsaved.print_new(self.learner)
         checks = Checks(agreed=True, finite=True, step=step)
         return state.snapshot(self.learner, self.progress, self.run, self.loader, checks)
 
@@ -219,29 +222,6 @@ class TrainingLoop:
                 f"step {self.progress.step}: not one target of this global batch of {batch.samples} samples counts, so "
                 f"no update was made from it{often}. Look at the data, and at the targets that the loss ignores "
                 "(loss.ignore_index).",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _print_lost(self) -> None:
-        """A line, once, for tensors that training changes and that no checkpoint holds. Collective."""
-        if self._lost_is_printed or not self.progress.step:
-            return
-        self._lost_is_printed = True
-        if (names := self.learner.lost()) and self.mesh.is_main:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            print(
-                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run starts "
-                "with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
-                "that is assigned to a layer's attribute, or made with persistable=False, is not saved.",
-                file=sys.stderr,
-                flush=True,
-            )
-        if (names := self.learner.lost_of_optimizer()) and self.mesh.is_main:
-            print(
-                f"optimizer {type(self.learner.optimizer).__name__}: its attribute{'s' * (len(names) > 1)} "
-                f"{', '.join(names)} changed in training, and not in its state_dict, so a resumed run starts with the "
-                "first value. Keep it in an accumulator, which is saved: self._add_accumulator(name, parameter).",
                 file=sys.stderr,
                 flush=True,
             )

@@ -156,3 +156,31 @@ def test_looking_moves_at_powers_of_two_only():
     for _ in range(8):
         buffers.sync()
     assert not asked
+
+
+def late() -> list[str]:
+    """What is said of a buffer that forward changes in the seventh update, where the fourth was the last look."""
+    from paddle_dp.batch import Batch, Micro
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Task
+    from paddle_dp.strategies.data_parallel import Config
+
+    mesh = join()
+    paddle.seed(1)
+    model = nn.Linear(FEATURES, CLASSES)
+    model.register_buffer("late", paddle.zeros([FEATURES]))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    task = Task(model=model, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=optimizer)
+    learner = Config().build(mesh).place(task)
+    x = paddle.full([2, FEATURES], 1.0 + mesh.rank)
+    for index in range(7):
+        learner.train_batch(Batch((Micro(x, paddle.zeros([2], "int64"), 2, 2 * mesh.rank),), 4, index, 0))
+    model.late.set_value(x.mean(0))
+    return learner.differences()
+
+
+def test_a_buffer_that_comes_apart_late_is_named():
+    for (said,) in run_ranks(late, 2):
+        assert said == (
+            "buffer late is updated by forward from each rank's own samples; one process updates from all samples"
+        )

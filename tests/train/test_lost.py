@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.train import Trainer
+from paddle_dp.train import Callback, Moment, Trainer
 from tests.ranks import run_ranks
 
 SAVES = [{"use": "checkpoint", "every": "1 step"}]
@@ -117,3 +117,126 @@ def running_mean(folder: str) -> Any:
 def test_ranks_have_the_same_running_statistics_after_a_training_that_was_never_saved(tmp_path: Path) -> None:
     first, second = run_ranks(running_mean, 2, str(tmp_path / "run"))
     assert first == second
+
+
+class Counts(nn.Layer):
+    """Counts its calls in a Python number, and from the third one on in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls, self.late = nn.Linear(4, 3), 0, [0]
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        self.calls += 1
+        self.late[0] += self.calls > 2
+        return self.linear(x)
+
+
+class Slowly:
+    """A loss whose object remembers how often it was called."""
+
+    def __init__(self) -> None:
+        self.state = Counter()
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        self.state.calls += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Phases(paddle.optimizer.lr.LRScheduler):
+    """A schedule with a phase of its own."""
+
+    def __init__(self) -> None:
+        self.phase = 0.0
+        super().__init__(0.1)
+
+    def get_lr(self) -> float:
+        self.phase += 0.1
+        return float(self.base_lr)
+
+
+class OnParameters(paddle.optimizer.SGD):
+    """Hangs its momentum on the parameters, under a name that Paddle uses elsewhere, and an object of its own."""
+
+    def __init__(self, rate: float, parameters: Any):
+        super().__init__(rate, parameters=parameters)
+        self.state = Counter()
+
+    def step(self) -> None:
+        self.state.calls += 1
+        for parameter in self._parameter_list:
+            parameter.velocity = np.array(parameter.grad)
+        super().step()
+
+
+def test_what_model_loss_and_schedule_remember_in_python_is_told_when_it_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Counts()
+    trainer = Trainer.of(
+        model=model,
+        loss=Slowly(),
+        optimizer=paddle.optimizer.SGD(Phases(), parameters=model.parameters()),
+        train=Points(),
+        batch=4,
+        folder=tmp_path / "run",
+        callbacks=SAVES,
+    )
+    trainer.fit("4 steps")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said if "changed in training" in line] == [
+        "model.calls and 2 more",
+        "model.late",  # not yet at the first save
+    ]
+
+
+def test_an_optimizer_that_hangs_its_state_elsewhere_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(4, 3)
+    trainer = Trainer.of(
+        model=model,
+        loss="cross_entropy",
+        optimizer=OnParameters(0.1, model.parameters()),
+        train=Points(),
+        batch=4,
+        folder=tmp_path / "run",
+        callbacks=SAVES,
+    )
+    trainer.fit("2 steps")
+    said = capsys.readouterr().err
+    assert "optimizer OnParameters: its attributes state, " in said
+    assert f"{model.weight.name}.velocity" in said
+
+
+class Doubles(Callback):
+    """Changes a weight whenever a training begins."""
+
+    def start(self, moment: Moment) -> None:
+        weight = dict(moment.trainer.learner.named_parameters())["bias"]
+        weight.set_value(weight * 2 + 1)
+
+
+def test_a_callback_that_changes_weights_at_a_resume_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for until, resume in (("2 steps", False), ("4 steps", True)):
+        model = nn.Linear(4, 3)
+        trainer = Trainer.of(
+            model=model,
+            loss="cross_entropy",
+            optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
+            train=Points(),
+            batch=4,
+            folder=tmp_path / "run",
+            callbacks=[*SAVES, Doubles()],
+            resume=resume,
+        )
+        trainer.fit(until)
+        said = capsys.readouterr().err
+        assert ("bias: a callback changed it in `start`, after 2 updates" in said) == resume

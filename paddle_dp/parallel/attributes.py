@@ -1,0 +1,102 @@
+"""Plain Python attributes in which a model, a loss, a schedule or an optimizer may remember something: no checkpoint
+holds them."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import zlib
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp.parallel.own_code import is_library
+
+_DEPTH = 4  # objects within objects that are looked into
+_LARGEST = 2**26  # bytes of an array that is worth reading
+
+
+class Attributes:
+    """Looks at the attributes of some objects when it is made, and tells which of them training has changed since.
+
+    `owners`, by the word for it: objects, of which those of a library's classes are left out.
+    """
+
+    def __init__(self, owners: Mapping[str, Any]):
+        self._owners = {word: own for word, own in owners.items() if not is_library(type(own).__module__)}
+        self._made_with = self._found()
+
+    def changed(self) -> list[str]:
+        """«model.layers.0.calls», «loss.warm»: those that have changed, or have come."""
+        return [name for name, found in self._found().items() if found != self._made_with.get(name)]
+
+    def _found(self) -> dict[str, Any]:
+        return {
+            f"{word}.{name}": found
+            for word, own in self._owners.items()
+            for name, value in _attributes(own).items()
+            if (found := digest(value)) is not None
+        }
+
+
+def _attributes(own: Any) -> dict[str, Any]:
+    """Without those that every layer has, those that are Paddle's, and those that a state_dict has."""
+    if isinstance(own, nn.Layer):
+        return {name: value for name, value in vars(own).items() if name not in _OF_EVERY_LAYER}
+    saved = own.state_dict() if hasattr(own, "state_dict") else {}
+    known = {*saved, *set_by_paddle(type(own))}
+    return {name: value for name, value in getattr(own, "__dict__", {}).items() if name not in known}
+
+
+_OF_EVERY_LAYER = frozenset(vars(nn.Layer()))
+
+
+def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
+    """Something that is equal for equal values; None for what is no memory, or what a checkpoint holds (`known`)."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, paddle.Tensor):
+        if id(value) in known or not value._is_initialized():
+            return None
+        value = value.numpy() if value.size * value.element_size() <= _LARGEST else None
+    if isinstance(value, (np.ndarray, np.generic)):
+        return zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= _LARGEST else None
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    if isinstance(value, Mapping):
+        return [(repr(key), digest(inner, known, depth)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple, deque)):
+        return [digest(inner, known, depth) for inner in value]
+    own = getattr(value, "__dict__", None)
+    if depth and isinstance(own, dict) and not isinstance(value, (type, nn.Layer)):
+        return _of_object(value, own, known, depth) if not is_library(type(value).__module__) else None
+    return None
+
+
+def _of_object(value: Any, own: Mapping[str, Any], known: Collection[int], depth: int) -> Any:
+    return [(name, digest(inner, known, depth - 1)) for name, inner in own.items() if inner is not value]
+
+
+def on_parameters(parameters: Iterable[paddle.Tensor]) -> dict[str, Any]:
+    """What hangs on parameters as attributes, by «parameter.attribute»; `main_grad` is a gradient, of fleet's."""
+    return {
+        f"{parameter.name}.{name}": found
+        for parameter in parameters
+        for name, value in getattr(parameter, "__dict__", {}).items()
+        if name != "main_grad" and (found := digest(value)) is not None
+    }
+
+
+def set_by_paddle(kind: type) -> frozenset[str]:
+    """The attributes that an object has from the classes of Paddle's that it derives from."""
+    within = [base for base in kind.__mro__ if base.__module__.startswith("paddle.")]
+    functions = [
+        inspect.unwrap(f) for base in within for f in vars(base).values() if isinstance(f, FunctionType)
+    ]
+    lines = (line for function in functions for line in dis.get_instructions(function))
+    return frozenset(line.argval for line in lines if line.opname == "STORE_ATTR")

@@ -1,0 +1,79 @@
+"""Prints what makes a resumed run another one: what no checkpoint holds, and what callbacks change at its start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from paddle_dp.parallel import Learner
+from paddle_dp.parallel.consistency import digests
+
+
+class Unsaved:
+    """Remembers what was printed: what changes later is printed later."""
+
+    def __init__(self) -> None:
+        self._printed: set[str] = set()
+
+    def print_new(self, learner: Learner) -> None:
+        """A line for buffers, for the optimizer's attributes and for those of model, loss and schedule. Collective."""
+        optimizer = type(learner.optimizer).__name__
+        lines = {
+            "buffer": self._new("buffer", learner.lost()),
+            "optimizer": self._new("optimizer", learner.lost_of_optimizer()),
+            "attribute": self._new("attribute", learner.lost_attributes()),
+        }
+        if not learner.mesh.is_main:
+            return
+        if names := lines["buffer"]:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            _print(
+                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run starts "
+                "with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
+                "that is assigned to a layer's attribute, or made with persistable=False, is not saved."
+            )
+        if names := lines["optimizer"]:
+            _print(
+                f"optimizer {optimizer}: its attribute{'s' * (len(names) > 1)} "
+                f"{', '.join(names)} changed in training, and not in its state_dict, so a resumed run starts with the "
+                "first value. Keep it in an accumulator, which is saved: self._add_accumulator(name, parameter)."
+            )
+        if names := lines["attribute"]:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            _print(
+                f"{names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run starts with its "
+                "first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
+                "schedule, name it in state_keys."
+            )
+
+    def _new(self, kind: str, names: Sequence[str]) -> list[str]:
+        found = [name for name in names if f"{kind} {name}" not in self._printed]
+        self._printed.update(f"{kind} {name}" for name in found)
+        return found
+
+
+@contextmanager
+def changes_printed(learner: Learner, step: int) -> Iterator[None]:
+    """Around the callbacks' `start`: where `step` updates have been done, a line for weights and buffers that they
+    change, which an uninterrupted run has not changed then. Collective."""
+    before = _digests(learner) if step else {}
+    yield
+    after = _digests(learner) if step else {}
+    told = learner.mesh.gather([name for name in after if after[name] != before.get(name)]) if step else []
+    names = list(dict.fromkeys(name for some in told for name in some))
+    if names and learner.mesh.is_main:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        _print(
+            f"{names[0]}{more}: a callback changed it in `start`, after {step} updates. A run that was not interrupted "
+            "has it otherwise: change weights only where moment.progress.step is 0."
+        )
+
+
+def _digests(learner: Learner) -> dict[str, tuple[int, int]]:
+    state = learner.state()
+    return dict(zip(state, digests(state.values()), strict=True))
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
