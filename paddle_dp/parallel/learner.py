@@ -120,10 +120,10 @@ class Learner(PlacedModel):
         rank. They cost one small exchange, and reading them from the device. Over nothing there is no mean: they are
         NaN then, and `gradient_norm` is 0.
 
-        Raises LossError when the loss does not say what it is over, DivergenceError when a gradient is not exchanged,
+        Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
-        batch = self.mixed.taken_batch(batch)
+        batch = self.mixed.cast_batch(batch)
         self._look_for_frozen()
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
@@ -165,7 +165,7 @@ class Learner(PlacedModel):
                         self._samplewise.look(outputs, micro_batch.targets, total)
                     self._keep(batch, micro_batch)
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
-                with self.mixed.again(), self._waiting_for_exchange() if last else nullcontext():
+                with self.mixed.backward_context(), self._waiting_for_exchange() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
             counted = counted if micro_batch.is_dummy else counted + count
             if collect_metrics:
@@ -267,7 +267,7 @@ class Learner(PlacedModel):
         None where there is nothing to score: a dummy, or a rank whose stage does not have the outputs. All ranks of a
         reader call it together; those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
         """
-        micro_batch = self.mixed.taken(micro_batch)
+        micro_batch = self.mixed.cast_micro_batch(micro_batch)
         outputs = self.predict(micro_batch.inputs)
         if outputs is None or micro_batch.is_dummy:
             return None
@@ -310,7 +310,7 @@ class Learner(PlacedModel):
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
         """What the backward of a forward again gives, of which nothing stays."""
-        with self.mixed.again():
+        with self.mixed.backward_context():
             total.backward()
         self._finish_exchange()
         found = sketches(self.named_parameters(trainable=True))

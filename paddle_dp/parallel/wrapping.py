@@ -1,4 +1,4 @@
-"""The one way in which a method of a model's layer is wrapped, and the order of several wrappers."""
+"""Wraps methods of a model's layers, several times if need be, in a fixed order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from paddle import nn
 
-# From the inside out. What recompute computes again draws its random numbers again, and does not exchange tokens for
-# heads again. (Hooks lie outside of all of them: Paddle runs them around `forward`.)
+# From the inside out: recompute draws random numbers again, and does not exchange tokens for heads again. (Hooks are
+# outside of all wrappers: Paddle runs them around `forward`.)
 ORDER = ("random numbers", "recompute", "sequence")
 _wrapped: WeakKeyDictionary[nn.Layer, dict[str, str]] = WeakKeyDictionary()  # the outermost of each method
 
@@ -18,9 +18,9 @@ Method = Callable[..., Any]
 
 
 def wrap(layer: nn.Layer, method: str, kind: str, wrapper: Callable[[Method], Method]) -> None:
-    """Puts `wrapper(method)` in a method's place, on this layer alone. `kind` is one of ORDER.
+    """Replaces a method of this layer object by `wrapper(method)`. `kind` is one of ORDER.
 
-    Raises ValueError where the method is wrapped by a kind already that belongs outside of this one.
+    Raises ValueError where the method already has a wrapper whose kind comes later in ORDER.
     """
     around = _wrapped.setdefault(layer, {})
     outermost = around.get(method, kind)

@@ -1,5 +1,5 @@
-"""Shelf: ways to place a model on the mesh. A file's name is the word behind `strategy: {use: …}`.
+"""The shelf of strategies: one a file, its file name the word after `strategy: {use: …}`.
 
-A file here decides where a model's parts live and hands back a learner; how an update is computed stands in
-`parallel`. Nobody imports this folder: part.py finds its files by name.
+A strategy places a model on the mesh and returns a learner; `parallel` computes the updates. Nothing imports this
+folder: `part` finds its files by name.
 """

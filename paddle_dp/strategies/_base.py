@@ -1,11 +1,10 @@
-"""The contract of a strategy: the base of each one's Config, with the defaults of plain data parallelism.
+"""The contract of a strategy: the base class of each Config, with the defaults of plain data parallelism.
 
-A strategy is asked three times. Before a process starts, `refuse` may say no to a recipe, and `layout` says how a
-model will lie on so many ranks: the launcher, `paddle-dp check`, the forecast of memory and callbacks ask, and nobody
-needs to know which settings a strategy has. In each rank, `build` starts what the layout needs (process groups) and
-returns the placer (`parallel.Strategy`), whose `mesh` is split over the layout's axes; loaders and random numbers are
-made for that mesh. Then the placer's `place(task)` gives the learner, finished. `check_every` says how often the
-trainer compares the ranks' weights.
+A strategy is used in three steps. Before a process starts, `refuse` rejects recipes that it cannot train, and `layout`
+describes how a model is laid out on so many ranks, for the launcher, `paddle-dp check`, the memory forecast and
+callbacks, which need not know the strategy's settings. In each rank, `build` starts what the layout needs (process
+groups) and returns a `parallel.Strategy`, whose `mesh` is split over the layout's axes; loaders and random seeds use
+that mesh. Its `place(task)` then returns the finished learner.
 """
 
 from __future__ import annotations
@@ -26,20 +25,23 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig:
     recompute: Recompute = Recompute.parse("none")
-    """What backward computes again instead of keeping it: less memory, more time."""
+    """What backward recomputes instead of keeping it: less memory, more time."""
 
     check_every: Every | None = Every.parse("100 steps")
-    """How often all weights are compared over the ranks that hold the same, bit by bit, and looked at for numbers
-    that are not finite; null: at the start, the end and saves only."""
+    """How often weights are checked: bit-equal on ranks that hold copies, and finite; null: only at the start, at
+    saves and at the end."""
 
     def layout(self, ranks: int) -> Layout:
-        """How a model lies on `ranks` ranks: whole on each, unless a strategy says otherwise."""
+        """How a model is laid out on `ranks` ranks; by default whole on each."""
         return Layout(degrees=Degrees(data=ranks), recompute=self.recompute)
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of "cpu" or "gpu". Nothing is
-        refused, unless a strategy says otherwise. Asked before any process starts, and again in each."""
+        """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of `device` ("cpu" or "gpu").
+
+        By default nothing is refused. Called before any process starts, and again in each.
+        """
 
     def build(self, mesh: Mesh) -> Strategy:
-        """What places models in this process. Collective. Raises UsageError for ranks that it is not for."""
+        """Prepares this process and returns what places models. Collective. Raises UsageError for a mesh that does not
+        fit."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""One process holds everything: the truth that every other strategy is compared with."""
+"""Training in one process: the reference for every other strategy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError for more ranks than one, before any of them starts."""
+        """Raises UsageError for more than one rank."""
         if ranks > 1:
             raise UsageError(
                 f"strategy single runs on one rank, and this job has {ranks}. "
@@ -40,7 +40,7 @@ class Single:
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.recompute import recomputed
 
-        if self.mesh.ranks > 1:  # started without paddle-dp, which refuses it before
+        if self.mesh.ranks > 1:  # started without paddle-dp, which calls `refuse`
             raise UsageError(f"strategy single runs on one rank, and this job has {self.mesh.ranks}.")
         if self.config.recompute.blocks:
             check_table(task.model, task.samples, "strategy.recompute")

@@ -70,15 +70,15 @@ def test_of_a_tied_weight_the_first_copy_counts():
 
 def test_axes_write_down_one_field_each():
     placements, tensor, other = Placements(), paddle.zeros([2, 8]), paddle.zeros([2, 8])
-    placements.note(tensor, shard=Shard(1, 0, 2))
-    placements.note(tensor, owner=1, stored_by_owner=True)
+    placements.record(tensor, shard=Shard(1, 0, 2))
+    placements.record(tensor, owner=1, stored_by_owner=True)
     assert placements.of(tensor) == Placement(shard=Shard(1, 0, 2), owner=1, stored_by_owner=True)
     assert placements.of(other) == Placement()  # equal, and not it
 
 
 def test_a_state_of_another_shape_is_no_slice():
     placements, parameter = Placements(), paddle.zeros([2, 4])
-    placements.note(parameter, shard=Shard(1, 1, 2), owner=1)
+    placements.record(parameter, shard=Shard(1, 1, 2), owner=1)
     assert placements.of(paddle.ones([2, 4]), parameter).offset([2, 4]) == (0, 4)
     count = placements.of(paddle.ones([1]), parameter)
     assert (count.part, count.offset([1]), count.global_shape([1]), count.owner) == (-1, (0,), (1,), 1)

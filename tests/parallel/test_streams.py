@@ -43,10 +43,10 @@ class Drops(nn.Layer):
         return [self._attend(x), self.on_columns(x), self.again(x), self.on_whole(x)]
 
 
-def masks(seat):
+def masks(rank):
     layer = Drops()
-    assert TensorParallelizer(SimpleNamespace(rank=seat, nranks=2), Placements()).replace(layer)
-    seed_ranks(3, Mesh(rank=seat, ranks=2, degrees=Degrees(tensor=2)))
+    assert TensorParallelizer(SimpleNamespace(rank=rank, nranks=2), Placements()).replace(layer)
+    seed_ranks(3, Mesh(rank=rank, ranks=2, degrees=Degrees(tensor=2)))
     return [(out == 0).tolist() for out in layer(paddle.ones([64]))]
 
 
@@ -64,7 +64,7 @@ def test_one_process_draws_everything_from_one_stream():
 
 
 class Stretched(nn.Layer):
-    """A block in a seat's own stream, whose layers draw nothing, or drop."""
+    """A block in a rank's own stream, whose layers draw nothing, or drop."""
 
     def __init__(self, p):
         super().__init__()

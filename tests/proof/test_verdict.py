@@ -10,7 +10,7 @@ from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.sheets import key, write_sheet
 
 DRAWS = (
-    "2 (Noise) draws Paddle's random numbers, others on another number of ranks: only dropout's are the same"
+    "2 (Noise) draws from Paddle's generator, which differs on another number of ranks: only dropout is exact"
 )
 
 

@@ -81,7 +81,7 @@ def calls(shape: tuple[int, ...], p: float = 0.1) -> dict[str, Callable[[], obje
 
     def there() -> None:
         keys = Scope(0, 0, 0, 0, shape[0]).next_keys()
-        gone = masks.dropped_there(keys, sample, masks.everything(sample), p, x.place)
+        gone = masks.dropped_on_device(keys, sample, masks.everything(sample), p, x.place)
         paddle.masked_fill(x, gone.reshape(shape), 0.0).scale(1 / (1 - p)).backward(gradient)
 
     return {"Paddle's own": own, "exact": exact, "exact, as on a device": there}

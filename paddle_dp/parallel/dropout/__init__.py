@@ -1,9 +1,8 @@
-"""Dropout that drops the same of every sample on any number of ranks, in every layout: what docs/dropout.md explains.
+"""Exact dropout: on any number of ranks, in every layout, a sample loses the same elements (docs/dropout.md).
 
-`masks` is the arithmetic, `scope` says which samples and which slice of a tensor are at hand, `calls` and `fused` are
-the functions that `places` puts into Paddle's places, `unseen` notices the draws that none of them can catch, and
-`draws` is what a learner asks. No layer of our own is here, and models know nothing of it. Random numbers of data
-(augmentation) are `data.randomness`.
+`masks` is the arithmetic; `scope` tracks which samples and which slice of a tensor a call is for; `calls` and `fused`
+are the functions that `places` puts into Paddle; `unseen` detects random draws that they do not replace; `draws` is
+what a learner uses. Models need no change. Random numbers for data (augmentation) are in `data.randomness`.
 """
 
 from paddle_dp.parallel.dropout.draws import Draws

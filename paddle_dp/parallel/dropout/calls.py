@@ -1,6 +1,6 @@
-"""What stands in the places where Paddle draws random numbers for dropout: the same functions, with masks of a scope.
+"""Replacements for the functions by which Paddle draws dropout masks: the same functions, with masks of a scope.
 
-Outside of a learner's forward each of them is Paddle's own. Inside:
+Outside of a learner's forward each of them calls Paddle's own. Inside:
 
 | in a model                                               | goes through                          | becomes          |
 |----------------------------------------------------------|---------------------------------------|------------------|
@@ -11,8 +11,8 @@ Outside of a learner's forward each of them is Paddle's own. Inside:
 | LSTM, GRU, SimpleRNN of several layers                   | _C_ops.rnn                            | `rnn`            |
 | fused kernels on GPUs, which draw inside themselves      | many                                  | see `fused`      |
 
-A name is looked up when it is called, so it does not matter how a model imported its functions (but for dropout with an
-axis imported by its own name, which `unseen` notices).
+A name is looked up when it is called, so it does not matter how a model imported its functions (except dropout with an
+axis that was imported by name, which `unseen` detects).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paddle.nn import functional as F
 
 from paddle_dp.gloo.patch import Patch, look_up
 from paddle_dp.parallel.dropout import masks, scope, unseen
-from paddle_dp.parallel.dropout.originals import own
+from paddle_dp.parallel.dropout.originals import original
 from paddle_dp.parallel.dropout.scope import Scope, current, scope_of
 
 _OPS = "paddle._C_ops"
@@ -36,8 +36,8 @@ _COMMON = "paddle.nn.functional.common"
 
 
 def patches() -> Iterator[Patch]:
-    """Every place that is taken by this file."""
-    drawn = "each rank draws masks of its own"
+    """All replacements in this file."""
+    drawn = "each rank draws its own masks"
     yield Patch(owner=_OPS, name="dropout", value=dropout, symptom=drawn)
     yield Patch(owner=_OPS, name="dropout_", value=dropout_in_place, symptom=drawn, missing="skip")
     yield Patch(
@@ -49,18 +49,18 @@ def patches() -> Iterator[Patch]:
         yield Patch(owner=place, name="dropout", value=along, symptom=drawn)
     name = "_feature_alpha_dropout_impl"
     yield Patch(owner=_COMMON, name=name, value=alpha, symptom=drawn, missing="skip")
-    # What recompute remembers of a first forward and puts back for the second, besides the generators' states.
+    # The state that recompute saves at a first forward and restores for the second, besides the generators' states.
     states = "paddle.distributed.fleet.recompute.recompute.custom_state_manager"
     again = "a second forward in backward draws another mask"
-    yield Patch(owner=states, name="custom_get_state_func", value=scope.keep, symptom=again)
-    yield Patch(owner=states, name="custom_set_state_func", value=scope.put_back, symptom=again)
+    yield Patch(owner=states, name="custom_get_state_func", value=scope.save, symptom=again)
+    yield Patch(owner=states, name="custom_set_state_func", value=scope.restore, symptom=again)
 
 
 def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest: Any) -> paddle.Tensor:
-    """In the place of `_C_ops.dropout`: x with each element 0 with probability `p`, others scaled as `mode` says."""
+    """Replaces `_C_ops.dropout`: x with each element 0 with probability `p`, the others scaled as `mode` says."""
     here = scope_of(x)
     if here is None or is_test:
-        return own(f"{_OPS}.dropout")(x, seed, p, is_test, mode, *rest)
+        return original(f"{_OPS}.dropout")(x, seed, p, is_test, mode, *rest)
     p = float(p)
     if p >= 1:
         return paddle.scale(x, 0.0)
@@ -71,10 +71,10 @@ def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest
 def dropout_in_place(
     x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest: Any
 ) -> paddle.Tensor:
-    """In the place of `_C_ops.dropout_`, which writes into `x`."""
+    """Replaces `_C_ops.dropout_`, which writes into `x`."""
     here = scope_of(x)
     if here is None or is_test:
-        return own(f"{_OPS}.dropout_")(x, seed, p, is_test, mode, *rest)
+        return original(f"{_OPS}.dropout_")(x, seed, p, is_test, mode, *rest)
     p = float(p)
     if p >= 1:
         return x.scale_(0.0)
@@ -82,21 +82,20 @@ def dropout_in_place(
     return x.scale_(1 / (1 - p)) if mode == "upscale_in_train" else x
 
 
-def fleet_dropout(x: paddle.Tensor, *said: Any) -> Any:
-    """In the place of `_legacy_C_ops.dropout`, which fleet's own dropout calls: (out, mask), settings by name."""
-    named = dict(zip(said[::2], said[1::2], strict=True))
+def fleet_dropout(x: paddle.Tensor, *names_and_values: Any) -> Any:
+    """Replaces `_legacy_C_ops.dropout`, which fleet's own dropout calls; returns (out, mask)."""
+    named = dict(zip(names_and_values[::2], names_and_values[1::2], strict=True))
     if scope_of(x) is None or named.get("is_test"):
-        return own("paddle._legacy_C_ops.dropout")(x, *said)
-    return dropout(
-        x, None, named["dropout_prob"], False, named.get("dropout_implementation", "upscale_in_train")
-    ), None
+        return original("paddle._legacy_C_ops.dropout")(x, *names_and_values)
+    mode = named.get("dropout_implementation", "upscale_in_train")
+    return dropout(x, None, named["dropout_prob"], False, mode), None
 
 
 def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None = None) -> paddle.Tensor:
-    """What of `x` is dropped: bool, of its shape; with `axes`, 1 along all others.
+    """Which elements of `x` are dropped: bool, of the shape of `x`, or of size 1 along dims that are not in `axes`.
 
-    The samples are dim 0, [n, …] or [k · n, …], each sample's rows together. Where dim 0 is no multiple of n, where
-    `axes` leaves it out, and of a parameter, one mask is all samples'.
+    Dim 0 is the samples, [n, …] or [k · n, …] with each sample's rows together. All samples share one mask where dim 0
+    is no multiple of n, where `axes` does not contain it, and for a parameter.
     """
     if axes is None or 0 in axes:
         unseen.doubt(x, here.samples)
@@ -111,72 +110,72 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
     keys = here.next_keys(shared)
     whole, held = (sample, masks.everything(sample)) if shared else here.held(sample)
     if x.place.is_cpu_place():
-        found = paddle.to_tensor(masks.dropped(keys, masks.positions(whole, held), p), place=x.place)
+        mask = paddle.to_tensor(masks.dropped(keys, masks.positions(whole, held), p), place=x.place)
     else:
-        found = masks.dropped_there(keys, whole, held, p, x.place)
-    return found.reshape(shape)
+        mask = masks.dropped_on_device(keys, whole, held, p, x.place)
+    return mask.reshape(shape)
 
 
-def along_axes(own: Callable[..., Any]) -> Callable[..., Any]:
-    """`functional.dropout`, whose masks with an `axis` are of the scope; without one it comes to `dropout` itself."""
+def along_axes(functional: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional.dropout`: masks of the scope with an `axis`; without one it calls `_C_ops.dropout`."""
 
-    signature = inspect.signature(own)  # the order of its arguments changed between versions
+    signature = inspect.signature(functional)  # the order of its arguments changed between versions
 
-    @functools.wraps(own)
-    def drop(*given: Any, **named: Any) -> Any:
+    @functools.wraps(functional)
+    def drop(*args: Any, **named: Any) -> Any:
         here = current()
-        if here is None or (len(given) < 3 and named.get("axis") is None):
-            return own(*given, **named)
-        if "input" in named:  # newer versions know x under this name too
+        if here is None or (len(args) < 3 and named.get("axis") is None):
+            return functional(*args, **named)
+        if "input" in named:  # newer versions accept x under this name, too
             named["x"] = named.pop("input")
-        said = signature.bind(*given, **named)
-        said.apply_defaults()
-        x, p, axis = (said.arguments[name] for name in ("x", "p", "axis"))
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        x, p, axis = (bound.arguments[name] for name in ("x", "p", "axis"))
         axes = [axis] if isinstance(axis, int) else list(axis or ())
         usual = scope_of(x) is not None and 0 < float(p) < 1 and all(0 <= one < x.ndim for one in axes)
-        if not (axes and usual and said.arguments["training"]):
-            return own(*given, **named)
+        if not (axes and usual and bound.arguments["training"]):
+            return functional(*args, **named)
         keep = 1 - dropped(here, x, float(p), axes).astype(x.dtype)
-        return (x.scale(1 / (1 - float(p))) if said.arguments["mode"] == "upscale_in_train" else x) * keep
+        return (x.scale(1 / (1 - float(p))) if bound.arguments["mode"] == "upscale_in_train" else x) * keep
 
     return drop
 
 
 def alpha(x: Any, feature_dropout: bool, p: float, training: bool = True, name: str | None = None) -> Any:
-    """In the place of what both alpha dropouts share: dropped elements (or channels) become SELU's lowest value, and
-    a and b keep mean and variance (Klambauer et al., arXiv:1706.02515, section 2)."""
+    """Replaces the function of both alpha dropouts: dropped elements (or channels) become SELU's lowest value, and an
+    affine map restores mean and variance (Klambauer et al., arXiv:1706.02515, section 2)."""
     here = scope_of(x)
     channels = feature_dropout and x.ndim >= 2
     if here is None or not training or not 0 < p < 1 or (feature_dropout and not channels):
-        return own(f"{_COMMON}._feature_alpha_dropout_impl")(x, feature_dropout, p, training, name)
+        return original(f"{_COMMON}._feature_alpha_dropout_impl")(x, feature_dropout, p, training, name)
     lowest = -1.6732632423543772 * 1.0507009873554805
     a = ((1 - p) * (1 + p * lowest**2)) ** -0.5
-    gone = dropped(here, x, p, range(2) if channels else None).astype(x.dtype)
-    return (x * (1 - gone) + gone * lowest).scale(a, -a * lowest * p)
+    mask = dropped(here, x, p, range(2) if channels else None).astype(x.dtype)
+    return (x * (1 - mask) + mask * lowest).scale(a, -a * lowest * p)
 
 
 def rnn(  # noqa: PLR0913 - as Paddle calls it
-    inputs: Any, states: Any, weights: Any, lengths: Any, drawn: Any, p: float, both: bool, width: int, hidden: int,
-    layers: int, mode: str, seed: int, is_test: bool,
+    inputs: Any, states: Any, weights: Any, lengths: Any, mask: Any, p: float, bidirectional: bool, width: int,
+    hidden: int, layers: int, mode: str, seed: int, is_test: bool,
 ) -> Any:  # fmt: skip
-    """In the place of `_C_ops.rnn` [t, n, width], which drops between its layers: layer by layer, and dropout between.
+    """Replaces `_C_ops.rnn` [t, n, width], which drops between its layers: runs one layer at a time, dropout between.
 
     `weights`: all matrices of all layers and directions, two each, then all biases in the same order.
     """
-    run = own(f"{_OPS}.rnn")
+    run = original(f"{_OPS}.rnn")
     if scope_of(inputs) is None or not p or is_test or layers == 1:
         return run(
-            inputs, states, weights, lengths, drawn, p, both, width, hidden, layers, mode, seed, is_test
-        )
-    ways, x, found = 2 if both else 1, inputs, []
+            inputs, states, weights, lengths, mask, p, bidirectional, width, hidden, layers, mode, seed, is_test
+        )  # fmt: skip
+    directions, x, final_states = 2 if bidirectional else 1, inputs, []
     for layer in range(layers):
         if layer:
             x = F.dropout(x.transpose([1, 0, 2]), p).transpose([1, 0, 2])
-        mine = slice(2 * layer * ways, 2 * (layer + 1) * ways)
-        of_layer = [*weights[: 2 * layers * ways][mine], *weights[2 * layers * ways :][mine]]
-        begin = [state[layer * ways : (layer + 1) * ways] for state in states]
-        x, reserve, end = run(
-            x, begin, of_layer, lengths, drawn, 0.0, both, x.shape[-1], hidden, 1, mode, seed, is_test
-        )
-        found.append(end)
-    return x, reserve, [paddle.concat(each) for each in zip(*found, strict=True)]
+        part = slice(2 * layer * directions, 2 * (layer + 1) * directions)
+        of_layer = [*weights[: 2 * layers * directions][part], *weights[2 * layers * directions :][part]]
+        initial = [state[layer * directions : (layer + 1) * directions] for state in states]
+        x, reserve, final = run(
+            x, initial, of_layer, lengths, mask, 0.0, bidirectional, x.shape[-1], hidden, 1, mode, seed, is_test
+        )  # fmt: skip
+        final_states.append(final)
+    return x, reserve, [paddle.concat(each) for each in zip(*final_states, strict=True)]

@@ -1,4 +1,4 @@
-"""What a learner draws: a scope around each of its forwards, and what was noticed there that is not ours."""
+"""Dropout of a learner: a scope around each of its forwards, and a report of draws that no scope controls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Layers = Sequence[tuple[str, nn.Layer]]
 
 
 class Draws:
-    """The random numbers of a learner's forwards: masks that one process would draw (`exact`), or each rank's own.
+    """The random numbers of a learner's forwards: the masks of one process (`exact`), or each rank's own.
 
-    The forwards of its first update are watched for draws that no scope decides.
+    The forwards of the first update are watched for draws that no scope controls.
     """
 
     def __init__(self, exact: bool):
@@ -35,7 +35,7 @@ class Draws:
     def around(
         self, batch: Batch, micro_batch: Micro, layers: Callable[[], Layers]
     ) -> AbstractContextManager[Any]:
-        """Around the forward of one micro-batch; `layers`: those of the model that lie here, with their names."""
+        """Around the forward of one micro-batch; `layers` returns this rank's layers of the model with their names."""
         if not self.exact and self._watch is None:
             return nullcontext()
         scope = self.scope(batch, micro_batch)
@@ -47,7 +47,7 @@ class Draws:
         return both
 
     def gather_findings(self, mesh: Mesh) -> None:
-        """After the first update: what was noticed on any rank, known on all of them. Collective."""
+        """After the first update: shares what the ranks' watches found. Collective."""
         if self._watch is None:
             return
         mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}, self._watch.doubted
@@ -60,26 +60,26 @@ class Draws:
                 self._found[label] = sorted({*self._found.get(label, []), *kinds})
 
     def differences(self) -> list[str]:
-        """Sentences for what draws numbers that are others on another number of ranks, or may do so."""
+        """Sentences on draws that differ, or may differ, on another number of ranks."""
         return [*self._drawn(), *self._unclear()]
 
     def _unclear(self) -> Iterator[str]:
         if self._unsaid:
             first, more = min(self._unsaid), len(self._unsaid) - 1
-            also = f" ({more} more do the like)" if more else ""
+            also = f" ({more} more do, too)" if more else ""
             yield (
-                f"{first} drops by one mask from what is not the same on the ranks of the {self._unsaid[first]} axis"
-                f"{also}: nothing says that they hold slices of it. A dropout between cut layers is `columns` in "
-                "`cuts`; the method in which attention's weights are dropped belongs into `attention_methods`"
+                f"{first} drops by the same mask on all ranks of the {self._unsaid[first]} axis, which hold different "
+                f"slices there{also}. Name a dropout between cut layers as `colwise` in `cuts`, and the method that "
+                "drops attention weights in `attention_methods`"
             )
         if not self._doubted:
             return
         first, more = min(self._doubted), len(self._doubted) - 1
-        also = f" ({more} more do the like)" if more else ""
+        also = f" ({more} more do, too)" if more else ""
         shape, samples = self._doubted[first]
         yield (
             f"{first} drops elements of a tensor {shape} in a micro-batch of {samples} samples{also}: dim 0 does not "
-            "tell which sample a row is of, so another number of ranks may drop others; "
+            "tell to which sample a row belongs, so another number of ranks may drop others; "
             f"drop where it is [{samples}, …]"
         )
 
@@ -90,15 +90,17 @@ class Draws:
         who = f"{first} and {more} more draw" if more else f"{first} draws"
         kinds = {kind for kinds in self._found.values() for kind in kinds}
         if not self.exact and "Paddle" in kinds:
-            said = f"{who} random numbers of each rank's own"
-            return [f"{said}; train.dropout=exact draws those of dropout alike on any number of ranks"]
+            return [
+                f"{who} other random numbers on each rank; train.dropout=exact makes those of dropout the same on any "
+                "number of ranks"
+            ]
         whose = " and ".join(f"{kind}'s" for kind in sorted(kinds))
         return [
-            f"{who} {whose} random numbers, others on another number of ranks: only dropout's are the same"
+            f"{who} from {whose} generator, which differs on another number of ranks: only dropout is exact"
         ]
 
     def scope(self, batch: Batch, micro_batch: Micro) -> AbstractContextManager[Any]:
-        """Around a forward of these samples of a batch, again: it drops what the first one dropped."""
+        """Around any forward of these samples of a batch: it draws their masks from the first call on."""
         if not self.exact:
             return nullcontext()
         samples = max(micro_batch.samples, 1)

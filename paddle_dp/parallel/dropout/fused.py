@@ -1,7 +1,7 @@
-"""Fused kernels that draw their dropout inside themselves, where nobody can give them a mask (GPUs).
+"""Fused kernels that draw dropout inside themselves and take no mask (GPUs).
 
-Attention with dropout is computed step by step instead; what has no plain form here is refused by its name. Without
-dropout, and outside of a learner's forward, all of them are Paddle's own.
+Attention with dropout is computed by plain operations instead; a kernel without such a form raises an error with its
+name. Without dropout, and outside of a learner's forward, Paddle's own kernels are called.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import paddle
 
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch
-from paddle_dp.parallel.dropout.originals import own
+from paddle_dp.parallel.dropout.originals import original
 from paddle_dp.parallel.dropout.scope import current, scope_of
 
 _OPS, _LEGACY_OPS, _SDPA = "paddle._C_ops", "paddle._legacy_C_ops", "paddle.nn.functional.sdpa"
-# Where their probabilities stand among the arguments, and what says that they are not training (3.3.1).
+# The position of the probability among the arguments, and that of `is_test` (3.3.1).
 _PLACES: Mapping[str, tuple[int, int | None]] = {
     "flash_attn_qkvpacked": (3, 6),
     "flash_attn_unpadded": (10, 13),
@@ -28,7 +28,7 @@ _PLACES: Mapping[str, tuple[int, int | None]] = {
     "fused_bias_dropout_residual_layer_norm": (5, 6),
     "fused_dropout_add": (3, 4),
 }
-# Those that take settings by name.
+# Kernels that take their settings as names and values.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "fused_attention": ("dropout_rate", "attn_dropout_rate"),
     "fused_feedforward": ("dropout1_rate", "dropout2_rate"),
@@ -37,7 +37,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def patches() -> Iterator[Patch]:
-    """Every place that is taken by this file."""
+    """All replacements in this file."""
     drawn = "a fused kernel draws masks inside itself"
     name = "select_sdp_for_sdpa"
     yield Patch(owner=_SDPA, name=name, value=plain_if_dropped, symptom=drawn, missing="skip")
@@ -51,16 +51,18 @@ def patches() -> Iterator[Patch]:
 
 
 def plain_if_dropped(param: Any) -> str:
-    """In the place of `select_sdp_for_sdpa`: attention with dropout is computed step by step, where masks are ours."""
-    return "math" if current() is not None and param.dropout else own(f"{_SDPA}.select_sdp_for_sdpa")(param)
+    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, whose dropout is replaced."""
+    if current() is not None and param.dropout:
+        return "math"
+    return str(original(f"{_SDPA}.select_sdp_for_sdpa")(param))
 
 
 def flash_attention(  # noqa: PLR0913 - as Paddle calls it
     q: Any, k: Any, v: Any, seed: Any, mask: Any, p: float, causal: bool, softmax: bool, is_test: bool, *rest: Any
 ) -> Any:  # fmt: skip
-    """In the place of `_C_ops.flash_attn` [n, t, heads, head]: with dropout, plain attention."""
+    """Replaces `_C_ops.flash_attn` [n, t, heads, head_width]: with dropout, plain attention."""
     if scope_of(q) is None or is_test or not p:
-        return own(f"{_OPS}.flash_attn")(q, k, v, seed, mask, p, causal, softmax, is_test, *rest)
+        return original(f"{_OPS}.flash_attn")(q, k, v, seed, mask, p, causal, softmax, is_test, *rest)
     from paddle.nn.functional.flash_attention import _math_attention
 
     if (times := q.shape[2] // k.shape[2]) > 1:
@@ -70,28 +72,28 @@ def flash_attention(  # noqa: PLR0913 - as Paddle calls it
 
 
 def refusing(target: str, drops: Callable[[tuple[Any, ...]], bool]) -> Callable[..., Any]:
-    """In the place of a kernel: itself, unless it would drop in a learner's forward: `drops` asks its arguments."""
+    """Replaces a kernel: raises UsageError in a learner's forward where, by its arguments, it `drops`."""
 
-    def call(*given: Any) -> Any:
-        if scope_of(given[0]) is not None and drops(given):
+    def call(*args: Any) -> Any:
+        if scope_of(args[0]) is not None and drops(args):
             raise UsageError(
-                f"{target.rpartition('.')[2]} draws its dropout inside a kernel, where it cannot be the same on any "
-                "number of ranks. Use plain layers (nn.MultiHeadAttention, F.scaled_dot_product_attention), set its "
-                "dropout to 0, or train.dropout=own."
+                f"{target.rpartition('.')[2]} draws dropout inside a fused kernel, where masks cannot be the same on "
+                "any number of ranks. Use plain layers (nn.MultiHeadAttention, F.scaled_dot_product_attention), set "
+                "its dropout to 0, or set train.dropout=own."
             )
-        return own(target)(*given)
+        return original(target)(*args)
 
     return call
 
 
 def _at(probability: int, test: int | None) -> Callable[[tuple[Any, ...]], bool]:
-    return lambda given: bool(given[probability]) and not (test is not None and given[test])
+    return lambda args: bool(args[probability]) and not (test is not None and args[test])
 
 
 def _named(words: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool]:
-    def drops(given: tuple[Any, ...]) -> bool:
-        first = next(place for place, one in enumerate(given) if isinstance(one, str))
-        said = dict(zip(given[first::2], given[first + 1 :: 2], strict=True))
-        return any(said[word] for word in words) and not said.get("is_test")
+    def drops(args: tuple[Any, ...]) -> bool:
+        first = next(index for index, arg in enumerate(args) if isinstance(arg, str))
+        settings = dict(zip(args[first::2], args[first + 1 :: 2], strict=True))
+        return any(settings[word] for word in words) and not settings.get("is_test")
 
     return drops

@@ -1,12 +1,12 @@
-"""Which elements are dropped, as arithmetic on (seed, update, place of the sample in the global batch, call, position).
+"""Which elements are dropped: a pure function of (seed, update, sample's place in the global batch, call, position).
 
     keys of a sample    two 32-bit words: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) over seed, update, place and call
     bits of an element  a counter hash: two multiply-xorshift rounds (constants of lowbias32, Wellons 2018) of its
                         position in the whole sample; the first key enters before them, the second between them
     dropped             bits < p · 2^32
 
-One 32-bit key alone would let the streams of two samples overlap (5e-4 for a pair of a million elements): hence two.
-NumPy computes it on a CPU; elsewhere int32 operations of Paddle give the same bits.
+With a single 32-bit key the streams of two samples could overlap (5e-4 for a pair of a million elements each). On a CPU
+NumPy computes the masks; on other devices int32 operations of Paddle give the same bits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 Keys = tuple[Words, Words]  # two words for each sample, [n] each
-Ranges = tuple[tuple[int, int], ...]  # from where to where of each dim
+Ranges = tuple[tuple[int, int], ...]  # start and stop of each dim
 
-EVERYBODY = 2**64 - 1  # the place of what belongs to no sample: one mask for all
+SHARED = 2**64 - 1  # the place for a mask that all samples share
 # Elements that are hashed at a time, so that they stay in the cache: 2 to 4 times as fast as all at once.
 CHUNK = 2**16
 _MASK = 2**64 - 1
@@ -45,7 +45,7 @@ def word(*numbers: int) -> int:
 
 
 def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output function of each."""
+    """SplitMix64's output function, elementwise."""
     with np.errstate(over="ignore"):
         z = z + np.uint64(_GOLDEN)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
@@ -54,19 +54,19 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def words(update: int, places: Sequence[int]) -> NDArray[np.uint64]:
-    """One word for each sample, of its place in the global batch that this update (as a `word`) learns from."""
+    """One word per sample, from its place in the global batch and the update (as a `word`)."""
     return _mixed(np.array(places, np.uint64) ^ np.uint64(update))
 
 
 def keys(samples: NDArray[np.uint64], call: int) -> Keys:
-    """The keys of samples, by their `words`, in one call (as a `word`)."""
+    """The keys of samples, given by their `words`, in one call (as a `word`)."""
     z = _mixed(samples ^ np.uint64(call))
     return z.astype(np.uint32), (z >> np.uint64(32)).astype(np.uint32)
 
 
 @lru_cache(maxsize=32)
 def positions(whole: tuple[int, ...], held: Ranges) -> Words:
-    """The first round of the hash of each position of a sample of shape `whole`, of the part within `held`. Flat."""
+    """The first round of the hash of each position in the part `held` of a sample of shape `whole`. Flat."""
     with np.errstate(over="ignore"):
         h = np.arange(math.prod(whole), dtype=np.uint32) * np.uint32(_M0)
         h ^= h >> np.uint32(16)
@@ -76,12 +76,12 @@ def positions(whole: tuple[int, ...], held: Ranges) -> Words:
 
 
 def bound(p: float) -> int:
-    """What bits, read as int32, must be below to be dropped with probability `p`, which is below 1."""
+    """The bound below which bits, read as int32, are dropped with probability `p`, which is below 1."""
     return min(round(p * 2**32) - 2**31, 2**31 - 1)
 
 
 def dropped(of: Keys, where: Words, p: float) -> NDArray[np.bool_]:
-    """What is dropped: bool [n, positions], each True with probability `p` from 0 to below 1."""
+    """Which elements are dropped: bool [n, positions], each True with probability `p` from 0 to below 1."""
     n, count, limit = len(of[0]), where.size, np.int32(bound(p))
     out = np.empty((n, count), np.bool_)
     columns = max(min(count, CHUNK), 1)
@@ -108,35 +108,35 @@ def _round(h: Words, spare: Words, shift: int, factor: int) -> None:
     np.multiply(h, np.uint32(factor), out=h)
 
 
-def dropped_there(of: Keys, whole: tuple[int, ...], held: Ranges, p: float, place: Any) -> paddle.Tensor:
-    """The same bits as `dropped`, bool [n, positions], computed on the device at `place`.
+def dropped_on_device(of: Keys, whole: tuple[int, ...], held: Ranges, p: float, place: Any) -> paddle.Tensor:
+    """The same bits as `dropped`, bool [n, positions], computed on the device `place`.
 
-    In int32, whose products and sums wrap: Paddle has no arithmetic on uint32 (3.3.1).
+    In int32, whose products and sums wrap: Paddle has no uint32 arithmetic (3.3.1).
     """
     words = np.stack(of).view(np.int32)[:, :, None]
     first, second = paddle.to_tensor(words, place=place)
-    h = _positions_there(whole, held, str(place)) + first
-    h = _round_there(h, 15, _M2)
-    h = _round_there(h.bitwise_xor(second), 16, _M1)
-    return _shifted(h, 15) < paddle.full([], bound(p), "int32")
+    h = _positions_on_device(whole, held, str(place)) + first
+    h = _round_on_device(h, 15, _M2)
+    h = _round_on_device(h.bitwise_xor(second), 16, _M1)
+    return _xor_shifted(h, 15) < paddle.full([], bound(p), "int32")
 
 
 @lru_cache(maxsize=32)
-def _positions_there(whole: tuple[int, ...], held: Ranges, place: str) -> paddle.Tensor:
+def _positions_on_device(whole: tuple[int, ...], held: Ranges, place: str) -> paddle.Tensor:
     return paddle.to_tensor(positions(whole, held).view(np.int32))
 
 
-def _round_there(h: paddle.Tensor, shift: int, factor: int) -> paddle.Tensor:
+def _round_on_device(h: paddle.Tensor, shift: int, factor: int) -> paddle.Tensor:
     signed = int(np.uint32(factor).astype(np.int32))
-    return _shifted(h, shift) * paddle.full([], signed, "int32")
+    return _xor_shifted(h, shift) * paddle.full([], signed, "int32")
 
 
-def _shifted(h: paddle.Tensor, shift: int) -> paddle.Tensor:
-    """h ^ (h >> shift), the sign moved like any other bit."""
+def _xor_shifted(h: paddle.Tensor, shift: int) -> paddle.Tensor:
+    """h ^ (h >> shift), with a logical shift."""
     by = paddle.full([], shift, "int32")
     return h.bitwise_xor(paddle.bitwise_right_shift(h, by, is_arithmetic=False))
 
 
 def everything(shape: Sequence[int]) -> Ranges:
-    """The whole of every dim."""
+    """The full range of every dim."""
     return tuple((0, size) for size in shape)

@@ -1,12 +1,12 @@
-"""What Paddle itself has at the names that are replaced for exact dropout."""
+"""Paddle's own functions at the names that are replaced for exact dropout."""
 
 from __future__ import annotations
 
 from typing import Any
 
-kept: dict[str, Any] = {}  # by dotted name; filled by `places.install`
+originals: dict[str, Any] = {}  # by dotted name; filled by `places.install`
 
 
-def own(target: str) -> Any:
-    """What Paddle itself has at this dotted name."""
-    return kept[target]
+def original(target: str) -> Any:
+    """Paddle's own function at this dotted name."""
+    return originals[target]

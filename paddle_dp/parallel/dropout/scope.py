@@ -1,7 +1,7 @@
-"""Where a forward is: in which update, with which samples of the global batch, in which block, in which slice of what.
+"""The state that a dropout mask depends on: the update, the samples, the block, the call, the slice of the activation.
 
-A learner opens a `Scope` around each forward; outside of one, Paddle draws its own masks. What is in a scope can be
-written down and put back, so that a forward that backward computes again (recompute) draws what the first one drew.
+A learner opens a `Scope` around each forward; outside of one, Paddle draws its own masks. The state can be saved and
+restored, so that a forward which backward runs again (recompute) draws the masks of the first one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Axis = Literal["tensor", "sequence"]
 
 @dataclass(frozen=True)
 class Slice:
-    """What a rank holds of an activation along one axis: number `rank` of `ranks` equal runs.
+    """The part of an activation that a rank holds along one axis: number `rank` of `ranks` equal slices.
 
-    Of its `tokens` ([n, t / ranks, …]); of its columns (`colwise`), the last dim; or of the `heads` of an attention
-    ([n, heads / ranks, t, t], [n, t, heads / ranks, …], [n, t, heads / ranks · …] or [n · heads / ranks, t, t]), where
-    `lengths` says how many tokens t may be.
+    `kind` says of what: of the `tokens` ([n, t / ranks, …]); of the last dim (`colwise`); or of the `heads`
+    of an attention ([n, heads / ranks, t, t], [n, t, heads / ranks, …], [n, t, heads / ranks · …] or
+    [n · heads / ranks, t, t]), for which `lengths` are the possible values of t.
     """
 
     kind: Kind
@@ -39,22 +39,22 @@ class Slice:
     lengths: tuple[int, ...] = ()
 
     def dim(self, shape: tuple[int, ...]) -> int:
-        """Which dim is cut, of a sample's shape: rows of one sample first, then the dims behind."""
+        """The dim that is cut, in the shape of one sample: its rows in dim 0, then the other dims."""
         if self.kind == "colwise":
             return len(shape) - 1
-        rows = shape[0] > 1  # samples · something lie in one dim: flattened tokens, or heads
+        rows = shape[0] > 1  # dim 0 is samples · tokens or samples · heads
         if self.kind == "tokens":
             return 0 if rows or len(shape) == 1 else 1
-        weights = shape[-1] in self.lengths and shape[-2:] == shape[-1:] * 2  # of each token for each
-        if rows or (len(shape) == 3 and weights):  # the second: one head here of [n · heads, t, t]
+        weights = shape[-1] in self.lengths and shape[-2:] == shape[-1:] * 2  # attention weights [t, t]
+        if rows or (len(shape) == 3 and weights):  # the second: [n · heads, t, t] with one head on this rank
             return 0
         if len(shape) == 4 and (weights or shape[1] not in self.lengths):
             return 1
         return min(2, len(shape) - 1)
 
 
-# Where two axes cut one dim, the first named holds the larger runs: heads are cut over the tensor axis before they are
-# traded over the sequence axis, and shards of tokens the other way round.
+# Where two axes cut one dim, the first one makes the larger slices: heads are cut over the tensor axis before the
+# sequence axis exchanges them; tokens the other way round.
 _ORDER: Mapping[Kind, tuple[Axis, ...]] = {
     "tokens": ("sequence", "tensor"),
     "colwise": ("tensor", "sequence"),
@@ -63,8 +63,8 @@ _ORDER: Mapping[Kind, tuple[Axis, ...]] = {
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A scope as it was at one moment."""
+class Saved:
+    """The state of a scope at one moment."""
 
     scope: Scope
     element: int
@@ -76,9 +76,8 @@ class Scope:
     """The samples of one micro-batch in one update, and which call of which block comes next.
 
     The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or those at
-    `places`: known by
-    arithmetic on every rank, so equal on any number of them, and after a resume. Calls are counted per element: the
-    number of the block that is running (from 1), 0 outside of all.
+    `places`. These numbers do not depend on the number of ranks or on a resume. Calls are counted per element, which is
+    the number of the running block from 1 on, and 0 outside of all blocks.
     """
 
     def __init__(
@@ -101,14 +100,14 @@ class Scope:
 
     @property
     def call(self) -> tuple[int, ...]:
-        """What tells the call that comes now from all others of this update: its micro-batch, its block, its number."""
+        """Identifies the next call in this update: micro-batch, block, number."""
         return self._first, self.element, self.calls.get(self.element, 0)
 
     def next_keys(self, shared: bool = False) -> Keys:
-        """The keys of this micro-batch's samples in the call that comes now; the one key of all samples if `shared`."""
+        """The keys of this micro-batch's samples in the next call; one key for all samples if `shared`."""
         number = self.calls.get(self.element, 0)
         self.calls[self.element] = number + 1
-        return masks.keys(self._everybody if shared else self._words, masks.word(self.element, number))
+        return masks.keys(self._shared_word if shared else self._words, masks.word(self.element, number))
 
     @cached_property
     def _words(self) -> NDArray[np.uint64]:
@@ -116,14 +115,14 @@ class Scope:
         return masks.words(self._update, following if self._places is None else self._places)
 
     @cached_property
-    def _everybody(self) -> NDArray[np.uint64]:
-        return masks.words(self._update, [masks.EVERYBODY])
+    def _shared_word(self) -> NDArray[np.uint64]:
+        return masks.words(self._update, [masks.SHARED])
 
     def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Ranges]:
-        """The whole of which a sample's `shape` (its rows first) is this rank's slice, and where that lies in it."""
+        """The whole shape of an activation of which this rank holds `shape` per sample, and where that slice is."""
         whole, ranges = list(shape), list(masks.everything(shape))
         for kind, order in _ORDER.items():
-            for axis in reversed(order):  # the smaller runs first
+            for axis in reversed(order):  # the smaller slices first
                 cut = self.slices.get(axis)
                 if cut is None or cut.kind != kind:
                     continue
@@ -139,36 +138,36 @@ _current: Scope | None = None
 
 
 def current() -> Scope | None:
-    """The scope of the forward that is running, if it is a learner's and draws exactly."""
+    """The scope of the running forward, if it is a learner's with exact dropout."""
     return _current
 
 
 def scope_of(x: Any) -> Scope | None:
-    """The scope that a call on `x` is in. A program that is being traced (to_static) is in none."""
+    """The scope of a call on `x`; None while a program is traced (to_static)."""
     return _current if isinstance(x, paddle.Tensor) else None
 
 
-def keep() -> Kept | None:
-    """Where the forward is now; None outside of all scopes."""
+def save() -> Saved | None:
+    """The current state; None outside of all scopes."""
     scope = _current
     if scope is None:
         return None
-    return Kept(scope, scope.element, dict(scope.calls), dict(scope.slices))
+    return Saved(scope, scope.element, dict(scope.calls), dict(scope.slices))
 
 
-def put_back(kept: Kept | None) -> None:
-    """Goes on where `keep` was called, whatever came after."""
+def restore(saved: Saved | None) -> None:
+    """Restores the state that `save` returned."""
     global _current
-    _current = None if kept is None else kept.scope
-    if kept is not None:
-        kept.scope.element = kept.element
-        kept.scope.calls, kept.scope.slices = dict(kept.calls), dict(kept.slices)
+    _current = None if saved is None else saved.scope
+    if saved is not None:
+        saved.scope.element = saved.element
+        saved.scope.calls, saved.scope.slices = dict(saved.calls), dict(saved.slices)
 
 
 def within_slice(
     function: Callable[..., Any], axis: Axis, kind: Kind, rank: int, ranks: int
 ) -> Callable[..., Any]:
-    """`function`, which works on one rank's slice of its activations: masks there are that slice of the whole's."""
+    """`function`, whose activations are one rank's slice: it draws that slice of the whole activation's masks."""
 
     @functools.wraps(function)
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -186,41 +185,42 @@ def within_slice(
     return forward
 
 
-def _lengths(given: Any, around: Slice | None) -> tuple[int, ...]:
-    """How many tokens [n, t, …] may have: as sequence shards, they may be gathered inside the function or before it."""
-    if len(given.shape) < 2:
+def _lengths(x: Any, outer: Slice | None) -> tuple[int, ...]:
+    """The possible values of t for [n, t, …]: a sequence shard may be gathered inside of the function, or before it."""
+    if len(x.shape) < 2:
         return ()
-    here = given.shape[1]
-    return (here, here * around.ranks) if around is not None and around.kind == "tokens" else (here,)
+    here = x.shape[1]
+    return (here, here * outer.ranks) if outer is not None and outer.kind == "tokens" else (here,)
 
 
 def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
-    """Lets each of these blocks count its calls for itself: a stage of a pipeline then needs no other's count.
+    """Counts the calls of each block separately, so that a pipeline stage does not depend on the other stages' calls.
 
-    `blocks`: with their number in the whole model. Several layers of one number are one block; a layer of several
+    `blocks`: (number in the whole model, layer). Several layers with one number are one block; a layer with several
     numbers is used in several blocks, in the order of a forward.
     """
     numbers: dict[nn.Layer, list[int]] = {}
     for number, block in blocks:
         numbers.setdefault(block, []).append(number)
-    for block, its in numbers.items():
-        entered: list[int] = []
+    for block, own in numbers.items():
+        outer: list[int] = []
 
-        def enter(layer: nn.Layer, inputs: Any, its: list[int] = its, entered: list[int] = entered) -> None:
+        def enter(layer: nn.Layer, inputs: Any, own: list[int] = own, outer: list[int] = outer) -> None:
             if _current is not None:
-                entered.append(_current.element)
-                _current.element = _next_of(its, _current.calls) + 1
+                outer.append(_current.element)
+                _current.element = _next_of(own, _current.calls) + 1
 
-        def leave(layer: nn.Layer, inputs: Any, outputs: Any, entered: list[int] = entered) -> None:
-            if _current is not None and entered:
-                _current.element = entered.pop()
+        def leave(layer: nn.Layer, inputs: Any, outputs: Any, outer: list[int] = outer) -> None:
+            if _current is not None and outer:
+                _current.element = outer.pop()
 
         block.register_forward_pre_hook(enter)
         block.register_forward_post_hook(leave)
 
 
 def _next_of(numbers: list[int], calls: dict[int, int]) -> int:
-    """The block that a layer is used in now. Uses are counted among the calls, below 0: recompute puts both back."""
+    """The block in which a layer is used now. Uses are counted in `calls` under negative keys, as recompute restores
+    `calls`."""
     if len(numbers) == 1:
         return numbers[0]
     key = -1 - numbers[0]

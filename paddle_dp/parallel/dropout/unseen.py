@@ -1,6 +1,6 @@
-"""Notices what draws random numbers in a forward and is not dropout of ours: rrelu, paddle.rand, a fused kernel, numpy.
+"""Detects random draws in a forward that exact dropout does not replace: rrelu, paddle.rand, a fused kernel, numpy.
 
-By comparing the states of the generators before and after each layer, in one forward; so it costs nothing later.
+It compares the states of the generators before and after each layer, in one forward only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ Dropped = tuple[
 
 
 class Watch:
-    """Names the layers of a model that draw random numbers while it is `on`.
+    """Finds the layers of a model that draw random numbers in a forward inside `on`.
 
-    `found`: by layer («name (Class)») the generators that it moved: "Paddle", "NumPy", "Python". A layer is named for
-    what it draws itself, not for what its sublayers draw. `doubted`: by layer the shape of a tensor whose samples
-    nobody can tell, and how many samples there are. `dropped`: what each call of
-    dropout was on.
+    `found`: by layer («name (Class)»), the generators that it drew from itself, not in its sublayers: "Paddle",
+    "NumPy", "Python". `doubted`: by layer, the shape of a tensor in which the samples' rows are not known, and the
+    number of samples. `dropped`: every call of dropout.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Watch:
 
     @contextmanager
     def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
-        """Watches one forward through these named layers, and what is computed of its outputs in it (the loss)."""
+        """Watches one forward through these named layers, including what is computed from its outputs (the loss)."""
         global _watching
         self._inside, self._before, _watching = ["the loss, or what is around the model"], _states(), self
         hooks = []
@@ -65,11 +64,11 @@ class Watch:
         self._inside.pop()
 
     def _look(self) -> None:
-        """Blames the layer that is running for what has moved since the last look."""
+        """Attributes draws since the last look to the running layer."""
         now = _states()
-        moved = {name for name, state in now.items() if state != self._before[name]}
-        if moved:
-            self.found.setdefault(self._inside[-1], set()).update(moved)
+        changed = {name for name, state in now.items() if state != self._before[name]}
+        if changed:
+            self.found.setdefault(self._inside[-1], set()).update(changed)
         self._before = now
 
 
@@ -77,8 +76,8 @@ _watching: Watch | None = None
 
 
 def doubt(x: paddle.Tensor, samples: int) -> None:
-    """Says, while somebody watches, if it cannot be told which rows of `x` are which sample's: dim 0 is no multiple of
-    the samples, or dim 1 is as many as they are and dim 0 is more of them. One sample is told from nothing."""
+    """Records in the active watch that the rows of `x` cannot be matched with samples: dim 0 is no multiple of the
+    samples, or dim 1 has their number and dim 0 is larger. With one sample there is nothing to confuse."""
     if _watching is None or samples < 2 or isinstance(x, Parameter) or not x.shape:
         return
     first, *others = x.shape
@@ -87,7 +86,7 @@ def doubt(x: paddle.Tensor, samples: int) -> None:
 
 
 def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
-    """Writes down, while somebody watches, what this call drops from; `axes`: along which it is known to be a slice."""
+    """Records in the active watch the tensor that this call drops from; `axes`: those along which it is a slice."""
     if _watching is not None:
         bits = x.detach().astype("float32").numpy().tobytes()
         digest = hashlib.blake2b(bits, digest_size=8).hexdigest()
@@ -95,24 +94,24 @@ def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
 
 
 def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[str, str]:
-    """By layer the axis along which ranks dropped from different activations, as if they were one and the same.
+    """By layer, the axis along which ranks hold different activations but drew one mask, as if they held the same.
 
-    `ranks`: of each its coordinates by axis, and what its watch `dropped`.
+    `ranks`: for each its coordinates by axis, and `dropped` of its watch.
     """
-    found: dict[str, str] = {}
+    undeclared: dict[str, str] = {}
     for axis in ("tensor", "sequence"):
         seen: dict[tuple[object, ...], str] = {}
         for coords, dropped in ranks:
             others = tuple(sorted((name, place) for name, place in coords.items() if name != axis))
             for call, label, digest, axes in dropped:
                 if axis not in axes and seen.setdefault((others, *call), digest) != digest:
-                    found[label] = axis
-    return found
+                    undeclared[label] = axis
+    return undeclared
 
 
 @contextmanager
 def another_stream(switched: AbstractContextManager[Any]) -> Iterator[None]:
-    """Within `switched`, which puts another state into Paddle's generators and takes it away again: that is no draw."""
+    """Inside `switched`, which sets and resets the state of Paddle's generators, without counting that as a draw."""
     watch = _watching
     if watch is None:
         with switched:
@@ -127,7 +126,7 @@ def another_stream(switched: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _states() -> States:
-    """Of every generator something that a draw changes."""
-    paddles = [state.__getstate__()[1:] for state in paddle.get_rng_state()]
+    """The state of every generator, comparable."""
+    paddles = [state.__getstate__()[1:] for state in paddle.get_rng_state()]  # without the device
     __, keys, *rest = np.random.get_state()
     return {"Paddle": paddles, "NumPy": (np.asarray(keys).tobytes(), *rest), "Python": random.getstate()}

@@ -1,4 +1,4 @@
-"""The pipeline axis: stages of blocks, the schedules that run them, what travels between, and the learner over them.
+"""The pipeline axis: stages of blocks, the schedules that run them, the exchange between stages, and the learner.
 
-Which blocks a model has is said by `parallel.blocks`, how many go to each stage by `plan`. The schedules are fleet's.
+`parallel.blocks` finds a model's blocks, `plan` decides how many each stage gets. The schedules are fleet's.
 """

@@ -1,9 +1,9 @@
-"""Two ways between two stages that hold several parts each: forwards must not be mistaken for gradients.
+"""A second process group for gradients, so that interleaved schedules work on two ranks.
 
-On two ranks the stage before and the stage after are one and the same, so both directions share one queue of fleet's
-pipeline group. Under interleaved the sender and the receiver do not take turns alike: an activation is received where a
-gradient was sent, of the same shape, and nobody notices. Fleet refuses two ranks for it («virtual pipeline must run
-under pp degree > 2»); a second group for gradients is all that is missing.
+On two ranks the previous and the next stage are on the same peer, so both directions share one queue of fleet's
+pipeline group. Interleaved senders and receivers alternate in different orders: a gradient would be received as an
+activation of the same shape, without an error. Therefore fleet refuses two ranks («virtual pipeline must run under pp
+degree > 2»).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from paddle_dp.parallel.pipeline.stages import group_of_stages
 
 
 class GroupsByDirection:
-    """A HybridCommunicateGroup with two pipeline groups: which of them it names, the direction decides.
+    """A HybridCommunicateGroup with two pipeline groups, one for activations and one for gradients.
 
-    Fleet's engines and their exchange (`initialize_p2p_groups`) take it as they take fleet's own. Collective where it
-    is made.
+    Fleet's engines and their exchange (`initialize_p2p_groups`) use it like fleet's own. Creating it is collective.
     """
 
     def __init__(self, hcg: HCG):
@@ -46,7 +45,7 @@ class GroupsByDirection:
 
 
 class P2PWithGradGroup(P2pHelper):
-    """Fleet's exchange between stages, with gradients in a group of their own."""
+    """Fleet's exchange between stages, with gradients in a separate group."""
 
     def __init__(self, groups: GroupsByDirection, helper: P2pHelper):
         super().__init__(helper._use_cache, helper._dynamic_shape)

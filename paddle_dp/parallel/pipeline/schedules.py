@@ -1,6 +1,6 @@
-"""Fleet's pipeline schedules, each as it is or with what it lacks: one word of the recipe, one class.
+"""Fleet's pipeline schedules, extended where needed; one class for each value of `pipeline_schedule`.
 
-| recipe                        | fleet's class                        | ours                                 |
+| recipe                        | fleet's class                        | changes                              |
 |-------------------------------|--------------------------------------|--------------------------------------|
 | 1f1b                          | PipelineParallel                     |                                      |
 | f_then_b                      | PipelineParallel                     | its steps, all forwards first        |
@@ -29,11 +29,11 @@ from paddle_dp.parallel.pipeline.p2p import GroupsByDirection, P2PWithGradGroup
 from paddle_dp.plan.pipeline_schedule import Work
 
 Around = Callable[[Work], AbstractContextManager[Any]]
-REMEMBERED = 16  # shapes of batches; training has two, whole and last, and evaluation as many
+MAX_SHAPES = 16  # batch shapes whose lists are kept; training has two, full and last, and so has evaluation
 
 
 class Engine(PipelineParallel):
-    """What every schedule of fleet's gets from us: who is told of each piece of work, and shapes that may change."""
+    """Additions to every schedule of fleet: a context around each piece of work, and batch shapes that may change."""
 
     around: Around = staticmethod(lambda work: nullcontext())
     accumulate_steps: int
@@ -49,15 +49,15 @@ class Engine(PipelineParallel):
         self._begin(("learn", *(tuple(x.shape) for x in inputs)))
         if self.accumulate_steps != len(inputs):
             self.accumulate_steps = len(inputs)
-            self._init_user_hooks()  # counts on the number of micro-batches that it was made with
+            self._init_user_hooks()  # they depend on the number of micro-batches
         self.loss_fn_idx = 0
         self.forward_backward_pipeline([inputs, targets], scaler=None)
 
     def predict(self, inputs: Any) -> Any:
         """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
 
-        Not fleet's eval_batch, whose interleaved schedule needs as many micro-batches as there are stages. The stages
-        need not wait for each other here: the first may be at the next micro-batch while the last is at this one.
+        Not fleet's eval_batch, whose interleaved schedule needs as many micro-batches as there are stages. Stages do
+        not wait for each other: the first may run the next micro-batch while the last runs this one.
         """
         self._begin(("predict", tuple(inputs.shape)))
         chunks, x = self._layers.get_num_virtual_stages(), inputs
@@ -73,27 +73,27 @@ class Engine(PipelineParallel):
         return x
 
     def _broadcast_final_loss(self, *_: Any) -> None:
-        """Nothing: `MicroBatchLoss` knows the loss of each micro-batch, and nobody asks the other stages for it.
+        """Does nothing: `MicroBatchLoss` has the loss of each micro-batch, and the other stages do not need it.
 
-        Fleet's own sends it to them as float32, or else takes it for float16 (3.3.1): in float64 the stages send and
-        receive different numbers of bytes, and wait for ever.
+        Fleet's own broadcast assumes float32 or float16 (3.3.1): in float64 the stages send and receive different
+        numbers of bytes, and hang.
         """
 
     def _begin(self, shapes: tuple[Any, ...]) -> None:
-        """Takes up what the stages have told each other of such a batch's shapes; a new one's they will tell again.
+        """Selects fleet's list of exchanged shapes for a batch of these shapes; a new list is filled by the exchange.
 
-        Fleet's list of shapes grows with every micro-batch under 1f1b, and is never renewed under interleaved, where
-        a short batch then fails (3.3.1). Every stage reads the same samples, so all know which list is meant.
+        Fleet has only one list, which grows with every micro-batch under 1f1b, and is never renewed under interleaved,
+        where a short batch then fails (3.3.1). All stages read the same samples, so they select the same list.
         """
         self._done: Counter[tuple[str, int]] = Counter()
-        if shapes not in self._lists and len(self._lists) >= REMEMBERED:
-            self._lists.clear()
-        self._p2p_helper._send_recv_meta_list = self._lists.setdefault(shapes, [])
+        if shapes not in self._meta_lists and len(self._meta_lists) >= MAX_SHAPES:
+            self._meta_lists.clear()
+        self._p2p_helper._send_recv_meta_list = self._meta_lists.setdefault(shapes, [])
         self._p2p_helper._dynamic_cnt = 0
         self.set_virtual_pipeline_rank(0)
 
     def _next(self, kind: Any) -> Work:
-        """The work that begins now: each chunk takes the micro-batches in order."""
+        """The work that begins now; each chunk runs the micro-batches in order."""
         chunk = self._virtual_pp_rank or 0
         self._done[kind, chunk] += 1
         return Work(kind, self._done[kind, chunk] - 1, chunk)
@@ -109,14 +109,14 @@ class Engine(PipelineParallel):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self._lists: dict[tuple[Any, ...], list[Any]] = {}
+        self._meta_lists: dict[tuple[Any, ...], list[Any]] = {}
 
 
 def _with_gradient(output: Any) -> Any:
-    """What a stage sends on, as tensors that get a gradient, also from a stage in which nothing learns.
+    """A stage's output as tensors that require a gradient, also where nothing in the stage does.
 
-    Fleet sends gradients back for what has one, and waits for them in any case (3.3.1): behind a first stage that is
-    frozen, or has no weights, the stages wait for each other for ever. Raises UsageError for whole numbers.
+    Fleet sends gradients back only for outputs that require one, but always waits for them (3.3.1): after a first stage
+    that is frozen, or has no weights, the stages hang. Raises UsageError for an integer output.
     """
     if isinstance(output, tuple):  # several tensors, or under interleaved one and what fleet keeps beside it
         return tuple(_with_gradient(each) if _floats(each) else each for each in output)
@@ -124,8 +124,8 @@ def _with_gradient(output: Any) -> Any:
         return output
     if not _floats(output):
         raise UsageError(
-            f"strategy.pipeline: a stage gives {output.dtype}, which has no gradient for the stage before it. Let it "
-            "end behind a later block: set strategy.partition."
+            f"strategy.pipeline: a stage ends with an output of {output.dtype}, which has no gradient. Let it end after "
+            "a later block: set strategy.partition."
         )
     output = output.detach()
     output.stop_gradient = False
@@ -137,13 +137,13 @@ def _floats(given: Any) -> bool:
 
 
 class ForwardThenBackward(Engine):
-    """All forwards, then all backwards: simple, and every micro-batch's activations are kept until the last forward."""
+    """All forwards, then all backwards: simple, but the activations of all micro-batches are kept."""
 
     def forward_backward_pipeline(self, data: Any, scaler: Any = None, **more: Any) -> None:
-        """One batch, by the steps of fleet's 1F1B in another order."""
+        """One batch, with the steps of fleet's 1F1B in another order."""
         first, last, p2p = self.is_pipeline_first_stage(), self.is_pipeline_last_stage(), self._p2p_helper
         self.scaler, self.total_loss, self.micro_batch_id = scaler, None, 0
-        self.user_hooks_enabled = False  # hooks at places of fleet's schedule, which this is not
+        self.user_hooks_enabled = False  # they belong to fleet's own schedule
         micro_batches, kept = self._wrap_data(data), deque[tuple[Any, Any]]()
         for _ in range(self.accumulate_steps):
             given = p2p.recv_forward(first, batch_p2p_comm=self._use_batch_p2p_comm)
@@ -160,13 +160,13 @@ class ForwardThenBackward(Engine):
 
 
 def _output(stepped: Any) -> Any:
-    """What a stage gives: 3.3 hands out beside it two things that only fleet's overlapping schedules have."""
+    """A stage's output; 3.3 returns beside it two values that only fleet's overlapping schedules use."""
     beside = isinstance(stepped, tuple) and len(stepped) == 3 and stepped[1] is None and stepped[2] is None
     return stepped[0] if beside else stepped
 
 
-class _Several(Engine):
-    """Several stages on each rank. Fleet refuses two ranks, where the one before and the one after are the same."""
+class _VirtualStages(Engine):
+    """Several stages on each rank; on two ranks, which fleet refuses, with a separate group for gradients."""
 
     def __init__(self, layers: Any, hcg: HCG, strategy: Any):
         groups = GroupsByDirection(hcg) if hcg.get_pipe_parallel_world_size() == 2 else None
@@ -175,21 +175,21 @@ class _Several(Engine):
             self._p2p_helper = P2PWithGradGroup(groups, self._p2p_helper)
 
     def _check_sanity(self) -> None:
-        """Nothing: plan.legal has asked for whole rounds of micro-batches, and two ranks have `P2PWithGradGroup`."""
+        """Does nothing: plan.legal has checked the number of micro-batches, and two ranks use `P2PWithGradGroup`."""
 
 
-class Interleaved(_Several, PipelineParallelWithInterleave):
-    """Stages take turns on each rank: less idle time, more sending."""
+class Interleaved(_VirtualStages, PipelineParallelWithInterleave):
+    """The stages of a rank alternate: less idle time, more communication."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        # Fleet's other way of sending, in four directions at once, knows no shapes that change; and this one does not
-        # keep a stage from a backward it could do while the next forward's input is on its way.
+        # Fleet's batched exchange in four directions does not support changing shapes; the overlapped one does, and
+        # lets a stage run a backward while it waits for the next forward's input.
         self._overlap_p2p_comm, self._use_batch_p2p_comm = True, False
 
 
-class InterleavedForwardThenBackward(_Several, PipelineParallelWithInterleaveFthenB):
-    """Stages take turns on each rank, all forwards first."""
+class InterleavedForwardThenBackward(_VirtualStages, PipelineParallelWithInterleaveFthenB):
+    """The stages of a rank alternate, all forwards first."""
 
 
 ENGINES: dict[tuple[str, bool], type[Engine]] = {  # schedule, and whether a rank holds several stages

@@ -175,7 +175,7 @@ def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], hcg: HCG, placemen
         if stages not in groups:
             groups[stages] = group_of_stages(stages, hcg)
         if hcg.get_stage_id() in on:
-            placements.note(parameter, first_copy=hcg.get_stage_id() == stages[0])
+            placements.record(parameter, first_copy=hcg.get_stage_id() == stages[0])
             tied.append(Tied(parameter, groups[stages]))
     return tied
 

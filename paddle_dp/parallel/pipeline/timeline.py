@@ -1,4 +1,4 @@
-"""When this rank computed what in a batch: recorded on request, on a clock that all ranks of a job can read."""
+"""Records when each rank ran each forward and backward of a batch, on a clock that is common to all ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paddle_dp.plan.pipeline_schedule import Span, Work
 
 @dataclass(frozen=True)
 class Recording:
-    """One batch of one pipeline: its spans, in seconds from the first start on.
+    """One batch of one pipeline: its spans, in seconds after the first start.
 
-    `calm` is the least share of its computing time that a rank's thread really had a core: below 1, other programs took
-    it away meanwhile (or, on a GPU, the thread only waited), and the spans are those of a disturbed machine.
+    `calm` is the smallest share of the computing time in which a rank's thread was on a core. Below 1, other programs
+    disturbed the measurement (or, on a GPU, the thread only waited).
     """
 
     spans: list[Span]
@@ -27,9 +27,9 @@ class Recording:
 
 @dataclass
 class Recorder:
-    """The start and the stop of each piece of work of one batch, once `armed`.
+    """Records the start and the stop of each piece of work of one batch, if `armed`.
 
-    On an accelerator each piece is waited for, so that its time is its own; a recorded batch is a little slower.
+    On an accelerator it synchronizes with the device around each piece, so a recorded batch is a little slower.
     """
 
     mesh: Mesh
@@ -39,7 +39,7 @@ class Recorder:
     rows: list[tuple[Work, float, float]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Before a batch: all ranks of the job set out together, and from there each counts for itself."""
+        """Before a batch: synchronizes all ranks of the job and starts the clock."""
         self.rows, self.on_core = [], 0.0
         if self.armed:
             self._wait_for_device()
@@ -60,30 +60,27 @@ class Recorder:
         self.rows.append((work, start, time.perf_counter()))
 
     def recordings(self) -> list[Recording]:
-        """The recorded batch of each pipeline, of the rank that reads first to the last. Collective over all ranks.
+        """The recorded batch of each pipeline, in the order of `dp_rank`. Collective over all ranks.
 
-        Clocks of one machine are one clock; another machine's is set to it where they set out together.
+        Ranks of one machine share a clock; another machine's clock is aligned at `begin`.
         """
-        mine = [[work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows]
-        told = self.mesh.gather([self.mesh.host, self.zero, self.on_core, mine])
-        host, zero, _, _ = told[0]
-        found: dict[tuple[int, ...], list[Span]] = {}
+        own = [[work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows]
+        of_ranks = self.mesh.gather([self.mesh.host, self.zero, self.on_core, own])
+        first_host, first_zero, _, _ = of_ranks[0]
+        recorded: dict[tuple[int, ...], list[Span]] = {}
         calm: dict[tuple[int, ...], float] = {}
-        for rank, (where, set_out, on_core, rows) in enumerate(told):
+        for rank, (host, own_zero, on_core, rows) in enumerate(of_ranks):
             coords = self.mesh.axes.coords(rank)
-            stage, pipeline, ahead = (
-                coords.pop("pipeline"),
-                tuple(coords.values()),
-                zero if where == host else set_out,
-            )
+            stage, pipeline = coords.pop("pipeline"), tuple(coords.values())
+            zero = first_zero if host == first_host else own_zero
             spans = [
-                Span(stage, Work(kind, micro_batch, chunk), a - ahead, z - ahead)
-                for kind, micro_batch, chunk, a, z in rows
+                Span(stage, Work(kind, micro_batch, chunk), start - zero, stop - zero)
+                for kind, micro_batch, chunk, start, stop in rows
             ]
-            found.setdefault(pipeline, []).extend(spans)
+            recorded.setdefault(pipeline, []).extend(spans)
             share = on_core / sum(span.stop - span.start for span in spans)
             calm[pipeline] = min(calm.get(pipeline, 1.0), share)
-        return [Recording(_from_zero(spans), calm[pipeline]) for pipeline, spans in sorted(found.items())]
+        return [Recording(_from_zero(spans), calm[pipeline]) for pipeline, spans in sorted(recorded.items())]
 
     def _wait_for_device(self) -> None:
         if self.mesh.device != "cpu":

@@ -1,4 +1,4 @@
-"""Number formats: Paddle's autocast and loss scaling, and the same rounding emulated where it has none (CPUs).
+"""Number formats: Paddle's autocast and loss scaling, and an emulation of its rounding on CPUs.
 
-What a recipe may say stands in `paddle_dp.recipe.precision`. Master weights are kept by the optimizers themselves.
+`paddle_dp.recipe.precision` has a recipe's settings. Master weights are kept by the optimizers.
 """

@@ -1,7 +1,7 @@
-"""Precision, the same word on every device: a context for the forward, loss scaling for float16, or all in float64.
+"""Precision on every device: a context for the forward, loss scaling for float16, or everything in float64.
 
-float64 is for proofs: two layouts that compute the same thing agree to 1e-13 there, where float32 agrees to 1e-6 in a
-shallow model and to 1e-2 in a deep one with BatchNorm.
+float64 is for proofs: two layouts that compute the same agree to 1e-13 in it, but in float32 only to 1e-6 in a shallow
+model and to 1e-2 in a deep one with BatchNorm.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from paddle_dp.parallel.precision.emulated_amp import Rounder
 from paddle_dp.recipe import Precision
 
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
-HOPELESS = 50  # from 65536, a scale has come down to 1 after 16
+HOPELESS = 50  # updates left out in a row; 16 halvings bring the scale from 65536 to 1
 
 
 def widen(model: nn.Layer) -> None:
-    """Casts a finished model's parameters and floating buffers to float64, in place: the same tensors, the same values.
+    """Casts a finished model's parameters and floating-point buffers to float64, in place.
 
-    Not `paddle.set_default_dtype` before the model is built: other numbers would be drawn, and `paddle.nn.BatchNorm`
-    stays in float32 (3.3.1). Not `model.to(dtype=…)`, which casts counters and indices, too.
+    Not `paddle.set_default_dtype` before the model is built: other initial weights would be drawn, and
+    `paddle.nn.BatchNorm` stays in float32 (3.3.1). Not `model.to(dtype=…)`, which casts counters and indices, too.
     """
     model._to_impl(dtype="float64", floating_only=True)
 
 
 @contextmanager
 def default_dtype(dtype: Any) -> Iterator[None]:
-    """Inside, what is made without a type of its own (`paddle.zeros`, a layer's parameters) has this one."""
+    """Inside, tensors that are made without a dtype (`paddle.zeros`, a layer's parameters) have this one."""
     before = paddle.get_default_dtype()
     paddle.set_default_dtype(dtype)
     try:
@@ -43,23 +43,23 @@ def default_dtype(dtype: Any) -> Iterator[None]:
 
 
 def read_by(model: nn.Layer) -> str:
-    """The type in which a model reads numbers: NumPy's own are float64, which a model of float64 takes so."""
+    """The dtype in which a model takes floating-point inputs: float64 only if it has float64 parameters."""
     return "float64" if any(p.dtype == paddle.float64 for p in model.parameters()) else "float32"
 
 
 class LossScale:
-    """Float16's loss scale: halved, and the update left out, when a gradient overflows; doubled after 2000 good ones.
+    """Float16's loss scale: halved, and the update skipped, when a gradient overflows; doubled after 2000 good updates.
 
-    The rule and its constants are those of Micikevicius et al. 2018 (arXiv:1710.03740) and of paddle.amp.GradScaler,
-    which switches itself off on a CPU. Every rank sees the same exchanged gradients, so all take the same decision.
+    Rule and constants are those of Micikevicius et al. 2018 (arXiv:1710.03740) and of paddle.amp.GradScaler, which
+    disables itself on a CPU. Every rank sees the same all-reduced gradients, so all decide alike.
     """
 
     def __init__(self, scale: float):
         self.scale, self.good, self.skipped = scale, 0, 0
-        self.running = 0  # updates left out one after another
+        self.running = 0  # updates skipped in a row
 
     def accept(self, finite: bool) -> bool:
-        """Takes note of one update's gradients and returns whether they may be used."""
+        """Updates the scale after one update's gradients, and returns whether the gradients may be used."""
         self.good = self.good + 1 if finite else 0
         self.running = 0 if finite else self.running + 1
         if not finite:
@@ -70,7 +70,7 @@ class LossScale:
 
     @property
     def hopeless(self) -> bool:
-        """Whether so many updates were left out, one after another, that no smaller scale would help."""
+        """Whether so many updates in a row were skipped that no smaller scale would help."""
         return self.running >= HOPELESS and self.scale == 1.0
 
     def state(self) -> dict[str, Any]:
@@ -81,11 +81,11 @@ class LossScale:
 
 
 class MixedPrecision:
-    """Runs a model's forward in the recipe's precision; weights, gradients and the optimizer's state stay float32, or
-    are float64 with everything else.
+    """Runs a model's forward in the recipe's precision. Weights, gradients and optimizer states stay float32; under
+    float64 everything is float64.
 
-    O1 casts the operations that gain from it; O2 keeps float16/bfloat16 copies of the weights (GPU), with float32
-    masters in the optimizer. On a CPU both are carried by rounding (see rounding.py).
+    O1 casts the operations that profit from it; O2 keeps float16/bfloat16 weights (GPU), with float32 master weights in
+    the optimizer. On a CPU both are emulated by rounding (`emulated_amp`).
     """
 
     def __init__(self, precision: Precision, model: nn.Layer, device: str):
@@ -101,29 +101,19 @@ class MixedPrecision:
             return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
         return model, optimizer
 
-    def taken(self, micro_batch: Micro) -> Micro:
-        """What a loader read, as the model reads it: under float64 its floating-point tensors are float64, else what is
-        float64 becomes float32."""
-        if self.double:
-            return replace(
-                micro_batch,
-                inputs=cast(micro_batch.inputs, "float64"),
-                targets=cast(micro_batch.targets, "float64"),
-            )
-        if self.reads == "float32" and paddle.float64 in (
-            _dtype(micro_batch.inputs),
-            _dtype(micro_batch.targets),
-        ):
-            return replace(
-                micro_batch,
-                inputs=cast(micro_batch.inputs, "float32"),
-                targets=cast(micro_batch.targets, "float32"),
-            )
-        return micro_batch
+    def cast_micro_batch(self, micro_batch: Micro) -> Micro:
+        """The micro-batch in the model's dtype: floating-point tensors become float64 under float64; otherwise float64
+        tensors become float32 for a model that reads float32."""
+        inputs, targets = micro_batch.inputs, micro_batch.targets
+        has_float64 = paddle.float64 in (_dtype(inputs), _dtype(targets))
+        if not self.double and not (self.reads == "float32" and has_float64):
+            return micro_batch
+        dtype = "float64" if self.double else "float32"
+        return replace(micro_batch, inputs=cast(inputs, dtype), targets=cast(targets, dtype))
 
-    def taken_batch(self, batch: Batch) -> Batch:
-        """`taken` for all micro-batches of a batch."""
-        micro_batches = tuple(map(self.taken, batch.micro_batches))
+    def cast_batch(self, batch: Batch) -> Batch:
+        """`cast_micro_batch` for all micro-batches of a batch."""
+        micro_batches = tuple(map(self.cast_micro_batch, batch.micro_batches))
         same = all(ours is given for ours, given in zip(micro_batches, batch.micro_batches, strict=True))
         return batch if same else replace(batch, micro_batches=micro_batches)
 
@@ -137,10 +127,10 @@ class MixedPrecision:
             return self._rounding()
         return paddle.amp.autocast(True, level=self.precision.level, dtype=self.precision.dtype)
 
-    def again(self) -> AbstractContextManager[Any]:
-        """Around a backward, in which forwards may be computed again: rounded, as they were the first time.
+    def backward_context(self) -> AbstractContextManager[Any]:
+        """Around a backward, in which recompute may run forwards again: they are rounded as the first time.
 
-        fleet's recompute brings autocast back by itself.
+        fleet's recompute restores autocast by itself.
         """
         if self.double:
             return default_dtype("float64")
@@ -157,12 +147,12 @@ class MixedPrecision:
 
 
 def cast(data: Any, dtype: str) -> Any:
-    """A tensor, or a structure of them, with floating-point numbers in `dtype`."""
+    """A tensor, or a structure of tensors, with the floating-point ones in `dtype`."""
     return paddle.utils.map_structure(
         lambda x: x.astype(dtype) if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data
     )
 
 
 def _dtype(data: Any) -> Any:
-    """That of a tensor, or of the first of a structure of them."""
+    """The dtype of a tensor, or of the first one in a structure of tensors."""
     return data.dtype if isinstance(data, paddle.Tensor) else paddle.utils.flatten(data)[0].dtype

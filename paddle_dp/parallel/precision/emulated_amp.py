@@ -1,9 +1,9 @@
-"""Low precision where Paddle has none: rounds what a layer reads and returns, and computes in float32 between.
+"""Emulates low precision on CPUs: rounds a layer's inputs, weights and outputs, and computes in float32 between.
 
-`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). So that one recipe
-word means the same on a laptop, matrix products and convolutions there see their inputs, weights and outputs rounded
-to bfloat16 or float16, in both directions, as autocast's O1 list does on a GPU; sums inside stay float32, as they do
-in tensor cores. It shows what the precision does to a model; it saves neither time nor memory.
+`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). So that a recipe's
+precision means the same there, inputs, weights and outputs of matrix products and convolutions, and their gradients,
+are rounded to bfloat16 or float16, as autocast's O1 list does on a GPU; sums inside stay float32, as in tensor cores.
+This shows what the precision does to a model; it saves neither time nor memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Round(PyLayer):
 
 
 class Rounder:
-    """Hooks on a model's products and convolutions, which round to `dtype` while `active`."""
+    """Hooks on a model's linear and convolution layers, which round to `dtype` while `active`."""
 
     def __init__(self, model: nn.Layer, dtype: str):
         self.dtype, self.active = dtype, False
@@ -63,7 +63,7 @@ class Rounder:
         if not self.active:
             return None
         for name, parameter in layer.named_parameters(include_sublayers=False):
-            layer.__dict__[name] = self._round(parameter)  # found before the parameter, for this one call
+            layer.__dict__[name] = self._round(parameter)  # hides the parameter during this call
         return tuple(map(self._round, inputs))
 
     def _after(self, layer: nn.Layer, inputs: tuple[Any, ...], output: Any) -> Any:

@@ -1,5 +1,4 @@
 """Two ways to split a sequence: `megatron_sp` between layers of the tensor axis, `ulysses` on an axis of its own.
 
-Neither cuts weights: that is `parallel.tensor`. Neither knows attention by name: a model's `attention_methods` table
-says where tokens meet.
+Neither cuts weights: that is `parallel.tensor`. A model's `attention_methods` table says which methods mix tokens.
 """

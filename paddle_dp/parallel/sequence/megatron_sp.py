@@ -1,11 +1,11 @@
 """Megatron's sequence parallelism (Korthikanti et al., arXiv:2205.05198, section 4), for plain models.
 
-Between the sharded matrices of a tensor axis, activations are the same on all ranks. Here each rank holds a shard of
-the tokens instead: norms, dropout and residuals need 1/tp_size of the memory and of the time. The all-gather before a
-layer cut by columns and the reduce-scatter after one cut by rows exchange as much as tensor parallelism alone does.
+Tensor parallelism alone keeps the activations between sharded matrices whole on every rank. Here each rank holds a
+shard of the tokens instead: norms, dropout and residuals need 1/tp_size of the memory and of the time. The all-gather
+before a colwise layer and the reduce-scatter after a rowwise one exchange as much as tensor parallelism alone does.
 
-Fleet's layers do it along the first dim, [t, n, width]; plain models have [n, t, width], so each of them is turned on
-its way in and out.
+Fleet's layers shard the first dim, [t, n, width]; plain models have [n, t, width], so inputs and outputs of each layer
+are transposed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paddle_dp.parallel.tensor.rng import draw_slice
 
 
 class _TransposeBT(PyLayer):
-    """[n, t, …] ↔ [t, n, …], in memory of its own both ways: what is exchanged may not be a view."""
+    """[n, t, …] ↔ [t, n, …], contiguous both ways, as collectives need it."""
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor) -> paddle.Tensor:
@@ -42,14 +42,14 @@ class _TransposeBT(PyLayer):
         return gradient.transpose([1, 0, *range(2, gradient.ndim)]).contiguous()
 
 
-class Columns(ColumnSequenceParallelLinear):
+class ColwiseLinear(ColumnSequenceParallelLinear):
     """Sequence shards [n, t / tp_size, width] → some of the outputs for all tokens [n, t, outputs / tp_size]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
 
 
-class Rows(RowSequenceParallelLinear):
+class RowwiseLinear(RowSequenceParallelLinear):
     """Some of the inputs for all tokens [n, t, inputs / tp_size] → sequence shards [n, t / tp_size, width]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -57,7 +57,7 @@ class Rows(RowSequenceParallelLinear):
 
 
 class GatherFromSequenceParallel(CopyToTensorParallel):
-    """A layer whose outputs are cut, from sequence shards of its input; the input's gradients add up."""
+    """A layer whose outputs are cut, on sequence shards of its input; the input's gradients are reduce-scattered."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._layer[0](_TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(x))))
@@ -66,15 +66,15 @@ class GatherFromSequenceParallel(CopyToTensorParallel):
 class BlockParallelizer(TensorParallelizer):
     """Shards the layers of blocks that work on sequence shards."""
 
-    kinds = (Columns, Rows, GatherFromSequenceParallel)
+    kinds = (ColwiseLinear, RowwiseLinear, GatherFromSequenceParallel)
 
 
 class SequenceParallelizer(TensorParallelizer):
     """Shards a model whose activations are sequence shards from the first block's outputs on.
 
-    A block with a `cuts` table works on sequence shards, one without it on whole sequences, as the first always does:
-    between the two kinds, activations are scattered or gathered. Raises UsageError for a model that is not a list of
-    blocks.
+    A block with a `cuts` table works on sequence shards; one without a table, and always the first block, works on
+    whole sequences. Between the two kinds, activations are scattered or gathered. Raises UsageError for a model without
+    ordered blocks.
     """
 
     def parallelize(self, model: nn.Layer) -> nn.Layer:
@@ -90,7 +90,7 @@ class SequenceParallelizer(TensorParallelizer):
         first = self.replace(model, parts[0])
         on_shards = [False, *(inner.replace(model, part) for part in parts[1:])]
         if not (first or any(on_shards)):
-            return super().parallelize(model)  # says that there is no table
+            return super().parallelize(model)  # raises the error that there is no table
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
         blocks = settle(model)
         for number, block in enumerate(blocks):
@@ -116,9 +116,10 @@ class SequenceParallelizer(TensorParallelizer):
         return (_TransposeBT.apply(GatherOp.apply(_TransposeBT.apply(inputs[0]))), *inputs[1:])
 
     def _mark(self, block: nn.Layer) -> None:
-        """A block on sequence shards draws its tokens' masks; gradients of its whole parameters are of this rank's
-        tokens only. They add up over the axis once a batch (parallel.hybrid), where fleet's hooks count backward
-        passes.
+        """Prepares a block for sequence shards: it draws its own tokens' masks, and its whole parameters are marked.
+
+        Their gradients come from this rank's tokens only; `parallel.hybrid` sums the marked ones over the axis, once
+        a batch. (Fleet's own hooks need the number of backward passes in advance.)
         """
         draw_slice(block, "tokens", self.group, "forward")
         for parameter in block.parameters():

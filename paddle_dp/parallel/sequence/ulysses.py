@@ -1,10 +1,9 @@
-"""The sequence axis (DeepSpeed-Ulysses): each rank holds a shard of every sequence, for sequences too long for one.
+"""The sequence axis (DeepSpeed-Ulysses): each rank holds a shard of every sequence, for long sequences.
 
-Everything in a model but attention works on each token alone. Before attention, an all-to-all exchanges some tokens of
-all heads for all tokens of some heads; after it, another one back (Jacobs et al., arXiv:2309.14509). So positions
-inside attention, rotary ones too, count from the first token as ever. The first block sees whole samples and its
-outputs are scattered, so learned positions need no offset either. Paddle 3.3.1 has the groups for this axis, and no
-such exchange.
+All layers but attention treat each token alone. Before attention, an all-to-all exchanges some tokens of all heads for
+all tokens of some heads; after it, another one exchanges them back (Jacobs et al., arXiv:2309.14509). So attention sees
+whole sequences, and rotary positions need no offset. The first block runs on whole samples and its outputs are
+scattered, so learned positions need no offset either. Paddle 3.3.1 has the groups for this axis, but not this exchange.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from paddle_dp.part.annotation import attention_methods_of
 
 
 def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.Layer, Loss]:
-    """The same model and loss on this rank's shard of every sequence. In place.
+    """The model, changed in place, and the loss on this rank's shard of every sequence.
 
     Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from shards.
     """
@@ -54,7 +53,7 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
 
 
 def sequence_shard(whole: paddle.Tensor, group: Group) -> paddle.Tensor:
-    """This rank's tokens of [n, t, …]: [n, t / ranks, …]. Raises UsageError where the shards would not be equal."""
+    """This rank's tokens of [n, t, …]: [n, t / ranks, …]. Raises UsageError where the ranks do not divide t."""
     if whole.shape[1] % group.nranks:
         raise UsageError(
             f"sequence length {whole.shape[1]} is not divisible by strategy.sequence={group.nranks}. Choose a length "
@@ -66,24 +65,24 @@ def sequence_shard(whole: paddle.Tensor, group: Group) -> paddle.Tensor:
 class SequenceShardLoss(Loss):
     """A loss's totals, counts and scores over whole samples, from this rank's sequence shard of the outputs.
 
-    Totals are the whole samples' on every rank; the gradient of each is that of its own shard, and those add up over
-    the axis. Collective.
+    Totals are those of whole samples on every rank; backward gives each rank the gradient of its own shard.
+    Collective.
     """
 
     def __init__(self, loss: Loss, group: Group):
         self.loss, self.group, self.name, self.counted = loss, group, loss.name, loss.counted
 
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
-        """(total, how many it is over), for outputs [n, t / ranks, …] and targets [n, t]."""
+        """(total, count) for outputs [n, t / ranks, …] and targets [n, t]."""
         total, count = self.loss(outputs, sequence_shard(targets, self.group))
-        if self.counted == "samples":  # each sample's targets were averaged over a shard
+        if self.counted == "samples":  # the loss averaged each sample's targets over a shard
             return self._added(total / self.group.nranks), count
         if self.counted == "targets":
             return self._added(total), self.count(targets)
         return self._added(total), self._added(paddle.to_tensor(number(count), dtype="float64"))
 
     def count(self, targets: paddle.Tensor) -> Count:
-        return self.loss.count(targets)  # of whole ones, which every rank has
+        return self.loss.count(targets)  # every rank has the whole targets
 
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """The loss's scores over whole samples."""
@@ -108,9 +107,9 @@ def _scatter_output(forward: Method, group: Group) -> Method:
 
 
 def _with_all_to_all(attend: Method, group: Group) -> Method:
-    """Attention over all tokens of this rank's heads, from and to this rank's tokens of all heads.
+    """Attention over all tokens of this rank's heads, with inputs and outputs for this rank's tokens of all heads.
 
-    Its tensors, and its answer, are [n, t, heads · …] with whole heads beside each other.
+    Inputs and outputs are [n, t, heads · …], ordered by heads.
     """
 
     attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
@@ -145,7 +144,7 @@ def _all_to_all(parts: paddle.Tensor, group: Group) -> paddle.Tensor:
 
 
 class _ToHeads(PyLayer):
-    """A permutation of what all ranks hold: its gradient goes the other way."""
+    """Forward from tokens to heads, backward from heads to tokens."""
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor, group: Group) -> paddle.Tensor:
@@ -158,7 +157,7 @@ class _ToHeads(PyLayer):
 
 
 class _ToTokens(PyLayer):
-    """The way back."""
+    """Forward from heads to tokens, backward from tokens to heads."""
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor, group: Group) -> paddle.Tensor:

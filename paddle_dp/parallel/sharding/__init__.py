@@ -1,4 +1,4 @@
-"""The sharding axis (ZeRO): each parameter's update has one owner; stage 3, and optimizer states offloaded to the host.
+"""The sharding axis (ZeRO): each parameter is updated by one owner; ZeRO-3; optimizer states offloaded to the host.
 
-What else ranks of this axis exchange is `parallel.hybrid`'s. What sharding cannot do is said before a start, by `plan`.
+`parallel.hybrid` does the other exchange between ranks of this axis; `plan` refuses unsupported settings before a start.
 """

@@ -10,10 +10,10 @@ from paddle_dp.parallel.memory import states
 
 
 class Offload:
-    """Moves an optimizer's states to the host and back; while they are there, their tensors are empty.
+    """Moves an optimizer's states to the host and back; meanwhile their tensors have no memory.
 
-    During forward and backward, when activations take most of the device's memory, the states take none of it. The
-    price is one copy of the states in each direction an update. On a CPU, nothing is gained.
+    The states take no device memory during forward and backward, when activations take most of it. The price is a copy
+    of the states in each direction per update. On a CPU it gains nothing.
     """
 
     def __init__(self, optimizer: Any):
@@ -21,7 +21,7 @@ class Offload:
         self._on_host: list[tuple[paddle.Tensor, paddle.Tensor, Any]] = []
 
     def to_host(self) -> None:
-        """Copies the states to the host. Does nothing when they are there, or not made yet."""
+        """Copies the states to the host and frees them on the device; does nothing if they are there already."""
         if self._on_host:
             return
         for tensor in states(self.optimizer):
@@ -30,7 +30,7 @@ class Offload:
             tensor._clear_data()
 
     def to_device(self) -> None:
-        """Copies them back to their device. Does nothing when they are there."""
+        """Copies the states back to their device; does nothing if they are there already."""
         for tensor, host, place in self._on_host:
             (paddle.to_tensor(host, place=place) if place.is_gpu_place() else host)._share_buffer_to(tensor)
         self._on_host.clear()

@@ -51,7 +51,7 @@ class Zero:
             )
         self.parameters = [p for p in model.parameters() if id(p) in self._owner]
         for parameter in self.parameters:
-            placements.note(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
+            placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
         self._rounds = Rounds(self.group, 2 * len(self.parameters), self._serve)
         self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         self._ready: list[int] = []  # places of gradients that wait here for their owners

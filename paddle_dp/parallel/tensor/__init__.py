@@ -1,5 +1,5 @@
-"""The tensor axis: layers cut into columns and rows, and their loss over cut classes.
+"""The tensor axis: layers cut by columns or rows, and losses over cut classes.
 
-How a model says what is cut stands in its `cuts` table and in `part.annotation`. Exchange between the layers is fleet's
-own, on CPUs through `paddle_dp.gloo`.
+A model's `cuts` table (see `part.annotation`) says what is cut. The layers' exchange is fleet's own, on CPUs replaced
+by `paddle_dp.gloo`.
 """

@@ -1,7 +1,7 @@
-"""Replaces layers of a plain model by fleet's tensor-parallel ones, as the `cuts` tables of its layers say.
+"""Replaces layers of a plain model by fleet's tensor-parallel ones, according to the `cuts` tables of its layers.
 
-Every rank first builds the whole model from one seed, and then keeps its shards: the same initial weights as one
-process, under the same names.
+Every rank first builds the whole model from one seed and then keeps its shards: the initial weights and their names are
+those of one process.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
-from paddle_dp.part.annotation import attention_methods_of, cuts_of
+from paddle_dp.part.annotation import attention_methods_of, cut_entries
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
 
 
 class CopyToTensorParallel(nn.Layer):
-    """A layer whose outputs are cut: its input is the same on all ranks, so the input's gradients add up."""
+    """A layer whose outputs are cut: its input is the same on all ranks, and the input's gradients are all-reduced."""
 
     def __init__(self, layer: nn.Layer, group: Group):
         super().__init__()
         self.group = group
         for name, parameter in layer.named_parameters(include_sublayers=False):
             self.add_parameter(name, parameter)
-        self._layer = [layer]  # in a list: its parameters are already here, under their own names
+        self._layer = [
+            layer
+        ]  # in a list, so that it is no sublayer: its parameters are registered here already
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         from paddle.distributed.fleet.layers.mpu import mp_ops
@@ -46,8 +48,8 @@ class CopyToTensorParallel(nn.Layer):
 class TensorParallelizer:
     """Shards layers for one rank of the tensor axis; a parameter that two layers share is sharded once.
 
-    Which shards lie here is written into `placements`. `cuts_classes` says, after the cut, whether the model's scores
-    hold some of the classes only.
+    The shards are recorded in `placements`. After the cut, `cuts_classes` says whether each rank's scores hold only
+    some of the classes.
     """
 
     kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, CopyToTensorParallel)
@@ -66,34 +68,32 @@ class TensorParallelizer:
         return model
 
     def replace(self, model: nn.Layer, within: frozenset[int] | None = None) -> bool:
-        """Replaces what tables of a model's layers name; whether there was any. Attention draws the
-        masks of its heads. `within`: only what is among these layers (`layers_in`)."""
+        """Replaces what the `cuts` tables of a model's layers name, and returns whether there was anything.
+
+        Attention of cut heads draws these heads' masks. `within`: only entries of these layers (`layers_in`).
+        """
         replaced = False
         for parent in model.sublayers(include_self=True):
-            heads = False
-            for name, way in cuts_of(parent).items():
-                whole = getattr(parent, name)
-                placed = parent if isinstance(whole, int) else whole
+            cuts_heads = False
+            for cut in cut_entries(parent):
+                placed = parent if isinstance(cut.value, int) else cut.value
                 if within is None or id(placed) in within:
-                    setattr(parent, name, WAYS[way](self, whole))
-                    replaced, heads = True, heads or way == "heads"
-            if heads:
-                draw_slice(parent, "heads", self.group, *_attends(parent))
+                    setattr(parent, cut.name, WAYS[cut.way](self, cut.value))
+                    replaced, cuts_heads = True, cuts_heads or cut.way == "heads"
+            if cuts_heads:
+                draw_slice(parent, "heads", self.group, *_attention_methods(parent))
         return replaced
 
-    def columns(self, whole: Any) -> Any:
-        """Each rank holds some of the outputs; a dropout that follows on them draws its part of the masks.
-
-        Of a whole number, which counts what is cut (`num_heads`), the part that lives here. Raises UsageError where
-        the ranks do not divide it.
-        """
+    def colwise(self, whole: Any) -> Any:
+        """Each rank holds some of a linear's outputs. A dropout on them draws this rank's slice of the masks. A number
+        (`num_heads`) becomes this rank's share. Raises UsageError where the ranks do not divide the size."""
         if isinstance(whole, int):
-            self._divides(whole, "heads")
+            self._check_divides(whole, "heads")
             return whole // self.group.nranks
         if isinstance(whole, DROPOUTS):
             draw_slice(whole, "colwise", self.group, "forward")
             return whole
-        self._divides(whole.weight.shape[1], "outputs")
+        self._check_divides(whole.weight.shape[1], "outputs")
         with default_dtype(whole.weight.dtype):
             layer = self.kinds[0](
                 whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
@@ -104,9 +104,9 @@ class TensorParallelizer:
             self._take(layer, "bias", whole.bias, 0)
         return layer
 
-    def rows(self, whole: nn.Linear) -> nn.Layer:
-        """Each rank holds the terms of some of the inputs; the terms add up over the axis."""
-        self._divides(whole.weight.shape[0], "inputs")
+    def rowwise(self, whole: nn.Linear) -> nn.Layer:
+        """Each rank holds the weights of some inputs; the ranks' products are summed over the axis."""
+        self._check_divides(whole.weight.shape[0], "inputs")
         with default_dtype(whole.weight.dtype):
             layer = self.kinds[1](
                 whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None,
@@ -117,14 +117,14 @@ class TensorParallelizer:
             layer.bias = whole.bias
         return layer
 
-    def vocabulary(self, whole: nn.Layer) -> nn.Layer:
-        """Each rank holds some words: of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
+    def vocab(self, whole: nn.Layer) -> nn.Layer:
+        """Each rank holds some tokens of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(whole, nn.Embedding):
-            self._divides(whole.weight.shape[0], "words")
+            self._check_divides(whole.weight.shape[0], "words")
             if whole._padding_idx is not None:
                 raise UsageError(
-                    "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary: fleet's would learn "
-                    "from padding. Leave it whole, or set strategy.tensor=1."
+                    "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary, because fleet's "
+                    "updates the padding's row. Leave it whole, or set strategy.tensor=1."
                 )
             with default_dtype(whole.weight.dtype):
                 layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
@@ -137,19 +137,19 @@ class TensorParallelizer:
         return self.kinds[2](whole, self.group)
 
     def classes(self, whole: nn.Layer) -> nn.Layer:
-        """Each rank holds some classes: the last dim of every parameter of the layer that gives the scores."""
+        """Each rank holds some classes: a slice along the last dim of every parameter of the layer."""
         self.cuts_classes = True
         if isinstance(whole, nn.Linear):
-            return self.columns(whole)
+            return self.colwise(whole)
         for name, parameter in list(whole.named_parameters(include_sublayers=False)):
-            self._divides(parameter.shape[-1], "classes")
+            self._check_divides(parameter.shape[-1], "classes")
             shape = [*parameter.shape[:-1], parameter.shape[-1] // self.group.nranks]
             setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))
             self._take(whole, name, parameter, parameter.ndim - 1)
         return self.kinds[2](whole, self.group)
 
-    def _divides(self, size: int, what: str) -> None:
-        """Raises UsageError unless every rank gets as much."""
+    def _check_divides(self, size: int, what: str) -> None:
+        """Raises UsageError unless the number of ranks divides `size`."""
         if size % self.group.nranks:
             raise UsageError(
                 f"strategy.tensor: {self.group.nranks} ranks do not divide the {size} {what} of a layer that is cut. "
@@ -162,7 +162,7 @@ class TensorParallelizer:
         with paddle.no_grad():
             part.set_value(shard.of(whole))
         part.name, part.is_distributed = whole.name, True
-        self.placements.note(part, shard=shard)
+        self.placements.record(part, shard=shard)
         part.stop_gradient = whole.stop_gradient
         part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
         part.need_clip = whole.need_clip
@@ -170,19 +170,19 @@ class TensorParallelizer:
 
 
 def layers_in(block: nn.Layer) -> frozenset[int]:
-    """A block and all layers inside it, for `TensorParallelizer.replace`."""
+    """A block and all layers inside it, by id(), for `TensorParallelizer.replace`."""
     return frozenset(map(id, block.sublayers(include_self=True)))
 
 
-def _attends(layer: nn.Layer) -> tuple[str, ...]:
-    """The methods of a layer in which attention draws masks; all of Paddle's own attention is one."""
+def _attention_methods(layer: nn.Layer) -> tuple[str, ...]:
+    """The methods of a layer in which attention draws masks; for Paddle's own attention its forward."""
     return attention_methods_of(layer) or (("forward",) if isinstance(layer, nn.MultiHeadAttention) else ())
 
 
 WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
-    "colwise": TensorParallelizer.columns,
-    "heads": TensorParallelizer.columns,  # whole heads lie beside each other: their columns are a slice
-    "rowwise": TensorParallelizer.rows,
+    "colwise": TensorParallelizer.colwise,
+    "heads": TensorParallelizer.colwise,  # outputs are ordered by heads, so whole heads are a slice of columns
+    "rowwise": TensorParallelizer.rowwise,
     "classes": TensorParallelizer.classes,
-    "vocab": TensorParallelizer.vocabulary,
+    "vocab": TensorParallelizer.vocab,
 }

@@ -1,8 +1,8 @@
-"""Which random numbers are drawn for what a rank of the tensor axis holds a slice of.
+"""Random numbers for activations of which a rank of the tensor axis holds a slice.
 
-Dropout of a learner (`parallel.dropout`) drops what one process would drop there. All else that is drawn, and
-dropout under `train.dropout: own`, comes from the rank's own stream there (mesh.seed, fleet's tracker), and from the
-stream that all ranks share where they hold the same.
+Exact dropout (`parallel.dropout`) draws there this rank's slice of the mask that one process draws. Everything else,
+and dropout under `train.dropout: own`, draws from the rank's own stream (mesh.seed, fleet's tracker); activations that
+all ranks hold whole draw from the stream that they share.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from paddle_dp.parallel.wrapping import Method, wrap
 
 
 def draw_slice(layer: nn.Layer, kind: Kind, group: Group, *methods: str) -> None:
-    """Lets `methods` of a layer draw what is this rank's: there it holds a slice of this `kind` over tensor."""
+    """Makes `methods` of a layer draw for this rank's slice of the activations, which are cut as `kind` says."""
 
-    def drawing(function: Method) -> Method:
+    def for_slice(function: Method) -> Method:
         return within_slice(_in_own_stream(function), "tensor", kind, group.rank, group.nranks)
 
     for method in methods:
-        wrap(layer, method, "random numbers", drawing)
+        wrap(layer, method, "random numbers", for_slice)
 
 
 def _in_own_stream(function: Method) -> Method:

@@ -12,9 +12,9 @@ from paddle_dp.parallel.loss import Loss
 
 
 def vocab_parallel(loss: Loss, group: Group) -> Loss:
-    """The same loss of scores [n, …, classes / tp_size].
+    """The same loss for scores [n, …, classes / tp_size].
 
-    Raises UsageError for one that cannot be computed from parts.
+    Raises UsageError for a loss that cannot be computed from parts of the scores.
     """
     parallel = loss.parallel(VocabParallel(group))
     if parallel is None:
@@ -26,7 +26,7 @@ def vocab_parallel(loss: Loss, group: Group) -> Loss:
 
 
 class VocabParallel:
-    """What a loss asks of all classes, answered by the ranks of the tensor axis together. Each method is collective."""
+    """Operations over all classes, computed by the ranks of the tensor axis together. Each method is collective."""
 
     def __init__(self, group: Group):
         self.group = group
@@ -36,10 +36,10 @@ class VocabParallel:
         return self.group.rank * width, self.group.nranks * width
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """The sum of -log softmax(scores) at the class `numbers` [...] but the `ignored`; NaN for no class."""
+        """The sum of -log softmax(scores) at the class `numbers` [...] except `ignored`; NaN if one is no class."""
         parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=self.group, ignore_index=ignored)
         losses = parallel(scores, numbers.unsqueeze(-1)).squeeze(-1)
-        # Fleet's takes the score of a class that nobody holds for 0; one process raises an error.
+        # Fleet's loss takes 0 as the score of a number that is no class; one process raises an error.
         known = (numbers >= 0).logical_and(numbers < self.local_range(scores.shape[-1])[1])
         known = known.logical_or(numbers == ignored)
         return paddle.where(known, losses, paddle.full_like(losses, float("nan"))).sum()
@@ -50,14 +50,14 @@ class VocabParallel:
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
         """The number of the highest score [...], the first of equals."""
-        mine = scores.argmax(-1, keepdim=True)
-        candidates, numbers = self._candidates(scores, mine)
+        local = scores.argmax(-1, keepdim=True)
+        candidates, numbers = self._candidates(scores, local)
         return self._pick(numbers, candidates.argmax(-1, keepdim=True)).squeeze(-1)
 
     def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
         """The numbers of the k highest scores [..., k]: the k highest of each rank's k highest."""
-        mine = scores.topk(min(k, scores.shape[-1]), axis=-1)[1]
-        candidates, numbers = self._candidates(scores, mine)
+        local = scores.topk(min(k, scores.shape[-1]), axis=-1)[1]
+        candidates, numbers = self._candidates(scores, local)
         return self._pick(numbers, candidates.topk(k, axis=-1)[1])
 
     def _candidates(

@@ -54,5 +54,5 @@ def test_a_dropout_between_cut_layers_that_the_table_forgot_is_said():
     table = {"up": "colwise", "down": "rowwise"}
     for said, forgot in run_ranks(differences, 2, [table | {"drop": "colwise"}, table]):
         assert said == []
-        assert len(forgot) == 1 and forgot[0].startswith("drop (Dropout) drops by one mask"), forgot
+        assert len(forgot) == 1 and forgot[0].startswith("drop (Dropout) drops by the same mask"), forgot
         assert "the tensor axis: nothing says" in forgot[0]

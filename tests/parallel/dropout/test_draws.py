@@ -72,7 +72,7 @@ def test_other_draws_are_named_once_and_no_more_watched():
     trained(one)
     (said,) = one.random_differences()
     assert said.startswith(
-        "act (RReLU) and 1 more draw NumPy's and Paddle's random numbers, others on another number"
+        "act (RReLU) and 1 more draw from NumPy's and Paddle's generator, which differs on another number"
     )
     one.model.how = "rrelu numpy python"
     trained(one)
@@ -109,7 +109,7 @@ def test_own_dropout_is_a_difference():
     one = learner(dropout="own")
     trained(one)
     (said,) = one.random_differences()
-    assert said.startswith("drop (Dropout) draws random numbers of each rank's own; train.dropout=exact")
+    assert said.startswith("drop (Dropout) draws other random numbers on each rank; train.dropout=exact")
 
 
 def test_another_word_is_refused():

@@ -25,7 +25,7 @@ def standardized(p, n, rest, **which):
 def test_int32_operations_of_paddle_give_the_bits_of_numpy(p, shape):
     held = tuple((size // 3, size) for size in shape)
     numpy = masks.dropped(keys(3, 40), masks.positions(shape, held), p)
-    assert (masks.dropped_there(keys(3, 40), shape, held, p, paddle.CPUPlace()).numpy() == numpy).all()
+    assert (masks.dropped_on_device(keys(3, 40), shape, held, p, paddle.CPUPlace()).numpy() == numpy).all()
 
 
 def test_the_bits_do_not_change_between_versions():

@@ -37,10 +37,10 @@ def tied_counted_per_stage() -> AbstractContextManager[None]:
         def each(self: Any) -> Any:
             tied = [p for p in self.trainable if not self.placements.of(p).first_copy]
             for parameter in tied:
-                self.placements.note(parameter, first_copy=True)
+                self.placements.record(parameter, first_copy=True)
             found = norm(self)
             for parameter in tied:
-                self.placements.note(parameter, first_copy=False)
+                self.placements.record(parameter, first_copy=False)
             return found
 
         return each

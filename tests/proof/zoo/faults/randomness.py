@@ -44,11 +44,11 @@ def other_masks_again() -> AbstractContextManager[None]:
 
     install()
     place = "paddle.distributed.fleet.recompute.recompute:custom_state_manager.custom_set_state_func"
-    return replaced(place, lambda put_back: lambda kept: None)
+    return replaced(place, lambda restore: lambda saved: None)
 
 
 def the_first_slice_of_masks() -> AbstractContextManager[None]:
-    """Every seat drops what the first seat drops."""
+    """Every rank drops what the first rank drops."""
 
     def make(held: Callable[..., Any]) -> Callable[..., Any]:
         def first(self: Any, shape: tuple[int, ...]) -> Any:

@@ -13,7 +13,6 @@ from tests.proof.zoo.patching import last, ranks, replaced
 
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 MPU = "paddle.distributed.fleet.layers.mpu.mp_layers"
-PARALLELIZER = "paddle_dp.parallel.tensor.layers:TensorParallelizer"
 
 
 def rows_not_added_up() -> AbstractContextManager[None]:
