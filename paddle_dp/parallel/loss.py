@@ -91,7 +91,7 @@ class WrappedLoss(Loss):
         total, count = total_and_count(result, samples)
         if self.counted == "samples" and count != samples:
             raise LossError(
-                f"the loss {self.name} has counts_samples = True, but returns a count of {number(count):g} for {samples} "
+                f"the loss {self.name} has counts_samples = True, but counts {number(count):g} in {samples} "
                 "samples: remove counts_samples, and the ranks will sum the counts that it returns."
             )
         return total, count

@@ -13,7 +13,7 @@ it, instead of the axes of the mesh:
 | the update (ZeRO)                                | `owner`, `is_updated_at`, `is_stored_at`                 |
 
 While a model is placed, each axis records its part in the `Placements` that the learner is built with: tensor.layers
-the slices, pipeline.stages the copies of tied weights, sharding.zero the owners. A tensor without a record is replicated
+the slices, pipeline.stages the copies of tied weights, sharding.zero the owners. A tensor without a record is whole
 on every rank that has it. An axis that places tensors in a new way adds a field here.
 
 A gradient or an optimizer state is placed as its parameter is; one of another shape (a step count) is not sliced, but

@@ -124,7 +124,7 @@ def _with_gradient(output: Any) -> Any:
         return output
     if not _floats(output):
         raise UsageError(
-            f"strategy.pipeline: a stage ends with an output of {output.dtype}, which has no gradient. Let it end after "
+            f"strategy.pipeline: a stage ends with an output of {output.dtype}, which has no gradient. End it after "
             "a later block: set strategy.partition."
         )
     output = output.detach()
