@@ -1,8 +1,8 @@
-"""Gradients that this rank's samples did not give, where those of another rank may have: experts that a gate left out.
+"""Parameters without a gradient on some ranks, such as experts that a gate did not choose for these ranks' samples.
 
-One process sees the samples of all ranks. A parameter that any of them uses has their gradient there; one that none of
-them uses has none, and the optimizer leaves it as it is: no momentum moves it, no decay. So what one rank lacks counts
-as zeros, and what all lack stays absent.
+One process sees the samples of all ranks: a parameter that any of them uses has a gradient, and one that none of them
+uses has none, so that the optimizer does not change it, not even by momentum or decay. Therefore a gradient that only
+some ranks lack is zeros there, and one that all ranks lack stays absent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Named = Iterable[tuple[str, paddle.Tensor]]
 
 
 class AbsentGradients:
-    """What ranks tell each other about gradients: one small all-reduce an update, which only a rank that lacks one
-    reads from the device."""
+    """Exchanges which gradients there are: one small all-reduce per update, which only a rank that lacks one reads from
+    the device."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
@@ -28,24 +28,25 @@ class AbsentGradients:
 
     @contextmanager
     def as_zeros(self, named: Named) -> Iterator[None]:
-        """Inside, each of these parameters has a gradient to exchange; behind it, those do that any rank had one for.
+        """Inside, each of these parameters has a gradient, zeros if need be; afterwards, only those keep one of which
+        some rank had one.
 
-        A name means the same parameter, or a slice of it, on every rank; a rank names those that it has. Collective.
+        `named`: this rank's parameters; a name means the same parameter, or a slice of it, on every rank. Collective.
         """
         named = list(named)
         if not self._places:
-            told = self._mesh.gather([name for name, _ in named])
-            names = dict.fromkeys(name for names in told for name in names)
+            of_ranks = self._mesh.gather([name for name, _ in named])
+            names = dict.fromkeys(name for names in of_ranks for name in names)
             self._places = {name: place for place, name in enumerate(names)}
         flags = np.zeros(len(self._places), "int32")
         flags[[self._places[name] for name, p in named if p.grad is not None]] = 1
-        here = self._mesh.sum_tensor(paddle.to_tensor(flags))
+        sums = self._mesh.sum_tensor(paddle.to_tensor(flags))
         absent = [(self._places[name], p) for name, p in named if p.grad is None]
         for _, parameter in absent:
             parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)
         yield
         if absent:
-            ranks = here.numpy()
+            ranks_with_gradient = sums.numpy()
             for place, parameter in absent:
-                if not ranks[place] and parameter.grad is not None:
+                if not ranks_with_gradient[place] and parameter.grad is not None:
                     parameter.clear_gradient(False)

@@ -1,4 +1,4 @@
-"""Data parallelism whose gradients are all-reduced behind backward, and not beside it."""
+"""Data parallelism that all-reduces gradients after backward instead of during it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paddle_dp.parallel.learner import Learner
 
 
 class LearnerWithDelayedAllReduce(Learner):
-    """A learner whose gradients are all-reduced once, after the last backward of a batch; what a rank lacks is zeros.
+    """A learner whose gradients are all-reduced once, after the last backward of a batch; missing ones are zeros.
 
-    Two things need it, since paddle.DataParallel exchanges gradients while backward runs (3.3.1): a backward inside a
-    backward (recompute), whose parameters it takes for used twice, «parameter … has been ready before»; and gradients
-    that are absent. Its own find_unused_parameters looks at the last micro-batch only: what an earlier one used on one
-    rank is updated on that rank alone.
+    paddle.DataParallel exchanges gradients while backward runs (3.3.1), which fails in two cases: under recompute it
+    takes the parameters of a backward inside a backward as used twice («parameter … has been ready before»); and with
+    absent gradients its find_unused_parameters looks at the last micro-batch only, so that a parameter which an earlier
+    one used on one rank is updated on that rank alone.
     """
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:

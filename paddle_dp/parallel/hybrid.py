@@ -1,4 +1,4 @@
-"""Learners that all-reduce gradients over fleet's process groups: data, sequence, tensor; stages in `pipeline`."""
+"""A learner that all-reduces gradients over fleet's process groups: data, sequence, tensor; `pipeline` adds stages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from paddle_dp.parallel.sharding.zero import Zero
 
 @dataclass(kw_only=True)
 class HybridLearner(Learner):
-    """Fleet's layers and groups, and an update of our own: exchange, one norm over the whole model, clip, step.
+    """Fleet's layers and groups with its own update: exchange, one norm over the whole model, clip, step.
 
-    Not fleet's HybridParallelOptimizer, which exchanges, clips in place and steps at once, so that nobody can say what
-    the gradient norm was. `clips` are the optimizer's by a global norm, taken over because its norm would be a part's.
+    Not fleet's HybridParallelOptimizer, which exchanges, clips and steps at once, so that the gradient norm cannot be
+    read. `clips` are the optimizer's global-norm clips, taken over because the optimizer sees only this rank's part.
     """
 
     hcg: HCG
@@ -67,7 +67,7 @@ class HybridLearner(Learner):
             for clip, norm in zip(self.clips, norms, strict=True):
                 factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
                 gradients.scale(clip.parameters, factor)
-        if parameters_of(self.optimizer):  # a stage may have none of them, and Paddle's asks for the first
+        if parameters_of(self.optimizer):  # a stage may have none, and Paddle's step reads the first
             with self.optimizer_states_on_device():
                 self.optimizer.step()
         if self.zero is not None:
@@ -78,25 +78,27 @@ class HybridLearner(Learner):
         return self._norms_over([self.trainable])[0]
 
     def _norms_over(self, lists: Sequence[Sequence[paddle.Tensor]]) -> paddle.Tensor:
-        """The 2-norm over the gradients of each list, of which this rank holds a part, [lists]: each gradient counts
-        once, where its parameter's main replica is. Collective, once for all lists."""
+        """The 2-norm over the whole model's gradients of each list, [lists]; each gradient counts once, at its
+        parameter's main replica. One exchange for all lists. Collective."""
         at = self.mesh.coords
-        mine = [[p for p in some if self.placements.of(p).is_main_replica(at)] for some in lists]
-        # In float64 everywhere: a rank that counts nothing has no gradient to take the type from.
-        squares = [gradients.global_norm(some).astype("float64").square() for some in mine]
+        counted = [
+            [p for p in parameters if self.placements.of(p).is_main_replica(at)] for parameters in lists
+        ]
+        # Float64 on every rank: one that counts nothing has no gradient from which to take the dtype.
+        squares = [gradients.global_norm(parameters).astype("float64").square() for parameters in counted]
         return self.mesh.sum_tensor(paddle.stack(squares)).sqrt()
 
     def predict(self, inputs: Any) -> Any:
-        with self._served():
+        with self._serving_others():
             return super().predict(inputs)
 
     def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
-        with self._served():
+        with self._serving_others():
             return super()._forward_again(micro_batch)
 
     @contextmanager
-    def _served(self) -> Iterator[None]:
-        """Around a forward alone: behind it, this rank serves those that still need parameters."""
+    def _serving_others(self) -> Iterator[None]:
+        """Around a forward without backward: under ZeRO-3, then joins the rounds of ranks that still run."""
         try:
             yield
         finally:

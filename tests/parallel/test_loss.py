@@ -217,17 +217,17 @@ def test_a_sum_of_low_precision_is_added_up_in_float32() -> None:
     ("result", "said"),
     [
         (paddle.to_tensor(1.0), "reduction='none'"),
-        (3.0, "float, which does not say"),
-        ((paddle.ones([4]), 4), r"a total of shape \[4\]: it has to be the sum"),
+        (3.0, "float, without its count"),
+        ((paddle.ones([4]), 4), r"a total of shape \[4\]: the total must be the sum"),
         ((paddle.ones([]), paddle.ones([4])), r"a count of shape \[4\]"),
     ],
 )
-def test_what_does_not_say_what_it_is_over_is_refused(result: Any, said: str) -> None:
+def test_a_result_without_a_count_is_refused(result: Any, said: str) -> None:
     with pytest.raises(LossError, match=said):
         total_and_count(result, 4)
 
 
-def test_a_promise_about_the_count_is_held_against_what_is_returned() -> None:
+def test_counts_samples_is_checked_against_the_returned_count() -> None:
     class Promising:
         counts_samples = True
 
@@ -236,7 +236,7 @@ def test_a_promise_about_the_count_is_held_against_what_is_returned() -> None:
 
     loss = as_loss(Promising())
     assert loss.counted == "samples" and loss(paddle.ones([3]), paddle.ones([3]))[1] == 3
-    with pytest.raises(LossError, match="counts 12 things in 3 samples: leave counts_samples out"):
+    with pytest.raises(LossError, match="counts 12 in 3 samples: remove counts_samples"):
         loss(paddle.ones([3]), paddle.ones([3, 4]))
 
 

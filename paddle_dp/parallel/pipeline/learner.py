@@ -97,7 +97,7 @@ class PipelineLearner(HybridLearner):
         assert self._tried is not None
         engine: Engine = self.parallel_model
         scope = self._draws.scope(self._tried, micro_batch)
-        with self._served(), scope, self.mixed.context(), paddle.no_grad():
+        with self._serving_others(), scope, self.mixed.context(), paddle.no_grad():
             outputs = engine.predict(micro_batch.inputs)
             return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)
 
@@ -153,7 +153,7 @@ class PipelineLearner(HybridLearner):
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
         engine: Engine = self.parallel_model
-        with self._served(), paddle.no_grad(), self.mixed.context():
+        with self._serving_others(), paddle.no_grad(), self.mixed.context():
             return engine.predict(inputs)
 
     def elements(self) -> list[tuple[int, nn.Layer]]:

@@ -1,7 +1,7 @@
-"""Collectives that the ranks of a group need at different moments, or only some of them need.
+"""Collectives that only some ranks of a group need, or that they need at different moments.
 
-A broadcast or a reduce wants all ranks at once, and in one order. Which layers a rank computes may depend on its
-samples, though, where a gate chooses among experts; and so does the order in which its gradients are ready.
+A broadcast or a reduce needs all ranks at the same time and in the same order. But which layers a rank runs, and in
+which order its gradients are computed, may depend on its samples, for example where a gate chooses among experts.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from paddle_dp.parallel.hcg import Group
 
 
 class Rounds:
-    """Ranks agree on what comes next: who needs something begins a round, and waits there for the others.
+    """Lets the ranks of a group agree on the next collectives.
 
-    In a round each rank says which of `size` things it needs, all together serve whatever any of them does, in one
-    order, by `serve(places)`; and each goes on. Where all compute the same layers, all need the same at the same time.
-    A rank that needs nothing more goes on serving in `finish` until nobody does. The price is one all-reduce of a few
-    bytes a round, which is read from the device.
+    A rank that needs some of `size` things begins a round and waits there for the others. In a round each rank names
+    what it needs, and all ranks call `serve(places)` with everything that any of them needs, in the same order. Ranks
+    that run the same layers need the same things in the same round. A rank that needs nothing more stays in `finish`,
+    and serves the others, until all are done. The price is one all-reduce of a few bytes per round, which is read from
+    the device.
     """
 
     def __init__(self, group: Group, size: int, serve: Callable[[Sequence[int]], None]):
         self._group, self._size, self._serve = group, size, serve
 
-    def begin(self, wanted: Iterable[int]) -> None:
-        """One round, for what this rank wants. Collective, with any other round."""
-        self._round(wanted, done=False)
+    def begin(self, needed: Iterable[int]) -> None:
+        """One round, for what this rank needs. Collective: matches any round of the other ranks."""
+        self._round(needed, done=False)
 
-    def finish(self, wanted: Iterable[int] = ()) -> None:
-        """Returns when no rank wants anything more. Collective."""
-        while not self._round(wanted, done=True):
-            wanted = ()
+    def finish(self, needed: Iterable[int] = ()) -> None:
+        """Returns when no rank needs anything more. Collective."""
+        while not self._round(needed, done=True):
+            needed = ()
 
     @paddle.no_grad()
-    def _round(self, wanted: Iterable[int], done: bool) -> bool:
-        """Whether this was the last round of all ranks."""
+    def _round(self, needed: Iterable[int], done: bool) -> bool:
+        """One round; returns whether all ranks are done."""
         flags = np.zeros(self._size + 1, "int32")
-        flags[list(wanted)] = 1
+        flags[list(needed)] = 1
         flags[-1] = done
-        told = paddle.to_tensor(flags)
-        dist.all_reduce(told, group=self._group)
-        *by, finished = told.tolist()
-        self._serve([place for place, ranks in enumerate(by) if ranks])
+        sums = paddle.to_tensor(flags)
+        dist.all_reduce(sums, group=self._group)
+        *counts, finished = sums.tolist()
+        self._serve([place for place, ranks in enumerate(counts) if ranks])
         return bool(finished == self._group.nranks)

@@ -17,11 +17,11 @@ class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
     A layer's forward, and again its backward, begin with a broadcast of its own parameters. They are released after
-    the forward of the last layer that uses them, and once their gradient is there. A rank that does not run the layer
-    takes part in the broadcast nevertheless: `ask` begins a round (`Rounds`) for parameters that this rank needs, in
-    which all ranks call `broadcast` for each. Autograd keeps a parameter itself, not its values: those that are
-    gathered before the backward are the ones it reads. (`_clear_data` and `_share_buffer_to`, by which fleet's
-    GroupShardedStage3 does the same, are private to Paddle.)
+    the forward of the last layer that uses them, and after their gradient is computed. A rank that does not run the
+    layer takes part in the broadcast nevertheless: `request` begins a round (`Rounds`) for parameters that this rank
+    needs, in which all ranks call `broadcast` for each. Autograd keeps a reference to the parameter, not to its values,
+    so it reads those that are gathered before the backward. (`_clear_data` and `_share_buffer_to` are private to
+    Paddle; fleet's GroupShardedStage3 uses them in the same way.)
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class Stage3:
         group: Group,
         parameters: Sequence[paddle.Tensor],
         owner: Callable[[paddle.Tensor], int],
-        ask: Callable[[Sequence[paddle.Tensor]], None],
+        request: Callable[[Sequence[paddle.Tensor]], None],
     ):
         self.group, self._managed, self._owner = group, {id(parameter) for parameter in parameters}, owner
-        self._ask, self._parameters = ask, parameters
-        # Those that this rank has asked for. The owner asks, too, though its own are never empty: where ranks run the
-        # same layers, they begin the same rounds.
+        self._request, self._parameters = request, parameters
+        # What this rank has requested. The owner requests its own parameters, too, although they are never empty: ranks
+        # that run the same layers then begin the same rounds.
         self._gathered: set[int] = set()
-        self._coming: set[int] = set()  # those of them that the round which begins will bring
+        self._requested: set[int] = set()  # those in the round that begins now
         self._users: dict[int, int] = {}
         for layer in model.sublayers(include_self=True):
             own = [p for p in layer.parameters(include_sublayers=False) if id(p) in self._managed]
@@ -48,7 +48,7 @@ class Stage3:
 
     def _hook(self, layer: nn.Layer, own: list[paddle.Tensor]) -> None:
         hook = layer.register_forward_pre_hook(partial(self._before, own))
-        # First of all hooks: those of low precision (rounding.py) read the weights.
+        # Before all other hooks: those of emulated low precision read the weights.
         layer._forward_pre_hooks.move_to_end(hook._hook_id, last=False)
         layer.register_forward_post_hook(partial(self._after, own))
 
@@ -67,25 +67,25 @@ class Stage3:
                 output.register_hook(partial(self._backward, own))
 
     def _backward(self, own: list[paddle.Tensor], gradient: paddle.Tensor) -> None:
-        """Runs when the gradient of a layer's output is there, before the layer's own are computed."""
+        """Runs when the gradient of a layer's output is computed, before the layer's own gradients are."""
         self._gather(own)
 
     def _gather(self, own: list[paddle.Tensor]) -> None:
         missing = [parameter for parameter in own if id(parameter) not in self._gathered]
         if missing:
-            self._coming = {id(parameter) for parameter in missing}
-            self._gathered |= self._coming
-            self._ask(missing)
-            self._coming = set()
+            self._requested = {id(parameter) for parameter in missing}
+            self._gathered |= self._requested
+            self._request(missing)
+            self._requested = set()
 
     @paddle.no_grad()
     def broadcast(self, parameter: paddle.Tensor) -> None:
-        """Sends the owner's values to the ranks that have asked for them; the others forget them. Collective."""
+        """Broadcasts the owner's values; only ranks that have requested them keep them. Collective."""
         owner = self._owner(parameter)
-        mine = owner == self.group.rank
-        whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
+        is_owner = owner == self.group.rank
+        whole = parameter if is_owner else paddle.empty(parameter.shape, parameter.dtype)
         dist.broadcast(whole, self.group.ranks[owner], self.group)
-        if not mine and id(parameter) in self._coming:
+        if not is_owner and id(parameter) in self._requested:
             whole._share_buffer_to(parameter)
 
     def release(self, parameter: paddle.Tensor) -> None:
@@ -95,7 +95,7 @@ class Stage3:
             self._empty(parameter)
 
     def release_all(self) -> None:
-        """After a forward or a backward: frees what got no gradient."""
+        """After a forward or a backward: frees the parameters that are still gathered."""
         for parameter in self._parameters:
             self.release(parameter)
 

@@ -1,8 +1,8 @@
-"""Sharding: along one axis of ranks that read different samples, each parameter's update has one owner.
+"""ZeRO sharding: each parameter is updated by one owner, a rank of an axis whose ranks read different samples.
 
-ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps the optimizer's states with the owner only, stage 2 the
-gradients too, stage 3 the parameters too. Who owns what is fleet's decision, and so are the groups; why stages 2 and 3
-are not fleet's own, docs/decisions/0008 says.
+ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps the optimizer's states on the owner only, stage 2 the
+gradients too, stage 3 the parameters too. Fleet assigns the owners and makes the groups; docs/decisions/0008 explains
+why stages 2 and 3 are not fleet's own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from paddle_dp.parallel.sharding.stage3 import Stage3
 
 
 class Zero:
-    """Deals a placed model's parameters to the ranks of the sharding axis, whole, and keeps their updates there.
+    """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
-    Every trainable parameter gets an owner, a rank of the axis, which is written into `placements`; from now on
-    `optimizer` knows only those that are this rank's. Collective. Raises UsageError where a rank would own nothing.
+    The owner of every trainable parameter is recorded in `placements`; `optimizer` then has only this rank's own.
+    Collective. Raises UsageError where a rank would own nothing.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Zero:
         offload: bool = False,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
-        # Of fleet's own sharding optimizer, the dealing: its step refuses a parameter with a regularizer.
-        dealt = DygraphShardingOptimizer(optimizer, hcg)._rank2params
-        self._owner = {id(p): owner for owner, parameters in dealt.items() for p in parameters}
-        if not all(dealt.values()):
+        # Only the assignment is fleet's: the step of its sharding optimizer refuses a parameter with a regularizer.
+        assigned = DygraphShardingOptimizer(optimizer, hcg)._rank2params
+        self._owner = {id(p): owner for owner, parameters in assigned.items() for p in parameters}
+        if not all(assigned.values()):
             raise UsageError(
                 f"strategy.sharding={self.group.nranks}, but there are only {len(self._owner)} parameters: some ranks "
                 "would own none. Set a smaller strategy.sharding or strategy.pipeline."
@@ -54,16 +54,14 @@ class Zero:
             placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
         self._rounds = Rounds(self.group, 2 * len(self.parameters), self._serve)
         self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
-        self._ready: list[int] = []  # places of gradients that wait here for their owners
-        self._waiting = (
-            0  # bytes of gradients since the last round, this rank's own among them: as many on all ranks
-        )
-        self._most = max(map(_bytes, self.parameters)) // 2
+        self._pending: list[int] = []  # places of this rank's gradients that are to be sent to their owners
+        self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
+        self._round_bytes = max(map(_bytes, self.parameters)) // 2
         if stage >= 2:
             for parameter in self.parameters:
-                parameter._register_backward_hook(partial(self._meet, parameter))
+                parameter._register_backward_hook(partial(self._after_gradient, parameter))
         self.stage3 = (
-            Stage3(model, self.group, self.parameters, self.owner, self._ask) if stage == 3 else None
+            Stage3(model, self.group, self.parameters, self.owner, self._request) if stage == 3 else None
         )
         self.offload = Offload(optimizer) if offload else None
 
@@ -76,52 +74,52 @@ class Zero:
         return self.stage == 1 or self._owner.get(id(parameter), self.group.rank) == self.group.rank
 
     def finish(self) -> None:
-        """After the backwards of an update, and in stage 3 the forward of an evaluation, whatever layers this rank ran:
-        takes part in what other ranks still need, until nobody needs anything. Collective."""
+        """After the backwards of an update (in stage 3 also after the forward of an evaluation): takes part in rounds
+        until no rank needs another one. Collective, whatever layers each rank ran."""
         if self.stage >= 2:
-            self._rounds.finish(self._wanted())
+            self._rounds.finish(self._take_pending())
         if self.stage3 is not None:
             self.stage3.release_all()
 
     def exchange(self) -> None:
-        """Leaves each gradient summed over the axis with its owner, and nowhere else: in stage 1, where none has been
-        exchanged yet. Every parameter has one. Collective."""
+        """Stage 1: reduces each gradient to its owner; every parameter must have one. In stages 2 and 3 that is done
+        during backward. Collective."""
         if self.stage == 1:
             for parameter in self.parameters:
                 self._reduce(parameter)
 
     def share(self) -> None:
-        """After the owners' updates: gives everybody the new parameters; in stage 3 they stay with their owners."""
+        """After the owners' updates: broadcasts the new parameters; in stage 3 they stay with their owners."""
         if self.stage == 3:
             return
         with paddle.no_grad():
             for parameter in self.parameters:
                 dist.broadcast(parameter, self.group.ranks[self.owner(parameter)], self.group)
 
-    def _meet(self, parameter: paddle.Tensor, *_: Any) -> None:
-        """Stages 2 and 3, at every backward: a gradient is there, and does not stay unless it is this rank's.
+    def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
+        """Stages 2 and 3, when backward has computed a gradient: queues it unless this rank owns it.
 
-        Some wait for each other, half the largest parameter's size at most, so that rounds are few.
+        A round begins once the gradients of half the largest parameter's size are there, so that rounds are few.
         """
         if parameter.grad is None:
             return
         if not self.keeps_gradient(parameter):
-            self._ready.append(self._places[id(parameter)])
+            self._pending.append(self._places[id(parameter)])
         if self.stage3 is not None:
             self.stage3.release(parameter)
-        self._waiting += _bytes(parameter)
-        if self._waiting >= self._most:
-            self._rounds.begin(self._wanted())
+        self._pending_bytes += _bytes(parameter)
+        if self._pending_bytes >= self._round_bytes:
+            self._rounds.begin(self._take_pending())
 
-    def _ask(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """A round for the values of parameters, in which gradients that wait go to their owners, too."""
+    def _request(self, parameters: Sequence[paddle.Tensor]) -> None:
+        """Begins a round for the values of parameters; it takes the pending gradients, too."""
         values = [len(self.parameters) + self._places[id(parameter)] for parameter in parameters]
-        self._rounds.begin([*self._wanted(), *values])
+        self._rounds.begin([*self._take_pending(), *values])
 
-    def _wanted(self) -> list[int]:
-        """The gradients that wait here, which wait no more: the round that begins takes them."""
-        wanted, self._ready, self._waiting = self._ready, [], 0
-        return wanted
+    def _take_pending(self) -> list[int]:
+        """The places of the pending gradients, which are pending no more."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        return pending
 
     def _serve(self, places: Sequence[int]) -> None:
         for place in places:
@@ -132,9 +130,9 @@ class Zero:
 
     @paddle.no_grad()
     def _reduce(self, parameter: paddle.Tensor) -> None:
-        """Adds a gradient up at its owner and frees it elsewhere; a rank that has none adds nothing.
+        """Sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros.
 
-        In stages 2 and 3 the owner's sums earlier micro-batches, the others' have given theirs away.
+        In stages 2 and 3 the owner's gradient contains the earlier micro-batches; the others' were freed after each.
         """
         if parameter.grad is None:
             parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)

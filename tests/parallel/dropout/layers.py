@@ -27,7 +27,7 @@ class Block(_transformer.Block):
         return x + self.dropout(self.down(self.inner(F.gelu(self.up(self.norm2(x))))))
 
     def _attend(self, qkv):
-        q, k, v = qkv.reshape([0, 0, -1, 3 * self.head]).split(3, axis=-1)
+        q, k, v = qkv.reshape([0, 0, -1, 3 * self.head_width]).split(3, axis=-1)
         drops = {"dropout_p": 0.2, "training": self.training}
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **drops).flatten(2)
 

@@ -154,7 +154,7 @@ def test_a_second_forward_draws_what_the_first_drew_whatever_came_between():
 
 
 def test_a_paddle_that_lacks_a_place_is_refused_with_a_way_out(monkeypatch):
-    monkeypatch.setattr(places, "kept", {})
+    monkeypatch.setattr(places, "originals", {})
     monkeypatch.delattr(paddle._C_ops, "rnn")
     with pytest.raises(UsageError, match=r"no paddle._C_ops.rnn(.|\n)*train.dropout=own"):
         install()

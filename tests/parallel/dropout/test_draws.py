@@ -102,7 +102,7 @@ def test_rows_that_cannot_be_told_from_samples_are_a_difference(shape, clear):
 def test_the_loss_is_watched_too():
     one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
     trained(one)
-    assert one.random_differences()[0].startswith("the loss, or what is around the model draws Paddle's")
+    assert one.random_differences()[0].startswith("the loss, or what is around the model draws from Paddle's")
 
 
 def test_own_dropout_is_a_difference():
