@@ -1,10 +1,10 @@
-"""What forward keeps for backward of one micro-batch, under each word of `recompute`, counted in a run; as markdown.
+"""Measures the activations that forward keeps of one micro-batch, for each value of `recompute`; prints markdown.
 
     python tools/activation_memory.py configs/gpt_single.yaml
     python -m paddle.distributed.launch --nproc_per_node 2 tools/activation_memory.py configs/gpt_single.yaml \\
         strategy.use=hybrid strategy.tensor=2 strategy.sequence_parallel=true
 
-Weights are not counted, for they are there anyway. A pipeline's stages are not measured here.
+Weights are not counted. It does not measure the stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = os.getcwd()  # tools/ was there, and would hide packages that are named like its files
+sys.path[0] = os.getcwd()  # in place of tools/, whose files would hide packages of the same names
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 WORDS = ("none", "selective", "every 2 blocks", "full")
 
 
-def kept(learner: Any, micro_batch: Any) -> int:
-    """Bytes that autograd holds between forward and backward, each once."""
+def saved_bytes(learner: Any, micro_batch: Any) -> int:
+    """Bytes of the tensors that autograd saves for backward, each counted once."""
     import paddle
 
-    held: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
-    def keep(tensor: paddle.Tensor) -> paddle.Tensor:
-        held[tensor.data_ptr()] = tensor.size * tensor.element_size()
+    def count(tensor: paddle.Tensor) -> paddle.Tensor:
+        sizes[tensor.data_ptr()] = tensor.size * tensor.element_size()
         return tensor
 
-    with paddle.autograd.saved_tensors_hooks(keep, lambda tensor: tensor), learner.mixed.context():
+    with paddle.autograd.saved_tensors_hooks(count, lambda tensor: tensor), learner.mixed.context():
         learner.loss(learner.model(micro_batch.inputs), micro_batch.targets)
         for parameter in learner.model.parameters():
-            held.pop(parameter.data_ptr(), None)
-        return sum(held.values())
+            sizes.pop(parameter.data_ptr(), None)
+        return sum(sizes.values())
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     for word in WORDS:
         config = replace(strategy.config, recompute=Recompute.parse(word))
         learner = replace(strategy, config=config).place(task(recipe, 1, 1))
-        rows.append((word, max(strategy.mesh.gather(kept(learner, micro_batch)))))
+        rows.append((word, max(strategy.mesh.gather(saved_bytes(learner, micro_batch)))))
     if strategy.mesh.is_main:
         print("| recompute | kept by a rank for backward | |", "|---|---|---|", sep="\n")
         for word, count in rows:

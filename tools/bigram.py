@@ -1,4 +1,4 @@
-"""What a bigram model predicts of a recipe's data: the loss that a language model has to get below.
+"""The loss of a bigram model on a recipe's data, as the baseline of a language model.
 
     python tools/bigram.py configs/gpt_single.yaml [KEY=VALUE …]
 
@@ -26,10 +26,10 @@ def bigram_loss(train: Tokens, test: Tokens, vocab: int) -> float:
     """Nats per token of `test` under p(b | a) = (count(ab) + 1) / (count(a) + vocab), counted in `train`."""
     pairs, counts = np.unique(_pairs(train, vocab), return_counts=True)
     firsts = np.bincount(train[:-1], minlength=vocab)
-    wanted = _pairs(test, vocab)
-    where = np.searchsorted(pairs, wanted).clip(max=len(pairs) - 1)
-    seen = np.where(pairs[where] == wanted, counts[where], 0)
-    return float(np.mean(np.log(firsts[wanted // vocab] + vocab) - np.log(seen + 1)))
+    tested = _pairs(test, vocab)
+    where = np.searchsorted(pairs, tested).clip(max=len(pairs) - 1)
+    known = np.where(pairs[where] == tested, counts[where], 0)
+    return float(np.mean(np.log(firsts[tested // vocab] + vocab) - np.log(known + 1)))
 
 
 def unigram_loss(train: Tokens, test: Tokens, vocab: int) -> float:
@@ -44,10 +44,12 @@ def _pairs(tokens: Tokens, vocab: int) -> NDArray[np.int64]:
 
 
 def main(path: str, overrides: list[str]) -> None:
-    """Prints the losses, and how much text they come from."""
+    """Prints the losses, and the number of tokens and files."""
     config = read_recipe(Path(path), overrides).dataset
     splits = [config.build(split) for split in ("train", "test")]
-    train, test = (data.tokens[: len(data) * data.length + 1] for data in splits)  # what the samples hold
+    train, test = (
+        data.tokens[: len(data) * data.length + 1] for data in splits
+    )  # as far as samples cover them
     vocab = splits[0].tokenizer.vocab
     sizes = [
         f"{len(tokens) - 1:,} tokens of {len(data.files)} files"

@@ -1,9 +1,9 @@
-"""What looking at the weights costs, beside the checkpoint that it precedes.
+"""Measures the cost of checking weights and optimizer states, compared with an update and a checkpoint.
 
     python -m paddle.distributed.launch --nproc_per_node 2 tools/check_cost.py [MILLIONS]
 
-A model of so many million parameters (default 25) under AdamW is checked as before every save: weights and optimizer
-states, digests compared over the ranks, all numbers finite. Then it is saved. Prints the medians of five.
+A model of MILLIONS of parameters (default 25) under AdamW is checked as before every save: digests of weights and
+optimizer states are compared over the ranks, and all numbers must be finite. Then it is saved. Prints medians of five.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def main(millions: int) -> None:
         trainer.fit()
         folder = trainer.run.folder / "checkpoints"  # the first rank's
         weights = seconds(lambda: trainer.check("now"))
-        everything = seconds(lambda: trainer.check("now", states=True))
-        saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - everything
+        with_states = seconds(lambda: trainer.check("now", states=True))
+        saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - with_states
         update = seconds(lambda: learn(trainer)) / 2
     if mesh.is_main:
         size = sum(p.size for p in trainer.learner.model.parameters())
@@ -71,7 +71,9 @@ def main(millions: int) -> None:
             f"{size / 1e6:.1f} million parameters, {mesh.ranks} ranks, {mesh.device}; update {update * 1e3:.0f} ms"
         )
         print(f"check of the weights         {weights * 1e3:7.1f} ms, {weights / update:.1%} of an update")
-        print(f"check of weights and states  {everything * 1e3:7.1f} ms, {everything / saved:.1%} of a save")
+        print(
+            f"check of weights and states  {with_states * 1e3:7.1f} ms, {with_states / saved:.1%} of a save"
+        )
         print(f"save                         {saved * 1e3:7.1f} ms")
 
 

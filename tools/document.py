@@ -1,7 +1,7 @@
-"""Writes what the code knows into docs/recipes.md: every recipe key, and every setting of every part.
+"""Generates the lower part of docs/recipes.md from the code: every recipe key, and every setting of every part.
 
-python tools/document.py            writes the lower part of the page
-python tools/document.py --check    says when the page is not what would be written, and exits 1
+python tools/document.py            writes it
+python tools/document.py --check    exits 1 if the page is not up to date
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def recipe_keys() -> Iterator[str]:
 
 
 def of_any_model() -> Iterator[str]:
-    """What a recipe may say about the layers of any model."""
+    """The keys that a recipe may give for any model."""
     yield "Beside its own settings, any model takes what says how its layers can be split"
     yield "([add-a-part.md](add-a-part.md#a-model-that-nobody-prepared)):"
     yield from ("", "| key | type | meaning |", "|---|---|---|")
@@ -43,7 +43,7 @@ def of_any_model() -> Iterator[str]:
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: <run> is no HTML, unless it stands in `code`."""
+    """A docstring as Markdown, with < escaped outside `code`."""
     spans = text.split("`")
     return "`".join(span if number % 2 else span.replace("<", "\\<") for number, span in enumerate(spans))
 
@@ -53,14 +53,14 @@ def table(kind: type) -> Iterator[str]:
     for setting in settings_of(kind):
         default = "**must be given**" if setting.default is None else f"`{setting.default}`"
         if setting.name in ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "precision"):
-            default = ""  # the meaning says it better
+            default = ""  # the meaning has it
         yield f"| `{setting.name}` | {default} | {setting.meaning} |"
 
 
 def part(shelf: str, name: str) -> Iterator[str]:
     config = find(shelf, name)
     yield f"\n### {name}\n\n{prose(summary(shelf, name))}"
-    for kind in config.__mro__:  # what neighbours share stands in a Config that they inherit
+    for kind in config.__mro__:  # with the notes of shared base Configs
         notes = inspect.cleandoc(vars(kind).get("__doc__") or "")
         if kind is not object and notes and not notes.startswith(f"{kind.__name__}("):
             yield "\n" + prose(notes).replace("\n`", "\n\n`")

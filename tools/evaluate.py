@@ -1,4 +1,4 @@
-"""Evaluates what a run has learned, on every held-out sample once; the script that Paddle's own launcher runs.
+"""Evaluates a run's checkpoint on every held-out sample, each once; the script for Paddle's own launcher.
 
     python -m paddle.distributed.launch --nproc_per_node 2 tools/evaluate.py runs/digits_mlp --checkpoint best
     python tools/evaluate.py runs/digits_mlp                                          # one process
@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path[0] = os.getcwd()  # tools/ was there, and would hide packages that are named like its files
+sys.path[0] = os.getcwd()  # in place of tools/, whose files would hide packages of the same names
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from paddle_dp.launch.worker import main  # noqa: E402

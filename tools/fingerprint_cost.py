@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What a data set's fingerprint costs at the start of a training, and how much of the data it reads.
+"""Measures the seconds that a data set's fingerprint takes at the start of a training, and the share that it reads.
 
 python tools/fingerprint_cost.py
 """
@@ -22,7 +22,7 @@ from paddle_dp.part import read_part
 
 
 class Own:
-    """Somebody's own data set: 40 000 samples in memory, one at a time."""
+    """A user's own data set: 40 000 samples in memory, one at a time."""
 
     def __init__(self) -> None:
         self.x = np.random.rand(40_000, 64).astype("float32")
@@ -35,7 +35,7 @@ class Own:
 
 
 def data_sets(folder: Path) -> Iterator[tuple[str, Any]]:
-    """A name and a data set, one after the other."""
+    """The data sets to measure, with names for the table."""
     from PIL import Image
 
     yield "digits, 1437 samples in memory", read_part("datasets", {"use": "digits"}).build("train")
@@ -55,10 +55,10 @@ def data_sets(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def counted(found: dict[str, str], what: str) -> int:
-    """How many samples, or files, the keys of a fingerprint stand for."""
+    """The number of samples, or files, that the keys of a fingerprint cover."""
     keys = [key for key, text in found.items() if key.startswith(what) and not text.startswith(UNREAD)]
-    many = [re.search(r"\((\d+) of them\)", key) for key in keys]
-    return sum(int(found[1]) if found else key.count(",") + 1 for key, found in zip(keys, many, strict=True))
+    groups = [re.search(r"\((\d+) of them\)", key) for key in keys]
+    return sum(int(size[1]) if size else key.count(",") + 1 for key, size in zip(keys, groups, strict=True))
 
 
 def main() -> None:
@@ -68,11 +68,10 @@ def main() -> None:
         for name, dataset in data_sets(Path(folder)):
             began = time.perf_counter()
             found = fingerprint(dataset, 0)
-            seconds, many = time.perf_counter() - began, len(dataset)
-            read, files = min(counted(found, "sample"), many), min(counted(found, "file"), many)
-            print(
-                f"| {name} | {seconds:.3f} | {read / many:.1%} | {f'{files / many:.1%}' if files else ''} |"
-            )
+            seconds, samples = time.perf_counter() - began, len(dataset)
+            read, files = min(counted(found, "sample"), samples), min(counted(found, "file"), samples)
+            share_of_files = f"{files / samples:.1%}" if files else ""
+            print(f"| {name} | {seconds:.3f} | {read / samples:.1%} | {share_of_files} |")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How idle a pipeline's stages are: measured, beside what arithmetic predicts, for several numbers of micro-batches.
+"""Measures the idle time of a pipeline's stages for several numbers of micro-batches, next to the formula's prediction.
 
 python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 2 --pictures docs/pictures
 
-Every case is a training of the recipe with the callback timeline, and as many samples in a micro-batch in all of
-them. The steps that count (`--count`) are those in which other programs took least of the ranks' cores away; a case
-is run again while that was too much (`--calm`), and the table says what share of a core was left.
+Every case trains the recipe with the callback timeline, with equal micro-batches. The steps that count (`--count`) are
+those in which other programs took the least of the ranks' cores; a case is repeated while they took too much
+(`--calm`), and the table shows the share of a core that was left.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEAD = "| schedule | micro-batches m | idle, each rank | mean | arithmetic | off
 CASES = {"1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
 
 
-def split(depth: int, stages: int) -> str:
-    """Equal work: as many blocks for each stage, the embedding with the first and the head with the last."""
+def partition(depth: int, stages: int) -> str:
+    """A strategy.partition with equal numbers of blocks, plus embedding and head on the first and last stage."""
     each, more = divmod(depth, stages)
     counts = [each + (number < more) for number in range(stages)]
     counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
@@ -42,7 +42,7 @@ def overrides(given: argparse.Namespace, schedule: str, micro_batches: int) -> l
         *given.overrides,
         f"strategy.pipeline_schedule={schedule}",
         f"strategy.virtual_stages={each}",
-        f"strategy.partition={split(depth, given.ranks * each)}",
+        f"strategy.partition={partition(depth, given.ranks * each)}",
         f"train.micro_batches={micro_batches}",
         f"train.batch={micro_batches * given.samples}",
         f"train.length={given.steps + 3} steps",
@@ -53,7 +53,7 @@ def overrides(given: argparse.Namespace, schedule: str, micro_batches: int) -> l
 def measure(
     given: argparse.Namespace, schedule: str, micro_batches: int
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """The calmest steps of a case, and the picture of its calmest run. Raises RuntimeError when a training fails."""
+    """The least disturbed steps of a case, and the picture of such a run. Raises RuntimeError if a training fails."""
     calmest: list[dict[str, Any]] = []
     pictures: list[tuple[float, bytes]] = []
     with tempfile.TemporaryDirectory(prefix="paddle-dp-timeline-") as scratch:

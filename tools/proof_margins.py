@@ -1,7 +1,7 @@
-"""How far the proof's limit, r ≤ 8, lies from honest layouts and from small faults; tables in markdown.
+"""Measures the margins of the proof's limit, r ≤ 8, for correct layouts and for small faults; prints markdown tables.
 
-python tools/proof_margins.py                       # of several recipes, precisions and optimizers: minutes
-python tools/proof_margins.py --only llama_tiny     # rows whose names begin so
+python tools/proof_margins.py                       # several recipes, precisions and optimizers: minutes
+python tools/proof_margins.py --only llama_tiny     # rows whose names begin with this
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DECAY = "optimizer.weight_decay=0.05"
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe of configs/ with overrides, its honest layouts, and the faults that are put into two of its ranks."""
+    """A recipe of configs/ with overrides, and its correct layouts; faults are put into runs on two ranks."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -46,19 +46,20 @@ class Case:
 
     @property
     def faults(self) -> list[str]:
-        """Those that there can be: plain gradient descent has no moments."""
+        """The faults that are possible: plain gradient descent has no moments."""
         return [fault for fault in FAULTS if fault != "stale_moment" or "sgd" not in self.name]
 
     @property
     def name(self) -> str:
-        """The recipe and what stands instead of its own settings."""
-        said = [word.removeprefix("train.precision=").removeprefix("optimizer=") for word in self.overrides]
+        """The recipe and its overrides, in short."""
+        short = [word.removeprefix("train.precision=").removeprefix("optimizer=") for word in self.overrides]
         return ", ".join(
-            [f"`{self.recipe}`", *(f"`{word}`" for word in said if not word.startswith("optimizer."))]
+            [f"`{self.recipe}`", *(f"`{word}`" for word in short if not word.startswith("optimizer."))]
         )
 
 
-SEEN = [  # a stale moment is one of the second update, and the recipe's own part has one
+# A stale moment shows at the second update, and in the recipe's own precision only the first is recorded.
+SEEN = [
     (fault, run) for fault in FAULTS for run in ("wide", "own") if (fault, run) != ("stale_moment", "own")
 ]
 RUNS = {"wide": "float64", "own": "own"}
@@ -83,7 +84,7 @@ CASES = (
 
 
 def worst(parts: Sequence[Part | None], kind: str) -> float | None:
-    """The largest r of a kind; None where nothing of it was compared."""
+    """The largest r of a kind; None if nothing of it was compared."""
     found = [row.worst.r for part in parts if part is not None for row in part.rows if row.kind == kind]
     return max(found, default=None)
 
@@ -96,7 +97,7 @@ def words(layout: str) -> list[str]:
 
 
 def measured(case: Case, steps: int) -> tuple[list[Verdict], dict[str, Verdict]]:
-    """The verdicts of honest layouts, and of two ranks with each fault. One process goes last."""
+    """The verdicts of correct layouts, and of two ranks with each fault. One process runs last."""
     recipe = CONFIGS / f"{case.recipe}.yaml"
     with tempfile.TemporaryDirectory(prefix="paddle-dp-margins-") as scratch:
         most = max(ranks for ranks, _ in case.layouts)
@@ -115,7 +116,7 @@ def measured(case: Case, steps: int) -> tuple[list[Verdict], dict[str, Verdict]]
 
 
 def rows(case: Case, honest: Sequence[Verdict], faulty: dict[str, Verdict]) -> tuple[str, str, bool]:
-    """The case's lines of both tables, and whether every honest layout is the same and every fault is not."""
+    """The case's lines of both tables, and whether every correct layout is the same and every fault is not."""
     cells = [
         _cell([worst([getattr(verdict, run)], kind) for verdict in honest])
         for run in ("wide", "own")
@@ -140,12 +141,12 @@ def _cell(found: Sequence[float | None]) -> str:
 
 
 def main() -> int:
-    """0 when every honest layout is the same, and every fault is caught."""
+    """Returns 0 if every correct layout is the same, and every fault is caught."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help="recipes whose names begin so"
+        "--only", nargs="+", default=[""], metavar="NAME", help="recipes whose names begin with one of these"
     )
     parser.add_argument("--steps", type=int, default=8)
     given = parser.parse_args()

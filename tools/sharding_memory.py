@@ -1,4 +1,4 @@
-"""What each rank holds under each stage of sharding, counted in a real run, beside ZeRO's formula; as markdown.
+"""Measures what each rank holds under each sharding stage, next to ZeRO's formula; prints markdown.
 
 python tools/sharding_memory.py configs/gpt_sharding2.yaml --ranks 2
 """
@@ -21,7 +21,7 @@ HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's 
 
 
 def counted(side: Side) -> StateBytes:
-    """Of the rank that holds most: gradients as many as there were at any moment, the rest between updates."""
+    """The bytes of the rank that holds most: gradients at their peak, the rest between updates."""
     most = max(side.held, key=lambda rank: rank["parameters"] + rank["most gradients"] + rank["optimizer"])
     return StateBytes(
         parameters=most["parameters"], gradients=most["most gradients"], optimizer=most["optimizer"]
@@ -29,7 +29,7 @@ def counted(side: Side) -> StateBytes:
 
 
 def line(stage: int, found: StateBytes, sizes: list[int], ranks: int, widths: Widths) -> str:
-    """Counted, and predicted, for one stage; 0 is data parallelism."""
+    """A line of the table for one stage (0: data parallelism): measured and predicted, in kB."""
     ideal = formula(sum(sizes), ranks, stage, widths)
     dealt = max(state_bytes(sizes, ranks, stage, widths), key=lambda one: one.total)
     name = str(stage) if stage else "none (`data`)"

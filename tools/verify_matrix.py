@@ -1,4 +1,4 @@
-"""Every legal layout of a recipe on up to N ranks, each against one process; one table, also as markdown.
+"""Verifies every legal layout of a recipe on up to N ranks against one process; prints one table, also as markdown.
 
 python tools/verify_matrix.py --ranks 4                        # of configs/gpt_tiny.yaml
 python tools/verify_matrix.py configs/llama_tiny.yaml --ranks 4 --recompute none full --markdown matrix.md
@@ -32,7 +32,7 @@ Variant = tuple[str, list[str]]
 
 
 def variants(layout: Degrees, shape: Shape, again: list[str]) -> list[Variant]:
-    """The layout's name and overrides: with a tensor axis, whole sequences and cut ones; with sharding, each stage."""
+    """The layout's names and overrides: with tensor, with and without sequence_parallel; with sharding, each stage."""
     found: list[Variant] = [
         (str(layout), ["strategy.use=hybrid", *(f"strategy.{axis}={layout[axis]}" for axis in AXES)])
     ]
@@ -44,7 +44,7 @@ def variants(layout: Degrees, shape: Shape, again: list[str]) -> list[Variant]:
 
 
 def _each(variants: list[Variant], setting: str, values: list[str]) -> list[Variant]:
-    """Every variant with every value of a setting; `none` and `false` are not worth a word, `true` is the setting's."""
+    """Every variant with every value of a setting; the name omits `none` and `false`, and `true` behind the setting."""
     plain = ("none", "false")
     named = {v: "" if v in plain else f", {setting} {v}".removesuffix(" true") for v in values}
     return [(n + named[v], [*words, f"strategy.{setting}={v}"]) for n, words in variants for v in values]
@@ -52,7 +52,7 @@ def _each(variants: list[Variant], setting: str, values: list[str]) -> list[Vari
 
 @dataclass(frozen=True)
 class Tried:
-    """A variant on its ranks: its side, or what it was refused or stopped by."""
+    """A variant on its ranks: its side, or the error (`why`)."""
 
     layout: str
     ranks: int
@@ -68,7 +68,7 @@ def tried(named: Variant, ranks: int, comparison: Comparison) -> Tried:
     try:
         side, why = comparison.many(ranks, words, layout.replace(" ", "")), ""
     except EndedError:
-        raise  # nobody wants the other layouts either
+        raise  # a signal ends the whole matrix
     except PaddleDPError as error:
         side, why = None, str(error)
     return Tried(layout, ranks, time.perf_counter() - start, side, why)
@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=4, help="the most ranks (default 4)")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--exactly", action="store_true", help="layouts of exactly that many ranks")
+    parser.add_argument("--exactly", action="store_true", help="layouts of exactly --ranks ranks")
     parser.add_argument("--recompute", nargs="+", default=["none"], help="each layout with each of these")
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
     given = parser.parse_args()

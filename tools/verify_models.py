@@ -1,10 +1,10 @@
 """`paddle-dp verify` on every model of paddle.vision.models, as it comes, with synchronised BatchNorm: a table, a page.
 
 python tools/verify_models.py                                    # all of them: hours on two cores
-python tools/verify_models.py --only resnet18 vgg11 --limit 600  # those; a model that takes longer is given up
+python tools/verify_models.py --only resnet18 vgg11 --limit 600  # these, for 600 seconds each at most
 python tools/verify_models.py --rows rows.jsonl --page docs/verified_models.md
 
-With --rows, a model that the file has is not run again (but for those of --only): a run that was ended goes on.
+With --rows, models that are in the file are not run again (but for those of --only), so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ schedule: {{use: constant, learning_rate: 0.01}}
 strategy: {{use: data_parallel, sync_batch_norm: true}}
 train: {{length: 1 epoch, batch: {batch}, seed: 0}}
 """
-# What is no picture of 64 pixels: these flatten, or pool, what a smaller picture does not leave.
+# Models that need another size than 64 pixels: they flatten or pool more than a smaller picture leaves.
 PIXELS = {"alexnet": 224, "googlenet": 224, "inception_v3": 96, "LeNet": 28}
 CHANNELS = {"LeNet": 1}
 LOSSES = {"googlenet": "tools.verify_models.three_outputs"}
@@ -81,7 +81,7 @@ def three_outputs(outputs: Any, targets: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model's line; numbers are 0 and texts empty where it was not compared."""
+    """One model's line; numbers are 0 and texts empty if it was not compared."""
 
     model: str
     pixels: int
@@ -136,7 +136,7 @@ def verified(name: str, scratch: Path, limit: float) -> Row:
     try:
         said, errors = job.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        job.terminate()  # it ends its ranks, and takes its files along
+        job.terminate()  # it ends its ranks and removes its files
         said, errors, late = *job.communicate(), f"not within {limit:.0f} s"
     facts: dict[str, Any] = {"model": name, "pixels": PIXELS.get(name, 64), "batch": BATCH}
     facts |= {"seconds": time.perf_counter() - begun, "paddle": paddle.__version__}

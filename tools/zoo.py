@@ -1,8 +1,8 @@
-"""The zoo: silent faults that the proof must catch, each put into our own code, and honest models that it must pass.
+"""Examines the proof with the zoo: silent faults, each put into our own code, that it must catch, and honest models.
 
 python tools/zoo.py                                   # all but the heaviest models: minutes
-python tools/zoo.py --only "mean of means" "gpt, "    # cases whose names begin so
-python tools/zoo.py --page docs/zoo.md                # all of them, and the page that says what was found
+python tools/zoo.py --only "mean of means" "gpt, "    # cases whose names begin with these
+python tools/zoo.py --page docs/zoo.md                # all of them, and the page with the results
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _cell(said: str) -> str:
 
 
 def as_json(marks: Sequence[Mark]) -> str:
-    """One object a case, for machines."""
+    """All cases as one JSON object."""
     rows = [
         {"name": mark.case.name, "kind": type(mark.case).__name__.lower(), "source": _source(mark),
          "layout": _layout(mark), "guard": mark.guard, "step": mark.step, "said": mark.said, "passed": mark.passed,
@@ -137,7 +137,7 @@ def as_json(marks: Sequence[Mark]) -> str:
 
 
 def main() -> int:
-    """0 when every fault is caught by whom it should be and every honest model passes, else 1."""
+    """Returns 0 if every fault is caught by the guard that should catch it, and every honest model passes; else 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""What exact dropout costs beside Paddle's own: calls of F.dropout, forward and backward, and updates of a learner.
+"""Measures exact dropout against Paddle's own: calls of F.dropout, forward and backward, and updates of a learner.
 
     python tools/benchmark/dropout.py
     python tools/benchmark/dropout.py --rounds 40
 
-Both run in turns, round after round, in one thread; told are medians over the rounds, and of the ratios within a round,
-which what else the machine does meanwhile cannot move far. Times are the process's own CPU time. «as on a device»: the
-bits by int32 operations of Paddle, the way of an accelerator, computed here on the CPU.
+Both run in turns, round after round, in one thread. It prints medians over the rounds, of times and of the ratios
+within a round, which other programs hardly change. Times are the process's own CPU time. «as on a device»: the masks by
+Paddle's int32 operations, as on an accelerator, computed here on the CPU.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""What the trainer costs over a hand-written Paddle loop: same model, data, optimizer, schedule and steps.
+"""Measures the trainer's overhead over a hand-written Paddle loop: same model, data, optimizer, schedule and steps.
 
     python tools/benchmark/overhead.py                     # digits MLP: the absolute cost per step
     python tools/benchmark/overhead.py --width 1400        # a step of about 20 ms: the ratio
 
-The hand-written loop is there three times: through paddle.io.DataLoader, as most scripts read; through
-the trainer's own loader, so that the difference is the loop alone; and by slicing a shuffled NumPy array, the cheapest
-input there is. The trainer reads through its loader, with all default callbacks
-(console, metrics, dashboard, evaluate, checkpoint). For comparison Paddle's own trainer is there, too: paddle.Model.fit
-over DataLoader, with accuracy, and a line every 10 steps as ours. All run in turns, round after round; the medians of
-the differences and ratios within a round are told, which what else the machine does meanwhile cannot move far.
-Times are the process's own CPU time: every loop here computes without pause in one thread, and CPU time does not count
-what other programs on the machine take.
+The hand-written loop runs with three inputs: paddle.io.DataLoader, as in most scripts; the trainer's own loader, so
+that the difference is the loop alone; and slices of a shuffled NumPy array, the cheapest input. The trainer reads
+through its loader, with all default callbacks (console, metrics, dashboard, evaluate, checkpoint). For comparison,
+paddle.Model.fit runs over DataLoader, with accuracy, and a line every 10 steps as the trainer's. All run in turns,
+round after round. It prints the medians of the differences and ratios within a round, which other programs hardly
+change. Times are the process's own CPU time: every loop computes without pause in one thread.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ callbacks:
 
 
 class Arrays(paddle.io.Dataset):
-    """The samples in memory, so that reading costs the same for everybody."""
+    """The samples in memory, so that reading costs the same for all loops."""
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray):
         self.inputs, self.targets = inputs, targets
@@ -105,7 +103,7 @@ SOURCES = {"DataLoader": loaded, "loader": shared, "slices": slices}
 
 
 def by_hand(model: nn.Layer, batches: Iterator[tuple[Any, Any]]) -> Iterator[None]:
-    """The loop that everybody writes first, a step each time it is asked; it prints the loss every 50 steps."""
+    """The usual hand-written loop, as an iterator over steps; it prints the loss every 50 steps."""
     schedule = paddle.optimizer.lr.LambdaDecay(1e-3, lambda step: 1.0)
     optimizer = paddle.optimizer.Momentum(schedule, parameters=model.parameters())
     loss_of = nn.CrossEntropyLoss()
@@ -120,13 +118,13 @@ def by_hand(model: nn.Layer, batches: Iterator[tuple[Any, Any]]) -> Iterator[Non
         yield
 
 
-def ask(loop: Iterator[None], steps: int) -> None:
+def advance(loop: Iterator[None], steps: int) -> None:
     for _ in range(steps):
         next(loop)
 
 
 def fit(model: nn.Layer, data: Arrays, batch: int) -> Callable[[int], None]:
-    """paddle.Model.fit, which asks its own callbacks and metrics."""
+    """paddle.Model.fit, with its own callbacks and metrics."""
     whole = paddle.Model(model)
     schedule = paddle.optimizer.lr.LambdaDecay(1e-3, lambda step: 1.0)
     optimizer = paddle.optimizer.Momentum(schedule, parameters=model.parameters())
@@ -148,7 +146,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 class Bench:
-    """The same problem for all loops; each goes on, round after round, from where it was."""
+    """The same problem for all loops; each continues from round to round."""
 
     def __init__(self, width: int, batch: int):
         self.batch, inputs, samples = batch, 64, 100 * batch
@@ -163,7 +161,7 @@ class Bench:
         model = self.recipe.model.build
         self.loops: dict[str, Callable[[int], None]] = {
             **{
-                name: partial(ask, by_hand(model(), source(self.data, batch)))
+                name: partial(advance, by_hand(model(), source(self.data, batch)))
                 for name, source in SOURCES.items()
             },
             "Model.fit": fit(model(), self.data, batch),
