@@ -85,7 +85,7 @@ class Steps:
 
         As for elements of a gradient that are noise: a multiple of chaotic drift proves nothing.
         """
-        return next((s for s in self.steps if s.finite and NO_GRADIENT <= s.strays < float("inf")), None)
+        return next((s for s in self.steps if s.finite and s.strays >= NO_GRADIENT), None)
 
     @property
     def moved(self) -> bool:
@@ -111,11 +111,14 @@ class Steps:
             shares=tuple(many["shares"]),
             loss=self._pair("loss", number, one, many, min(eps, EPS["float32"])),
             gradient_norm=self._pair("gradient_norm", number, one, many, eps),
-            strays=max(
-                ratio(self._strays(what, eps)[number - 1], abs(one[what]))
-                for what in ("loss", "gradient_norm")
-            ),
+            strays=max(self._strays_by(what, number, eps) for what in ("loss", "gradient_norm")),
         )
+
+    def _strays_by(self, what: str, number: int, eps: float) -> float:
+        """The drift up to a step, as a part of the largest number so far: a loss near 0 is not chaos, nor is a gradient
+        that training has made small."""
+        sizes = [abs(row[what]) for row in self.one.facts["rows"][:number] if np.isfinite(row[what])]
+        return ratio(self._strays(what, eps)[number - 1], max(sizes, default=0.0))
 
     def _pair(
         self, what: str, number: int, one: Mapping[str, Any], many: Mapping[str, Any], eps: float

@@ -49,12 +49,13 @@ class Store:
         return self.read(name, 0, math.prod(shape)).reshape(shape)
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The elements `start` to `stop` of the array, flat."""
+        """The elements `start` to `stop` of the array, flat. Raises EOFError for a file that was cut off."""
         dtype, _, begins = self.index[name]
         found = np.empty(stop - start, dtype)
         if found.size:
             self._file.seek(begins + start * found.itemsize)
-            self._file.readinto(found.data.cast("B"))
+            if self._file.readinto(found.data.cast("B")) != found.nbytes:
+                raise EOFError(f"{self._file.name} ends within {name}: was the disk full?")
         return found
 
     def change(self, name: str, start: int, elements: np.ndarray) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -172,8 +173,9 @@ class Verdict:
     def _lost(self) -> Iterator[str]:
         step = self.steps.lost
         if step is not None:
+            off = f"off itself by {100 * step.strays:.0f} %" if isfinite(step.strays) else "not finite"
             yield (
-                f"From step {step.number} on one process is off itself by {100 * step.strays:.0f} % when its weights "
+                f"From step {step.number} on one process is {off} when its weights "
                 "move by one unit in the last place: from there on losses, gradient norms and weights are shown, not "
                 "judged. A smaller learning rate, or a warm-up, makes these steps comparable."
             )

@@ -27,7 +27,7 @@ from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.own_code import file_crc, script_code
 from paddle_dp.train.per_parameter import names_told, parameter_facts
-from paddle_dp.train.settings import described, kind_of, settings_of, tensors_of
+from paddle_dp.train.settings import described, hooks_of, kind_of, settings_of, tensors_of
 from paddle_dp.version import __version__
 
 Facts = Mapping[str, Any]
@@ -141,15 +141,17 @@ def _layer_facts(word: str, whole: nn.Layer, without: nn.Layer | None = None) ->
             continue
         within = f"{word}.{name}" if name else word
         settings = settings_of(layer) if without is None else {**settings_of(layer), **tensors_of(layer)}
+        settings |= hooks_of(layer)
         facts |= {within: kind_of(layer)} | {f"{within}.{key}": value for key, value in settings.items()}
     return facts
 
 
 def unsaved_tensors(model: nn.Layer) -> dict[str, Any]:
     """The buffers that no checkpoint holds, by shapes, types and checksums: a resumed run computes with those given."""
-    saved = {id(tensor) for tensor in model.state_dict().values()}
-    held = {f"model.{name}": buffer for name, buffer in model.named_buffers() if id(buffer) not in saved}
-    return described(held)
+    left_out = {id(tensor) for tensor in model.state_dict().values()}
+    # What has a gradient is made of weights in each forward: the weight of spectral norm, of weight norm.
+    left_out |= {id(buffer) for buffer in model.buffers() if not buffer.stop_gradient}
+    return described({f"model.{name}": b for name, b in model.named_buffers() if id(b) not in left_out})
 
 
 @cache

@@ -78,6 +78,18 @@ def tensors_of(layer: nn.Layer) -> dict[str, Any]:
     return described({**frozen, **layer._buffers})
 
 
+def hooks_of(layer: nn.Layer) -> dict[str, Any]:
+    """The kinds and settings of what runs before and behind a layer's forward, such as spectral norm; not those that
+    this package has put there."""
+    found: dict[str, Any] = {}
+    for word, table in (("before", layer._forward_pre_hooks), ("behind", layer._forward_post_hooks)):
+        kinds = [(kind_of(hook), hook) for hook in table.values()]
+        for number, (kind, hook) in enumerate(pair for pair in kinds if not pair[0].startswith("paddle_dp.")):
+            name = f"hook {word} {number}"
+            found |= {name: kind} | {f"{name}.{key}": value for key, value in settings_of(hook).items()}
+    return found
+
+
 def described(
     values: Mapping[str, Any], depth: int = _DEPTH, named: frozenset[str] = frozenset()
 ) -> dict[str, Any]:

@@ -76,3 +76,13 @@ def test_a_sheet_that_is_not_finished_is_none(tmp_path):
     with pytest.raises(RuntimeError), Writer(tmp_path, "wide", 0):
         raise RuntimeError
     assert Trace.read(tmp_path, "wide", 1) is None and not list(tmp_path.iterdir())
+
+
+def test_a_file_that_was_cut_off_is_no_array(tmp_path):
+    written = Store(tmp_path / "a.bin")
+    written.put("a", np.ones(8))
+    written.close()
+    with (tmp_path / "a.bin").open("r+b") as file:
+        file.truncate(40)
+    with pytest.raises(EOFError, match="ends within a"):
+        Store(tmp_path / "a.bin", written.index).get("a")

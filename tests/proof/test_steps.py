@@ -8,9 +8,10 @@ from paddle_dp.proof.sheets import Trace, write_sheet
 from paddle_dp.proof.steps import Steps, growth, shares
 
 
-def run(folder, losses, noisy=()):
+def run(folder, losses, noisy=(), norms=(1.0,) * 8):
     def rows(values):
-        return [{"loss": value, "gradient_norm": 1.0, "shares": [2, 2]} for value in values]
+        pairs = zip(values, norms, strict=False)
+        return [{"loss": value, "gradient_norm": norm, "shares": [2, 2]} for value, norm in pairs]
 
     facts = {
         "dtype": "float32",
@@ -67,6 +68,22 @@ def test_a_process_that_has_lost_itself_judges_nobody(steps):
     assert not steps(one, [2.5, 2.0, 20.0, 14.0], [noisy]).same  # what was off before is off
     calm = steps(one, [2.0, 2.0, 300.0, 14.0], [[2.0 + 1e-6, 2.0 + 1e-3, 20.5, 14.5]])
     assert calm.lost is None and not calm.same
+
+
+def test_a_loss_near_zero_is_not_chaos(tmp_path):
+    """Its noise is as large as it is, and a fault of the gradient must not hide behind that."""
+    one = [0.5, 1e-9, 0.5]
+    truth = run(tmp_path / "one", one, [[0.5, 3e-9, 0.5]])
+    assert Steps(truth, run(tmp_path / "same", one)).same
+    found = Steps(truth, run(tmp_path / "many", one, norms=(1.0, 1.5, 1.0)))
+    assert found.lost is None and not found.same
+
+
+def test_a_run_with_noise_that_breaks_is_said(steps):
+    """Nothing can be judged by it from there on, and no step may pass for judged."""
+    found = steps([2.0, 2.0, 2.0], [2.0, 2.0, 3.0], [[2.0, np.nan, 2.0]])
+    assert found.lost.number == 2 and found.same
+    assert [step.judged for step in found.steps] == [True, False, False]
 
 
 def test_shares_in_a_word():

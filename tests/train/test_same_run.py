@@ -475,6 +475,16 @@ def dropping() -> nn.Layer:
     return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 4))
 
 
+def spectral(iterations: int = 1) -> dict[str, Any]:
+    return {"model": nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 4), n_power_iterations=iterations))}
+
+
+def hooked(scale: float = 1.0) -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(6, 4))
+    model[0].register_forward_post_hook(lambda layer, inputs, output: output * scale)
+    return {"model": model}
+
+
 def with_own(**how: Any) -> dict[str, Any]:
     model = nn.Linear(6, 4)
     own = Own(model.parameters(), **{"betas": [0.9, 0.99], **how})
@@ -489,6 +499,8 @@ def with_own(**how: Any) -> dict[str, Any]:
          "layers in evaluation mode was not there and is 1 (CRC-32 "),
         (with_own, lambda: with_own(betas=[0.9, 0.9]), "optimizer.betas was [0.9, 0.99] and is [0.9, 0.9]"),
         (with_own, lambda: with_own(diffusion=0.2), "optimizer.diffusion was 0.1 and is 0.2"),
+        (spectral, lambda: spectral(2), "model.0.hook before 0.n_power_iterations was 1 and is 2"),
+        (hooked, lambda: hooked(2.0), "model.0.hook behind 0.scale was 1.0 and is 2.0"),
     ],
 )  # fmt: skip
 def test_what_stands_elsewhere_than_in_settings_is_compared(
