@@ -2,7 +2,7 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test long check format recipes docs clean
+.PHONY: help install fast test sim long check format recipes docs clean
 
 help:            ## these words
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: *## */\t/'
@@ -15,6 +15,10 @@ fast:            ## the tests that start no process: what to run while typing
 
 test:            ## the tests, without those that take minutes: three files at a time for two processors
 	$(PYTHON) -m pytest -n auto
+
+sim:             ## the simulated accelerator, built if need be, and the tests that run on it
+	$(PYTHON) -m tests.sim.build
+	$(PYTHON) -m pytest tests/sim
 
 long:            ## all tests, also those that take minutes
 	$(PYTHON) -m pytest -m "long or not long"

@@ -83,26 +83,29 @@ class RankPool:
         self.process.wait()
 
 
-_pools: list[RankPool] = []  # one, unless it died
+_pools: dict[tuple[str | None, ...], RankPool] = {}  # one for each device
+# What a waiting process has read already: Paddle loads a plugin's device when it is imported.
+READ_AT_IMPORT = ("CUSTOM_DEVICE_ROOT", "SIM_NAME")
 
 
 def rank_pool(environment: Mapping[str, str], root: Path) -> RankPool:
-    """The pool, which lives as long as this process."""
+    """The pool for the device of this environment, which lives as long as this process."""
     if not _pools:
         atexit.register(_close_all)
-    if not (_pools and _pools[-1].waits):
-        _pools.append(RankPool(environment, root))
-    return _pools[-1]
+    device = tuple(environment.get(name) for name in READ_AT_IMPORT)
+    if device not in _pools or not _pools[device].waits:
+        _pools[device] = RankPool(environment, root)
+    return _pools[device]
 
 
 def _close_all() -> None:
-    for pool in _pools:
+    for pool in _pools.values():
         pool.close()
 
 
 def children() -> list[psutil.Process]:
     """What the tests' own process has started and still has, but for what waits here for other tests."""
-    waiting = {pid for pool in _pools for pid in (pool.process.pid, *descendants(pool.process.pid))}
+    waiting = {pid for pool in _pools.values() for pid in (pool.process.pid, *descendants(pool.process.pid))}
     return [child for child in psutil.Process().children(recursive=True) if child.pid not in waiting]
 
 
@@ -120,6 +123,19 @@ def launched(ranks: int, ports: Mapping[str, str], folder: Path) -> list[dict[st
         {**job, "PADDLE_CURRENT_ENDPOINT": endpoint, **dict.fromkeys(numbers, str(rank))}
         for rank, endpoint in enumerate(endpoints)
     ]
+
+
+def on_device(number: str) -> dict[str, str]:
+    """What the launcher says, too, where a plugin brings a device: each rank has one of its own."""
+    import paddle
+
+    return {
+        name: value
+        for kind in paddle.device.get_all_custom_device_type()
+        for name, value in (
+            ("PADDLE_DISTRI_BACKEND", "xccl"), ("PADDLE_XCCL_BACKEND", kind), (f"FLAGS_selected_{kind}s", number),
+        )
+    }  # fmt: skip
 
 
 def _free(ports: Mapping[str, str], count: int) -> list[int]:
@@ -195,7 +211,7 @@ def _enter(log: Path, variables: dict[str, str]) -> None:
     core.default_cpu_generator().seed()  # from the machine's entropy, as at a start; Python has seeded its own
     np.random.seed()
     if variables:
-        os.environ.update(variables)
+        os.environ.update(variables | on_device(variables["PADDLE_RANK_IN_NODE"]))
         os.setsid()
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.mesh.device import choose
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 
 if TYPE_CHECKING:
@@ -149,13 +149,13 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
     of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`
     is how many seconds every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
 
-    Raises UsageError when `device` ("auto", "cpu" or "gpu") is not there.
+    Raises UsageError when `device` ("auto", "cpu", "gpu", "xpu" or the type of a custom device) is not there.
     """
     import paddle
 
     if "mesh" not in _joined:
         here = Environment.read()
-        place = _choose_device(device, here)
+        place = choose(device)
         if here.ranks > 1:
             if here.master:
                 (wait_for_port if here.rank else check_port)(here.master)
@@ -182,21 +182,3 @@ def _set_patience(patience: float | None, place: str) -> float:
     if place == "cpu":
         set_time_limit(0, Patience.seconds)
     return Patience.seconds
-
-
-def _choose_device(wanted: str, here: Environment) -> str:
-    """Sets Paddle's device and returns its name: "cpu" or "gpu:k"."""
-    import paddle
-
-    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-    if wanted == "gpu" and not gpus:
-        raise UsageError(
-            "train.device is gpu, but Paddle sees no GPU here. Install paddlepaddle-gpu from Paddle's own package "
-            "index and check CUDA_VISIBLE_DEVICES, or set train.device=cpu."
-        )
-    if wanted == "cpu" or not gpus:
-        return paddle.set_device("cpu") and "cpu"
-    # paddle.distributed.launch gives each process its own card by FLAGS_selected_gpus or CUDA_VISIBLE_DEVICES.
-    card = paddle.distributed.ParallelEnv().device_id if here.ranks > 1 else 0
-    paddle.set_device(f"gpu:{card}")
-    return f"gpu:{card}"

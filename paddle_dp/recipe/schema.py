@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from paddle_dp.errors import near
 from paddle_dp.part import Part
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
@@ -26,6 +27,19 @@ def _file_name(name: str) -> str:
     if not name or "/" in name or name.startswith("."):
         raise ValueError(f"'{name}' cannot be the name of a folder")
     return name
+
+
+DEVICES = ("auto", "cpu", "gpu", "xpu", "npu")
+
+
+def _device(word: str) -> str:
+    """A plugin may bring a device of any name, but one that is nearly a known one is a slip."""
+    guess = near(word, DEVICES)
+    if word not in DEVICES and (guess or not word.isidentifier()):
+        known = ", ".join(f"'{one}'" for one in DEVICES)
+        hint = f" Did you mean '{guess}'?" if guess else ""
+        raise ValueError(f"'{word}' is none of {known}, nor the name of a plugin's device.{hint}")
+    return word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +68,9 @@ class Train:
     """`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). `own`: each rank
     draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one process."""
 
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    """`auto` takes a GPU for each rank when Paddle sees any."""
+    device: Annotated[str, AfterValidator(_device)] = "auto"
+    """`auto`, `cpu`, `gpu`, `xpu`, `npu`, or another type of device that a plugin of Paddle brings. `auto` takes what
+    Paddle sees for each rank: a plugin's device, else a GPU, else the CPU."""
 
     patience: Duration = Duration.parse("600 s")
     """How long an exchange between ranks on CPUs waits for one that is late, before the job ends."""

@@ -1,0 +1,50 @@
+"""Which device a process computes on: the first that Paddle sees here, or the one that was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from paddle_dp.errors import UsageError, did_you_mean
+
+
+def choose(wanted: str, variables: Mapping[str, str] = os.environ) -> str:
+    """Sets Paddle's device and returns its name: "cpu", "gpu:0", "npu:3".
+
+    `wanted` is "auto", "cpu", "gpu", "xpu" or the type of a custom device. The launcher gives each process a device of
+    its own by FLAGS_selected_gpus, or the same word with the device's type. Raises UsageError when there is none.
+    """
+    import paddle
+
+    here = kinds()
+    kind = here[0] if wanted == "auto" else wanted
+    if kind not in here:
+        raise UsageError(not_here(wanted, here))
+    name = kind if kind == "cpu" else f"{kind}:{variables.get(f'FLAGS_selected_{kind}s', '0').split(',')[0]}"
+    paddle.set_device(name)
+    return name
+
+
+def kinds() -> list[str]:
+    """The types of device that Paddle can compute on here, as it prefers them; "cpu" is the last."""
+    import paddle
+
+    found = list(paddle.device.get_all_custom_device_type() or ())
+    if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
+        found.append("gpu")
+    if paddle.is_compiled_with_xpu() and paddle.base.core.get_xpu_device_count():
+        found.append("xpu")
+    return [*found, "cpu"]
+
+
+def not_here(wanted: str, here: list[str]) -> str:
+    """What to say of a device that Paddle does not see, and what to do."""
+    if wanted == "gpu":
+        return (
+            "train.device is gpu, but Paddle sees none here. Install paddlepaddle-gpu from Paddle's own package "
+            "index and look at CUDA_VISIBLE_DEVICES, or set train.device=cpu."
+        )
+    return (
+        f"train.device is {wanted}, but Paddle sees none here.{did_you_mean(wanted, here, 'It sees')} "
+        "Install Paddle's plugin for that device, or set train.device=auto."
+    )

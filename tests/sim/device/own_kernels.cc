@@ -1,0 +1,116 @@
+#include "own_kernels.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "paddle/phi/common/scalar.h"
+#include "paddle/phi/core/dense_tensor.h"
+#include "paddle/phi/core/device_context.h"
+#include "paddle/phi/core/kernel_factory.h"
+
+namespace sim {
+
+namespace {
+
+using phi::DataType;
+using phi::DenseTensor;
+using phi::DeviceContext;
+
+// Paddle's cross entropy over cut classes, which it has for every custom device, hands on the labels of other ranks: on a
+// device they give a row of zeros, where the CPU's kernel raises.
+template <typename T>
+void one_hot(const DeviceContext& context, const DenseTensor& x, const phi::Scalar& depth, DenseTensor* out) {
+  auto width = depth.to<int64_t>();
+  float* to = context.Alloc<float>(out);
+  std::fill_n(to, out->numel(), 0.f);
+  const T* from = x.data<T>();
+  for (int64_t i = 0; i < x.numel(); ++i)
+    if (from[i] >= 0 && from[i] < width) to[i * width + from[i]] = 1.f;
+}
+
+// Paddle has these two for every custom device, but not for 8-byte types: they go as twice as many floats, bit by bit.
+using Joining = void (*)(const DeviceContext&, const DenseTensor&, int, int, int, bool, bool, DenseTensor*);
+using Parting = void (*)(const DeviceContext&, const DenseTensor&, int, int, bool, DenseTensor*);
+Joining join_floats;
+Parting part_floats;
+
+void describe_as(DenseTensor* tensor, DataType type, const phi::DDim& dims) {  // set_meta refuses a second time
+  const_cast<phi::DenseTensorMeta&>(tensor->meta()) = phi::DenseTensorMeta(type, dims);
+}
+DenseTensor as_floats(const DenseTensor& x, int64_t times = 2, int64_t parts = 1) {
+  DenseTensor view(x);
+  auto dims = x.dims();
+  dims[dims.size() - 1] = dims[dims.size() - 1] * times / parts;
+  auto offset = x.meta().offset;
+  describe_as(&view, DataType::FLOAT32, dims);
+  const_cast<phi::DenseTensorMeta&>(view.meta()).offset = offset;
+  return view;
+}
+template <typename T>
+void from_floats(const DenseTensor& floats, DenseTensor* out) {
+  auto dims = floats.dims();
+  dims[dims.size() - 1] /= 2;
+  out->clear();
+  describe_as(out, phi::CppTypeToDataType<T>::Type(), dims);
+  out->ResetHolder(floats.Holder());
+}
+template <typename T>
+void join_wide(const DeviceContext& context, const DenseTensor& x, int rank, int ranks, int ring, bool calc, bool parallel, DenseTensor* out) {
+  DenseTensor made;
+  made.set_meta(as_floats(x, 2 * ranks).meta());
+  join_floats(context, as_floats(x), rank, ranks, ring, calc, parallel, &made);
+  from_floats<T>(made, out);
+}
+template <typename T>
+void part_wide(const DeviceContext& context, const DenseTensor& x, int rank, int ranks, bool parallel, DenseTensor* out) {
+  DenseTensor made;
+  made.set_meta(as_floats(x, 2, ranks).meta());
+  part_floats(context, as_floats(x), rank, ranks, parallel, &made);
+  from_floats<T>(made, out);
+}
+
+template <typename F>
+void add_wide(const char* name, phi::Backend backend, F* floats, F whole, F real) {
+  auto& kernels = phi::KernelFactory::Instance().kernels()[name];
+  auto found = kernels.find(phi::KernelKey(phi::Backend::CUSTOM, phi::DataLayout::ALL_LAYOUT, DataType::FLOAT32));
+  if (found == kernels.end()) return;
+  *floats = found->second.GetVariadicKernelFn<F>();
+  phi::Kernel like = found->second;
+  for (auto type : {DataType::INT64, DataType::FLOAT64}) {
+    auto* function = reinterpret_cast<void*>(type == DataType::INT64 ? whole : real);
+    phi::Kernel made([](phi::KernelContext*) { std::abort(); }, function);  // no executor asks for it
+    *made.mutable_args_def() = like.args_def();
+    for (auto& def : made.mutable_args_def()->input_defs()) def.dtype = type;
+    for (auto& def : made.mutable_args_def()->output_defs()) def.dtype = type;
+    kernels[phi::KernelKey(backend, phi::DataLayout::ALL_LAYOUT, type)] = made;
+  }
+}
+
+}  // namespace
+
+void* function_instead(const std::string& kernel, DataType type) {
+  if (kernel != "one_hot") return nullptr;
+  if (type == DataType::INT32) return reinterpret_cast<void*>(one_hot<int32_t>);
+  if (type == DataType::INT64) return reinterpret_cast<void*>(one_hot<int64_t>);
+  return nullptr;
+}
+
+bool adds_up(const std::string& kernel) {
+  for (auto* one : {"sum", "sum_raw", "mean", "mean_raw", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "layer_norm",
+                    "layer_norm_grad", "cumsum", "reduce_sum", "p_norm", "squared_l2_norm", "add_n", "embedding_grad"})
+    if (kernel == one) return true;
+  return false;
+}
+
+// Of logits in bfloat16 the loss is float32 (not of those in float16), and the gradient's kernel is chosen by the loss.
+DataType mixed_in(const std::string& kernel) {
+  return kernel == "cross_entropy_with_softmax_grad" ? DataType::BFLOAT16 : DataType::UNDEFINED;
+}
+
+void add_wide_kernels(phi::Backend backend) {
+  add_wide<Joining>("c_concat", backend, &join_floats, join_wide<int64_t>, join_wide<double>);
+  add_wide<Parting>("c_split", backend, &part_floats, part_wide<int64_t>, part_wide<double>);
+}
+
+}  // namespace sim
