@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks import _watched
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Every, Positive
 
@@ -83,10 +84,11 @@ class Checkpoint(Callback):
         trainer, step = moment.trainer, moment.progress.step
         if self._saved and self._saved[0] == step:
             return self._saved[1]
-        path = checkpoints.save(trainer.snapshot(), self.folder, self.run.mesh)
-        self._saved = (step, path)
-        if self.run.mesh.is_main:
-            checkpoints.prune(self.folder, self.config.keep, trusted=path)
+        with heartbeat.within("checkpoint"):
+            path = checkpoints.save(trainer.snapshot(), self.folder, self.run.mesh)
+            self._saved = (step, path)
+            if self.run.mesh.is_main:
+                checkpoints.prune(self.folder, self.config.keep, trusted=path)
         trainer.tell_saved(path)
         return path
 

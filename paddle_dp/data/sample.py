@@ -11,6 +11,7 @@ import numpy as np
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.errors import DataError
+from paddle_dp.mesh.heartbeat import heartbeat
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
@@ -103,9 +104,11 @@ def describe(array: Array) -> str:
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
     """The samples stacked: inputs [n, ...] and targets [n, ...], each read with random numbers of its own."""
     if is_stacked(dataset):
+        heartbeat.at(int(indices[0]))
         return take(dataset, indices)
     pairs = []
     for index in indices.tolist():
+        heartbeat.at(index)
         seed_sample(seed, epoch, index)
         pairs.append(read_sample(dataset, index))
     inputs, targets = zip(*pairs, strict=True)

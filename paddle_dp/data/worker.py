@@ -27,6 +27,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from paddle_dp.mesh.heartbeat import heartbeat
+
 _LENGTH = struct.Struct("<q")
 _TICK = 1.0  # seconds between two checks of a silent worker
 _parents_ends: set[int] = set()  # of the pipes to all workers: a worker must not keep another's open
@@ -69,11 +71,14 @@ class Worker:
     def receive(self, timeout: float) -> Reply:
         """The next reply. Raises WorkerHungError after `timeout` seconds without progress, WorkerEndedError if gone."""
         seen, since = self.progress.tolist(), time.monotonic()
+        if seen[0]:
+            heartbeat.at(seen[1])
         while not self._poll.poll(1000 * min(timeout, _TICK)):
             if self._reaped():
                 raise WorkerEndedError(self._how_it_ended())
             if (now := self.progress.tolist()) != seen:
                 seen, since = now, time.monotonic()
+                heartbeat.at(now[1])
             elif time.monotonic() - since > timeout:
                 raise WorkerHungError
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
@@ -164,6 +169,7 @@ def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
 
 def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
     """Detaches a forked child from its parent's objects, signals and streams; it still dies with the parent."""
+    heartbeat.detach()
     gc.freeze()  # the parent's objects are not collected here: no tensor is freed, no file flushed
     os.setsid()  # a Ctrl-C goes to the parent's group only; the parent ends its workers itself
     signal.set_wakeup_fd(-1)

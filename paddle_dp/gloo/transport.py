@@ -21,6 +21,7 @@ from paddle.base import core
 from paddle_dp.errors import JobError
 from paddle_dp.gloo.rendezvous import Patience, own_host
 from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.heartbeat import heartbeat
 
 TOKEN = 16  # bytes of the secret by which a peer proves that it belongs to this job
 HELLO = struct.Struct(f"<{TOKEN}sq")  # the listener's token, the caller's rank
@@ -57,7 +58,9 @@ class Endpoint:
         `Patience.seconds`."""
         inbox = self._inbox[group, rank]
         with self._arrived:
-            self._arrived.wait_for(lambda: inbox or rank in self._gone, timeout=Patience.seconds)
+            if not inbox:
+                with heartbeat.waiting(f"a message from rank {rank}"):
+                    self._arrived.wait_for(lambda: inbox or rank in self._gone, timeout=Patience.seconds)
             if inbox:
                 return inbox.popleft()
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.launch.machine import Machine
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe.schema import Watch
 
 WORKER = Path(__file__).with_name("worker.py")
 # Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its own arguments.
@@ -75,10 +78,19 @@ class Meeting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """For how long nothing may happen on any rank: the recipe's `watch`, and what its loader allows one sample."""
+
+    watch: Watch
+    sample: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A job that this machine can run: `ranks` processes on each of `nodes`, on `gpus` or on the CPU.
 
-    `began`: its start, in seconds by the clock of the disk of its run folder.
+    `began`: its start, in seconds by the clock of the disk of its run folder. `limits`: when it counts as standing
+    still; None: it is not watched for that.
     """
 
     job: Job
@@ -87,6 +99,7 @@ class Plan:
     nodes: int = 1
     gpus: tuple[str, ...] = ()
     began: float = 0.0
+    limits: Limits | None = None
 
     @property
     def alone(self) -> bool:
@@ -101,7 +114,8 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     """The command that starts the plan's ranks on this node through Paddle's launcher."""
     job = plan.job
     words = [python, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(plan.ranks)]
-    words += ["--log_dir", str(logs), "--job_id", logs.name]
+    # All nodes have to say the same name, and their logs may be counted differently.
+    words += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
     if plan.gpus:
         words += ["--devices", ",".join(plan.gpus)]
     if meeting is not None:

@@ -109,7 +109,7 @@ def describe(failure: Failure, ranks: int, log: Path | None, nodes: int = 1) -> 
 
     Of an error that another command line or recipe would avoid, the message alone.
     """
-    if failure.expected and failure.exit_status == 2:
+    if failure.expected and (failure.exit_status == 2 or failure.kind == "stood still"):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
     how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""

@@ -17,12 +17,13 @@ from paddle_dp.launch.command import Meeting
 FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # a block is enough for a job of 31 ranks on this machine
 
 
-def meet(master: str) -> Meeting:
-    """The rendezvous at `master` ("HOST:PORT") as this node reaches it.
+def meet(master: str, is_first: bool = False) -> Meeting:
+    """The rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
     for ever. Here it is the address from which the kernel would reach the master. Raises UsageError if the master's
-    name has no address, or one that only its own machine can reach.
+    name has no address, or one that only its own machine can reach; on the first node, if it is another machine's
+    address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
@@ -41,6 +42,16 @@ def meet(master: str) -> Meeting:
         raise UsageError(
             f"--master {master}: there is no way to {address} from here ({error.strerror})."
         ) from error
+    if is_first and own != address:
+        raise UsageError(
+            f"--master {master}: it is an address of node 0, and this is node 0, whose address is {own}. Give --master "
+            f"{own}:{port} on all nodes, or this node another --node-rank."
+        )
+    if is_first and not _is_free(int(port)):
+        raise UsageError(
+            f"--master {master}: another program listens at port {port} here, perhaps an earlier job that has not "
+            "ended. Give another port, on all nodes."
+        )
     return Meeting(master=f"{address}:{port}", host=own, interface=interface_of(own))
 
 
@@ -101,3 +112,13 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at `address` ("HOST:PORT")."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except OSError:
+        return False
+    return True

@@ -53,6 +53,12 @@ def alive(pid: int) -> bool:
     return fields is not None and fields[0] not in "ZX"
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped `pid`: by SIGSTOP, from a terminal, with a debugger."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] in "Tt"
+
+
 def exit_of(pid: int) -> tuple[bool, int | None]:
     """Whether `pid` has ended, and its exit code (negative for a signal) until its parent has waited for it."""
     fields = _stat(pid)

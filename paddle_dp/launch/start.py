@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import failures, logs
-from paddle_dp.launch.command import Job, Plan, argv, environment, headline
+from paddle_dp.launch.command import Job, Limits, Plan, argv, environment, headline
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.network import meet, reserved_ports
@@ -22,7 +22,7 @@ from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
-from paddle_dp.launch.supervisor import MARK, Supervision
+from paddle_dp.launch.supervisor import MARK, Supervision, board_of
 
 
 def run(job: Job) -> int:
@@ -60,7 +60,8 @@ def _run(job: Job) -> int:
     folder, path = _claimed(job, recipe.folder)
     attempt = logs.fresh(folder)
     job = replace(job, recipe=path, extra={**job.extra, "claimed": True})
-    plan = replace(plan, job=job, began=attempt.stat().st_mtime)
+    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds)
+    plan = replace(plan, job=job, began=attempt.stat().st_mtime, limits=limits)
     return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
 
 
@@ -117,7 +118,7 @@ def _alone(plan: Plan, attempt: Path) -> int:
 def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
     """Several ranks, or several nodes, by Paddle's launcher under supervision."""
     job = plan.job
-    meeting = meet(job.master) if job.master is not None and plan.nodes > 1 else None
+    meeting = meet(job.master, job.node_rank == 0) if job.master is not None and plan.nodes > 1 else None
     variables = environment(plan, inherited, meeting)
     screen = _screen(plan, variables)
     _announce(plan, variables, attempt)
@@ -146,17 +147,22 @@ def watched(
     third value. Afterwards none of its processes is left.
     """
     mark = f"{os.getpid()}-{time.time_ns()}"
-    with reserved_ports() as ports, Signals() as signals, (attempt / "launcher.log").open("wb") as log:
+    with (
+        reserved_ports() as ports,
+        Signals() as signals,
+        board_of(plan) as board,
+        (attempt / "launcher.log").open("wb") as log,
+    ):
         process = Popen(
             command,
-            env={**ports, **variables, MARK: mark},
+            env={**ports, **variables, **(board.variables if board else {}), MARK: mark},
             stdin=DEVNULL,
             stdout=log,
             stderr=STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
             preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; a kill -9 of us must end it
         )
-        supervision = Supervision(plan, process, attempt, mark, stalled)
+        supervision = Supervision(plan, process, attempt, mark, stalled, board)
         outcome = supervision.wait(signals, logs.Follower(logs.worker_log(attempt, 0), screen))
     return outcome, supervision, signals
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
-from paddle_dp.launch import logs
+from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
-from paddle_dp.launch.processes import alive, descendants, kill_all, marked, send
+from paddle_dp.launch.network import answers
+from paddle_dp.launch.processes import alive, descendants, is_stopped, kill_all, marked, send
 from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.standstill import STATUS, Standing, Standstill
 from paddle_dp.launch.watch import Departure, Watch
+from paddle_dp.mesh.heartbeat import Beat, Board
 from paddle_dp.mesh.late_ranks import WAITED
 
 MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find those whose parents are gone
@@ -36,9 +40,12 @@ class Supervision:
         attempt: Path,
         mark: str,
         stalled: Callable[[], bool] = lambda: False,
+        board: Board | None = None,
     ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
-        self.stalled = stalled
+        self.stalled, self.board = stalled, board
+        self.standing = None if board is None or plan.limits is None else Standing(plan.limits)
+        self.standstill: Standstill | None = None
         self.watch = Watch(process.pid)
         self.first_rank = (plan.job.node_rank or 0) * plan.ranks
 
@@ -71,9 +78,29 @@ class Supervision:
             or bool(self.watch.failed)
             or bool(read_all(self.attempt))
             or self.stalled()
+            or self._stands()
         )
 
+    def _stands(self) -> bool:
+        """Whether no rank of this node has given a sign of life for too long."""
+        if self.standing is not None:
+            pids = self.watch.pids
+            stopped = [rank for rank in self.beats if rank in pids and is_stopped(pids[rank])]
+            self.standstill = self.standing.look(self.beats, time.monotonic(), stopped)
+        return self.standstill is not None
+
+    @property
+    def beats(self) -> dict[int, Beat | None]:
+        """The heartbeat of each rank of this node that has not ended; None before a rank's first."""
+        assert self.board is not None
+        ranks = {self.first_rank + place: place for place in range(self.plan.ranks)}
+        return {
+            rank: self.board.read(place) for rank, place in ranks.items() if rank not in self.watch.departures
+        }
+
     def _outcome(self, signals: Signals) -> Failure | int:
+        if self.standstill is not None:
+            return self._stood_still(self.standstill)
         end = time.monotonic() + SETTLE
         while self.watch.living and not signals.number and time.monotonic() < end:
             self.watch.rest(INTERVAL)
@@ -95,6 +122,24 @@ class Supervision:
                 if departure.code in (0, None) and departure.time < cause.time + SETTLE:
                     return self._of(departure)
         return cause
+
+    def _stood_still(self, found: Standstill) -> Failure:
+        """Why nothing goes on, in a sentence, with the stacks of the ranks that the others wait for."""
+        rank, words = found.behind[0], str(found)
+        if not self.watch.pids:
+            words = nobody_came(self.plan, found.seconds, self.attempt)
+        else:
+            pids = {r: self.watch.pids[r] for r, beat in found.beats.items() if beat and r in self.watch.pids}
+            taken = stacks.collect(self.attempt, pids)
+            for late in found.behind[:2]:
+                if late in taken:
+                    words += f"\nrank {late}, the innermost call first:\n{stacks.shown(taken[late])}"
+            others = [f"rank {r}: {stacks.innermost(taken[r])}" for r in taken if r not in found.behind[:2]]
+            words = "\n".join([words, *others, f"stacks of all ranks: {self.attempt}/stacks.rank-*"])
+        return Failure(
+            rank=rank, kind="stood still", message=words, exit_status=STATUS, expected=True,
+            pid=self.watch.pids.get(rank, self.process.pid),
+        )  # fmt: skip
 
     def _of(self, departure: Departure) -> Failure:
         """The failure of a rank that wrote none itself."""
@@ -142,3 +187,38 @@ class Supervision:
         launcher = self.process.pid
         family = descendants(launcher) if self.process.poll() is None else []
         return [*family, *filter(alive, [launcher]), *marked(MARK, self.mark)]
+
+
+@contextmanager
+def board_of(plan: Plan) -> Iterator[Board | None]:
+    """Where the plan's ranks write where they are; None where nobody is to look, or this system has no such memory."""
+    if plan.limits is None:
+        yield None
+        return
+    try:
+        board = Board(plan.ranks)
+    except OSError as error:
+        print(f"a job that stands still will not be noticed: {error}", flush=True)
+        yield None
+        return
+    with closing(board):
+        yield board
+
+
+def nobody_came(plan: Plan, seconds: float, attempt: Path) -> str:
+    """Why Paddle's launcher has started no rank for so long."""
+    job, log = plan.job, f"What Paddle's launcher said: {attempt / 'launcher.log'}"
+    waited = f"no rank of this node has started for {seconds:.0f} s (watch.start)"
+    if plan.nodes == 1:
+        return f"{waited}. {log}"
+    if job.node_rank == 0:
+        others = "node 1" if plan.nodes == 2 else f"nodes 1 to {plan.nodes - 1}"
+        return (
+            f"{waited}: node 0 waits at {job.master} for all of {others}. Is the same command running there, with its "
+            f"own --node-rank, and can it reach {job.master}? {log}"
+        )
+    if not answers(str(job.master)):
+        return (
+            f"{waited}: nobody answers at {job.master}. Is node 0 running, and can this node reach it? {log}"
+        )
+    return f"{waited}: {job.master} answers, and not all of the {plan.nodes} nodes have come there. {log}"

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.launch import stacks
 from paddle_dp.launch.command import Job, Plan, headline, settings
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import alive, die_with_parent
 from paddle_dp.launch.silence import import_paddle
+from paddle_dp.mesh.heartbeat import heartbeat, join_board
 
 ENTRY_POINTS = {
     "train": "paddle_dp.train.entry_points:train",
@@ -35,6 +37,7 @@ ENTRY_POINTS = {
     "export": "paddle_dp.export.export:export",
     "trace": "paddle_dp.proof.trace:trace",
 }
+WATCHED = ("train", "evaluate")  # the entry points that say where they are
 CLOSING = 5  # seconds for a failed rank to close its files
 
 
@@ -45,9 +48,14 @@ def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options:
     """
     from paddle_dp.recipe import read_recipe
 
+    heartbeat.enter("start", "importing paddle")
     import_paddle()
     faulthandler.enable()  # after paddle, which installs handlers of its own
+    heartbeat.enter("start", "reading the recipe")
     recipe = read_recipe(recipe_path, overrides)
+    heartbeat.enter("start" if entry_point in WATCHED else "unwatched")
+    if entry_point not in WATCHED:
+        heartbeat.detach()
     _find(entry_point)(recipe, dict(options))
 
 
@@ -87,10 +95,16 @@ def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoRet
     job, supervised = _read(entry_point, argv), "PADDLE_DP_JOB" in os.environ
     _prepare_process(job, supervised)
     options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")) if supervised else job.options
-    folder = os.environ.get("PADDLE_LOG_DIR", "")
-    call = partial(work, job.entry_point, job.recipe, job.all_overrides, options)
-    failure = guarded(call, Path(folder) if os.path.isdir(folder) else None)
+    logs = os.environ.get("PADDLE_LOG_DIR", "")
+    folder = Path(logs) if os.path.isdir(logs) else None
+    if supervised:
+        if folder is not None:
+            stacks.offer(folder, _rank())
+        join_board()
+    failure = guarded(partial(work, job.entry_point, job.recipe, job.all_overrides, options), folder)
     if failure is None:
+        join_board()
+        heartbeat.enter("done")
         sys.exit(0)
     sys.stdout.flush()
     print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_dp.errors import JobError
+from paddle_dp.mesh.heartbeat import heartbeat
 
 Counts = dict[str, int]
 # The line that a waiting rank prints. The launcher looks for it in the log of a process that the wait ended in C++.
@@ -70,7 +71,8 @@ class Arrivals:
         self._changed = wait.since
         self._waits.append(wait)
         try:
-            yield
+            with heartbeat.waiting(what):
+                yield
         except (RuntimeError, ValueError, OSError) as error:
             waited = time.monotonic() - wait.since
             if not wait.late or waited < 0.9 * self.patience:

@@ -16,6 +16,7 @@ from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.device import choose
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
+from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     import paddle
@@ -158,8 +159,10 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
         place = choose(device)
         if here.ranks > 1:
             if here.master:
-                (wait_for_port if here.rank else check_port)(here.master)
-            paddle.distributed.init_parallel_env()
+                with heartbeat.waiting("rank 0's store") if here.rank else nullcontext():
+                    (wait_for_port if here.rank else check_port)(here.master)
+            with heartbeat.waiting("the meeting of all ranks"):
+                paddle.distributed.init_parallel_env()
             seconds = _set_patience(patience, place)
             if here.master:
                 late_ranks.start(here.rank, here.master, seconds)

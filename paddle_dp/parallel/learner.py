@@ -13,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
 from paddle_dp.errors import LossError, NotFiniteError
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.absent import AbsentGradients
 from paddle_dp.parallel.attributes import Attributes
@@ -123,16 +124,19 @@ class Learner(PlacedModel):
         Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
+        heartbeat.enter("forward")
         batch = self.mixed.cast_batch(batch)
         self._look_for_frozen()
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
         seen, answered = self._forward_backward(batch, divisor, collect_metrics)
+        heartbeat.enter("exchange")
         self._all_reduce_gradients()
         count = self._global_count(answered) if known is None else known
         self.empty = count == 0
         usable = not self.empty and self._unscale(divisor / count)
         metrics = self._metrics(seen, count) if collect_metrics else None
+        heartbeat.enter("update")
         if usable:
             self._step()
         if parameters_of(self.optimizer):  # a stage may have none of them, and Paddle's asks for the first
@@ -165,8 +169,10 @@ class Learner(PlacedModel):
                         self._samplewise.look(outputs, micro_batch.targets, total)
                     self._keep(batch, micro_batch)
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
+                heartbeat.enter("backward")
                 with self.mixed.backward_context(), self._waiting_for_exchange() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
+            heartbeat.enter("forward")
             counted = counted if micro_batch.is_dummy else counted + count
             if collect_metrics:
                 seen.append(self._sums(outputs, total, micro_batch))

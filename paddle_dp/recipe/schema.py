@@ -96,6 +96,27 @@ class LoaderSettings:
     """How long one sample may take before its worker counts as hung."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """For how long nothing may happen on any rank before the job is ended, and the rank named that the others wait for
+    ([reliability.md](reliability.md))."""
+
+    patience: Duration | None = None
+    """Within a step, and after the last. By default ten times the median step, and 60 s at least."""
+
+    start: Duration = Duration.parse("600 s")
+    """Until the first steps are done: Python, the data set, the other nodes."""
+
+    evaluate: Duration = Duration.parse("600 s")
+    """In an evaluation, from one batch to the next."""
+
+    checkpoint: Duration = Duration.parse("1800 s")
+    """While a checkpoint is written."""
+
+    callbacks: Duration = Duration.parse("1800 s")
+    """In any other callback."""
+
+
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
 # What a recipe means where it says nothing: filled in before overrides, so that these can be overridden too.
 DEFAULTS: dict[str, Any] = {
@@ -136,6 +157,9 @@ class Recipe(BaseModel):
 
     loader: LoaderSettings = LoaderSettings()
     """How samples are read."""
+
+    watch: Watch = Watch()
+    """When a job that stands still is ended."""
 
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
     """A list of parts that watch. console, metrics, dashboard, evaluate and checkpoint by default."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
 from paddle_dp.data import Batch, Loader
 from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError, UsageError
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.train import blame, consistency, state
 from paddle_dp.train.callback import Callback, Moment, Name
@@ -88,6 +89,7 @@ class TrainingLoop:
                 self.tell_start()
             self.check("before the first update", states=True)
             self._train()
+            heartbeat.enter("end", "the last checks")
             self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
             self.check("at the end of the training")
             self.differences = self.learner.differences()
@@ -96,11 +98,12 @@ class TrainingLoop:
                 False,
                 True,
             ):  # the last evaluation and checkpoint may fail: report a good end after them
-                self._call([c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+                self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
         except BaseException as error:
             self._call_failed(error)
             raise
         finally:
+            heartbeat.enter("end", "closing the loader")
             self.loader.close()
         return self.progress
 
@@ -117,10 +120,12 @@ class TrainingLoop:
         """
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
-        evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
+        with heartbeat.within("evaluate"):
+            evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
         moment = self._moment("evaluated")
         for callback in self.callbacks:
-            callback.evaluated(moment, evaluation)
+            with _at_work(callback, "evaluated"):
+                callback.evaluated(moment, evaluation)
         if evaluation.not_finite:
             self._refused = evaluation
             if not self._in_callbacks:
@@ -162,19 +167,23 @@ class TrainingLoop:
         """Calls `start` of all callbacks."""
         moment = self._moment("start")
         for callback in self.callbacks:
-            callback.start(moment)
+            with _at_work(callback, "start"):
+                callback.start(moment)
 
     def tell_saved(self, path: Path) -> None:
         """Calls `saved` of all callbacks, after a checkpoint was written to `path`. Call it on every rank."""
         moment = self._moment("saved")
         for callback in self.callbacks:
-            callback.saved(moment, path)
+            with _at_work(callback, "saved"):
+                callback.saved(moment, path)
 
     def _moment(self, name: Name) -> Moment:
         return Moment(name=name, progress=self.progress, trainer=self)
 
     def _train(self) -> None:
         self.meter.read()
+        heartbeat.step = self.progress.step
+        heartbeat.enter("data")
         while self.progress.step < self.total_steps and not self.stopped:
             for batch in self.loader.read(self.progress.epoch, self.progress.batch):
                 self._update(batch)
@@ -193,6 +202,7 @@ class TrainingLoop:
         rate = self.learner.optimizer.get_lr() if reads else 0.0
         metrics = self._learn(batch, reads)
         self.progress = self.progress.advance(batch.samples)
+        heartbeat.step = self.progress.step
         if self.learner.empty:
             self._print_empty(batch)
         self.meter.add(batch.samples, batch.waited)
@@ -201,7 +211,8 @@ class TrainingLoop:
         if due:
             numbers = {} if metrics is None else self._numbers(metrics, rate, batch)
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
-            self._call(due, lambda c: c.step(moment), is_step=True)
+            self._call("step", due, lambda c: c.step(moment))
+        heartbeat.enter("data")
 
     def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:
         try:
@@ -243,16 +254,17 @@ class TrainingLoop:
     def _call_epoch(self) -> None:
         moment = self._moment("epoch")
         due = [callback for callback in self.callbacks if callback.due_at_epoch(self.progress.epoch)]
-        self._call(due, lambda c: c.epoch(moment))
+        self._call("epoch", due, lambda c: c.epoch(moment))
 
-    def _call(
-        self, callbacks: Sequence[Callback], call: Callable[[Callback], None], is_step: bool = False
-    ) -> None:
+    def _call(self, name: Name, callbacks: Sequence[Callback], call: Callable[[Callback], None]) -> None:
         """Calls these callbacks. Then raises NotFiniteError if an evaluation of theirs was not finite."""
         self._in_callbacks = True
         try:
             for callback in callbacks:
-                with nullcontext() if is_step and callback.reads else self.meter.paused():
+                with (
+                    nullcontext() if name == "step" and callback.reads else self.meter.paused(),
+                    _at_work(callback, name),
+                ):
                     call(callback)
         finally:
             self._in_callbacks = False
@@ -275,3 +287,8 @@ class TrainingLoop:
             except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
                 if sys.version_info >= (3, 11):
                     error.add_note(f"({type(callback).__name__} failed too: {second})")
+
+
+def _at_work(callback: Callback, name: Name) -> AbstractContextManager[None]:
+    """Around a callback's work: in the heartbeat it is the callback's, «Evaluate.epoch»."""
+    return heartbeat.within("callbacks", f"{type(callback).__name__}.{name}")

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.launch.processes import alive, descendants, kill_all, marked
+from paddle_dp.launch.processes import alive, descendants, kill_all, marked, variable
+from paddle_dp.mesh.heartbeat import VARIABLE, read
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "PADDLE_DP_TEST"  # reaches every process of a test's job
@@ -39,6 +40,20 @@ class Started:
             time.sleep(0.02)
         return [int(name.read_text()) for name in names]
 
+    def training_pids(self, ranks: int, steps: int = 20, timeout: float = 60) -> list[int]:
+        """The ranks' pids, once each of them has done so many steps of a training: read where its supervisor reads."""
+        end = time.monotonic() + timeout
+        while True:
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end, "the ranks did not come so far"
+            pids = {variable(pid, "PADDLE_TRAINER_ID"): pid for pid in self.left() if _is_rank(pid)}
+            if len(pids) == ranks:
+                board = Path(str(variable(pids["0"], VARIABLE))).read_bytes()
+                beats = [read(board, rank) for rank in range(ranks)]
+                if all(beat and beat.step >= steps for beat in beats):
+                    return [pids[str(rank)] for rank in range(ranks)]
+            time.sleep(0.05)
+
     def finish(self, timeout: float = 60) -> tuple[int, str, str]:
         """Exit status, standard output and standard error."""
         said, complained = self.process.communicate(timeout=timeout)
@@ -55,8 +70,19 @@ class Started:
         return not self.left()
 
 
+def _is_rank(pid: int) -> bool:
+    """Whether a process is a rank itself: its data workers have the same command, and another parent."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        above = Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(word.endswith(b"launch/worker.py") for word in words) and b"paddle.distributed.launch" in above
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
     """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points."""
     jobs: list[Started] = []
 
@@ -84,6 +110,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         return jobs[-1]
 
     yield begin
+    record_orphans = len({pid for job in jobs for pid in job.left()})
+    request.node.user_properties.append(("orphans", record_orphans))
     left = [pid for job in jobs for pid in job.left()]
     for job in jobs:
         kill_all(
@@ -93,3 +121,36 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         job.process.stdout.close()
         job.process.stderr.close()
     assert not left, "processes were left behind"
+
+
+@pytest.fixture
+def found(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """found(fault, seconds, named): one row of the table of faults: how long it took to be noticed, and whether the
+    screen named what had caused it. How many processes were left is counted when the test is over."""
+
+    def note(fault: str, seconds: float, named: bool) -> None:
+        request.node.user_properties.append(("fault", [fault, seconds, named]))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of the faults that were injected, as docs/reliability.md has it."""
+    rows: dict[str, list[Any]] = {}
+    orphans: dict[str, int] = {}
+    reports = [report for several in terminalreporter.stats.values() for report in several]
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "fault":
+                rows.setdefault(report.nodeid, []).append(value)
+            if name == "orphans":
+                orphans[report.nodeid] = value
+    if not rows:
+        return
+    terminalreporter.section("faults")
+    terminalreporter.write_line("| fault | noticed after | first cause named | orphans |")
+    terminalreporter.write_line("|---|---|---|---|")
+    for test, several in rows.items():
+        for fault, seconds, named in {row[0]: row for row in several}.values():
+            cells = f"{fault} | {seconds:.1f} s | {'yes' if named else 'NO'} | {orphans.get(test, '?')}"
+            terminalreporter.write_line(f"| {cells} |")

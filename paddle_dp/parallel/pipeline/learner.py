@@ -11,6 +11,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.gradient_sketch import Sketches
@@ -111,6 +112,7 @@ class PipelineLearner(HybridLearner):
         assert self.batch is not None
         micro_batch = self.batch.micro_batches[work.micro_batch]
         drawing = self._drawing(micro_batch) if work.kind == "forward" else nullcontext()
+        heartbeat.enter(work.kind)
         with self.recorder.span(work), self._dummy() if micro_batch.is_dummy else nullcontext(), drawing:
             yield
 

@@ -1,0 +1,185 @@
+"""Whether a job stands still, and which rank the others wait for: decided from the ranks' heartbeats alone."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from paddle_dp.launch.command import Limits
+from paddle_dp.mesh.heartbeat import PHASES, Beat
+
+STATUS = 124  # of a job that stood still: as of timeout(1)
+LEAST = 60.0  # seconds: however short a step is, a machine may have something else to do for a while
+STEPS = 10  # so many median steps without a sign of life are too many
+GAP = 2.0  # seconds between two looks that count at most: the whole machine may have been stopped
+BEYOND = 5.0  # seconds that a data worker's own time limit, which names the sample, has the first word
+
+Beats = Mapping[int, Beat | None]
+"""Of each rank of this node that has not ended: where it was last seen; None where it has not begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standstill:
+    """No rank of `beats` has given a sign of life for `seconds`; `limit` is what was allowed, `setting` where it is
+    set. `since`: for how long each rank has been where it is."""
+
+    beats: Beats
+    seconds: float
+    limit: float
+    setting: str
+    since: Mapping[int, float]
+    stopped: Sequence[int] = ()
+
+    @property
+    def behind(self) -> list[int]:
+        """The ranks that the others wait for, the one that has stood longest first: those that somebody has stopped,
+        else those that wait for nobody; a rank that is done is waited for by nobody while others work. Where each waits
+        for others, those whose exchange comes first."""
+        if self.stopped:
+            return list(self.stopped)
+        free = [rank for rank, beat in self.beats.items() if beat is None or not beat.waits]
+        working = [rank for rank in free if self._phase(rank) != "done"]
+        if found := working or ([] if len(free) < len(self.beats) else free):
+            return sorted(found, key=lambda rank: -self.since[rank])
+        waiting = [rank for rank, beat in self.beats.items() if beat is not None and beat.waits]
+        places = {rank: self._place(rank) for rank in waiting}
+        return [rank for rank in waiting if places[rank] == min(places.values())]
+
+    def __str__(self) -> str:
+        behind = self.behind
+        all_wait = behind and all(self._waits(rank) for rank in behind) and not self.stopped
+        first = [self._said(rank) for rank in behind]
+        rest: dict[str, list[int]] = {}
+        for rank in self.beats:
+            if rank not in behind:
+                rest.setdefault(self._where(rank), []).append(rank)
+        said = [*first, *(f"{_ranks(ranks)} {_verb(where, ranks)}" for where, ranks in rest.items())]
+        if all_wait and len(behind) == len(self.beats):
+            said.append("each waits for another rank, and none of this node is late")
+        seconds = f"{self.seconds:.0f} s (allowed are {self.limit:.0f} s: {self.setting})"
+        return f"no rank has made progress for {seconds}: {'; '.join(said)}."
+
+    def _said(self, rank: int) -> str:
+        beat, since = self.beats[rank], f"for {self.since[rank]:.0f} s"
+        if rank in self.stopped:
+            where = "before it began" if beat is None else f"in {_place(beat)}"
+            return f"rank {rank} is stopped (by SIGSTOP, a terminal or a debugger) {since}, {where}"
+        if beat is None:
+            return f"rank {rank} has not begun {since}: its process is there, and its Python has not begun to work"
+        if beat.phase == "done":
+            return f"rank {rank} is done, and its process has not ended {since}"
+        if beat.waits:
+            return f"rank {rank} has waited in {_place(beat)} {since}"
+        return f"rank {rank} has been in {_place(beat)} {since}"
+
+    def _where(self, rank: int) -> str:
+        beat = self.beats[rank]
+        if beat is None:
+            return "has not begun"
+        if beat.phase == "done":
+            return "is done"
+        return f"waits in {_place(beat)}" if beat.waits else f"is in {_place(beat)}"
+
+    def _waits(self, rank: int) -> bool:
+        beat = self.beats[rank]
+        return beat is not None and beat.waits
+
+    def _phase(self, rank: int) -> str:
+        beat = self.beats[rank]
+        return "" if beat is None else beat.phase
+
+    def _place(self, rank: int) -> tuple[int, int, str]:
+        beat = self.beats[rank]
+        return (-1, 0, "") if beat is None else (beat.step, PHASES.index(beat.phase), beat.what)
+
+
+class Standing:
+    """Looks at the ranks' heartbeats again and again."""
+
+    def __init__(self, limits: Limits):
+        self.watch, self.sample = limits.watch, limits.sample
+        self._counts: dict[int, int] = {}
+        self._since: dict[int, float] = {}  # by each rank's own clock: seconds that we have seen it stand
+        self._looked: float | None = None
+        self._step: tuple[int, float] | None = None
+        self._steps: deque[float] = deque(maxlen=101)  # seconds of each
+
+    def look(self, beats: Beats, now: float, stopped: Sequence[int] = ()) -> Standstill | None:
+        """What stands still at `now` (of the monotonic clock), or None. `stopped`: ranks that a signal has."""
+        passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
+        self._looked = now
+        for rank, beat in beats.items():
+            count = 0 if beat is None else beat.count
+            stands = self._counts.get(rank) == count
+            self._since[rank] = self._since.get(rank, 0.0) + passed if stands else 0.0
+            self._counts[rank] = count
+        self._time_steps(beats)
+        if not beats:
+            return None
+        seconds = min(self._since[rank] for rank in beats)
+        limit, setting = max(self._limit(beat) for beat in beats.values())
+        if seconds < limit:
+            return None
+        since = {rank: self._since[rank] for rank in beats}
+        return Standstill(
+            beats=beats, seconds=seconds, limit=limit, setting=setting, since=since, stopped=stopped
+        )
+
+    def patience(self) -> float:
+        """For how long nothing may happen within a step."""
+        if self.watch.patience is not None:
+            return self.watch.patience.seconds
+        return max(LEAST, STEPS * median(self._steps)) if self._steps else LEAST
+
+    def _limit(self, beat: Beat | None) -> tuple[float, str]:
+        """For how long a rank may be where it is, and which setting says so."""
+        if beat is None or beat.phase == "start":
+            return self.watch.start.seconds, "watch.start"
+        if beat.phase == "unwatched":
+            return math.inf, ""
+        if beat.phase in ("evaluate", "checkpoint", "callbacks"):
+            return getattr(self.watch, beat.phase).seconds, f"watch.{beat.phase}"
+        within = (self.patience(), "watch.patience")
+        if beat.phase in ("end", "done"):
+            return within
+        if not self._steps:  # a first step compiles, allocates, connects
+            return max(within, (self.watch.start.seconds, "watch.start, until the first steps are done"))
+        if beat.phase == "data":
+            return max(within, (self.sample + BEYOND, "loader.timeout"))
+        return within
+
+    def _time_steps(self, beats: Beats) -> None:
+        latest = max((beat for beat in beats.values() if beat), key=lambda beat: beat.step, default=None)
+        if latest is None or latest.phase == "start":
+            return
+        if self._step is None:
+            self._step = latest.step, latest.time
+        elif latest.step > self._step[0]:
+            self._steps.append((latest.time - self._step[1]) / (latest.step - self._step[0]))
+            self._step = latest.step, latest.time
+
+
+def _place(beat: Beat) -> str:
+    """«data of step 13 (sample 4711)», «callbacks after step 12 (Evaluate.epoch)»."""
+    what = f"sample {beat.sample}" if beat.sample >= 0 and not beat.waits else beat.what
+    place = beat.phase
+    if beat.phase in ("data", "forward", "backward", "exchange", "update"):
+        place += f" of step {beat.step + 1}"
+    elif beat.phase not in ("start", "done"):
+        place += f" after step {beat.step}"
+    return f"{place} ({what})" if what else place
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+
+
+def _verb(where: str, ranks: Sequence[int]) -> str:
+    """«waits in …» of one rank, «wait in …» of several."""
+    if len(ranks) == 1:
+        return where
+    verb, _, rest = where.partition(" ")
+    return f"{ {'waits': 'wait', 'is': 'are', 'has': 'have'}[verb] } {rest}"

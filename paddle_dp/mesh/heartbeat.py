@@ -1,0 +1,170 @@
+"""Where each rank is, written into a few words of shared memory that its supervisor reads: step, phase, sample, time.
+
+Nothing is sent and nobody is asked: entering a phase costs one write of 96 bytes. The memory has no name in any file
+system, so no disk can be full and nothing is left behind; ranks find it under /proc by their supervisor's number.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from paddle_dp.mesh.environment import Environment
+
+PHASES = (
+    "start",  # from the process's first statement to the first batch
+    "data",
+    "forward",
+    "backward",
+    "exchange",
+    "update",
+    "evaluate",
+    "checkpoint",
+    "callbacks",
+    "end",  # after the callbacks' end
+    "done",  # and the process is about to leave
+    "unwatched",  # it does not say where it is
+)
+VARIABLE = "PADDLE_DP_HEARTBEAT"
+_NUMBER = {name: number for number, name in enumerate(PHASES)}
+_RECORD = struct.Struct("<qdqqqq48s")  # count, time, step, phase, sample, whether it waits, what it does
+_MOVED, _SAMPLE = struct.Struct("<qd"), struct.Struct("<q")
+_AT_SAMPLE = struct.calcsize("<qdqq")
+_SLOT = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
+    the machine's monotonic clock. `sample`: the index of the sample that is read, or -1. `waits`: for other ranks."""
+
+    count: int
+    time: float
+    step: int
+    phase: str
+    sample: int = -1
+    waits: bool = False
+    what: str = ""
+
+
+class Heartbeat:
+    """One rank's own record. Without a supervisor it is written all the same, into memory that nobody reads."""
+
+    def __init__(self) -> None:
+        self._memory: bytearray | mmap.mmap = bytearray(_SLOT)
+        self._at = 0
+        self._count, self.step = 0, 0
+        self._phase, self._what, self._waits = "start", b"", False
+
+    def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
+        """From now on this record is the one at `place` of `memory`."""
+        self._memory, self._at = memory, place * _SLOT
+
+    def detach(self) -> None:
+        """From now on nobody reads it: in a forked process, or at an entry point that does not say where it is."""
+        self.attach(bytearray(_SLOT))
+
+    def enter(self, phase: str, what: str = "") -> None:
+        """The rank does something else now; `what` says it more exactly."""
+        self._phase, self._what, self._waits = phase, what.encode()[:48] if what else b"", False
+        self._write()
+
+    def at(self, sample: int) -> None:
+        """The rank reads this sample now."""
+        self._count += 1
+        _MOVED.pack_into(self._memory, self._at, self._count, time.monotonic())
+        _SAMPLE.pack_into(self._memory, self._at + _AT_SAMPLE, sample)
+
+    @contextmanager
+    def within(self, phase: str, what: str = "") -> Iterator[None]:
+        """Around what is done in the midst of another phase."""
+        before = self._phase, self._what, self._waits
+        self.enter(phase, what)
+        yield
+        # Not after a failure: where it happened is worth more than where the rank would have gone on.
+        self._phase, self._what, self._waits = before
+        self._write()
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Around an exchange: the rank is where it is because others have not come."""
+        before = self._what, self._waits
+        self._what, self._waits = what.encode()[:48], True
+        self._write()
+        try:
+            yield
+        finally:
+            self._what, self._waits = before
+            self._write()
+
+    def _write(self) -> None:
+        self._count += 1
+        _RECORD.pack_into(
+            self._memory, self._at, self._count, time.monotonic(), self.step, _NUMBER[self._phase], -1,
+            self._waits, self._what,
+        )  # fmt: skip
+
+
+heartbeat = Heartbeat()
+"""This process's own."""
+
+
+def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
+    """The record at `place` of a board's memory; None before its first."""
+    count, when, step, phase, sample, waits, what = _RECORD.unpack_from(memory, place * _SLOT)
+    if not count:
+        return None
+    said = what.rstrip(b"\0").decode(errors="ignore")
+    return Beat(
+        count=count, time=when, step=step, phase=PHASES[phase], sample=sample, waits=bool(waits), what=said,
+    )  # fmt: skip
+
+
+class Board:
+    """The records of a node's ranks, in memory of the process that watches them; `variables` lead the ranks to it.
+
+    Raises OSError where there is no such memory (it is Linux's).
+    """
+
+    def __init__(self, ranks: int):
+        self.ranks = ranks
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        self._file = os.memfd_create("paddle_dp-heartbeat")
+        os.truncate(self._file, ranks * _SLOT)
+        self._memory = mmap.mmap(self._file, ranks * _SLOT)
+        os.close(os.open(self._path, os.O_RDWR))  # as the ranks will
+
+    @property
+    def _path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {VARIABLE: self._path}
+
+    def read(self, place: int) -> Beat | None:
+        """The record of the rank with this number on this node; None before its first."""
+        return read(self._memory, place)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._file)
+
+
+def join_board() -> None:
+    """Gives this process's record its place on the supervisor's board, where there is one."""
+    path = os.environ.get(VARIABLE)
+    if path is None:
+        return
+    file = os.open(path, os.O_RDWR)
+    try:
+        heartbeat.attach(mmap.mmap(file, os.fstat(file).st_size), Environment.read().local_rank)
+    finally:
+        os.close(file)
+    heartbeat.enter("start")

@@ -1,0 +1,89 @@
+"""A rank that stands still, anywhere: noticed in time, named with its phase, and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+RECIPE = "tests/faults/hangs.yaml"  # its patience is 3 s
+SLACK = 5.0  # seconds beyond the patience: for looking, for the stacks, for a machine with other things to do
+
+# Where rank 1 of 2 stands still, and what the screen says of it.
+PLACES = {
+    "data": r"rank 1 has been in data of step \d+ \(sample \d+\) for \d+ s; rank 0 waits in backward",
+    "forward": r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in backward of step 7 \(the exchange of",
+    "exchange": r"rank 1 has been in exchange of step 7",
+    "update": r"rank 1 has been in update of step 7 for \d+ s; rank 0 waits in backward of step 8",
+    "evaluate": r"rank 1 has been in evaluate after step 4 \(sample \d+\) for \d+ s; rank 0 waits in evaluate",
+    "checkpoint": r"rank 1 has been in checkpoint after step 4 for \d+ s; rank 0 waits in checkpoint after step 4",
+    "callback-start": r"rank 1 has been in callbacks after step 0 \(Hanging.start\)",
+    "callback-step": r"rank 1 has been in callbacks after step 6 \(Hanging.step\) for \d+ s; rank 0 waits in backward",
+    "callback-epoch": r"rank 1 has been in callbacks after step 4 \(Hanging.epoch\) for \d+ s; rank 0 waits in eval",
+    "callback-end": r"rank 1 has been in callbacks after step 16 \(Hanging.end\)",
+    "atexit": r"rank 1 is done, and its process has not ended",
+    "thread": r"rank 1 is done, and its process has not ended",
+}
+QUICK = ("data", "callback-end")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "where", [place if place in QUICK else pytest.param(place, marks=pytest.mark.long) for place in PLACES]
+)
+def test_rank_1_stands_still(start, found, where):
+    job = start("train", recipe=RECIPE, env={"FAULT": f"{where} 1 6"})
+    status, _, complained = job.finish(timeout=110)
+    assert status == 124, complained
+    named = re.search(PLACES[where], complained) is not None
+    seconds, allowed = map(
+        float, re.search(r"progress for (\d+) s \(allowed are (\d+) s", complained).groups()
+    )
+    found(f"rank 1 of 2 stands still: {where} (patience {allowed:.0f} s)", seconds, named)
+    assert named, complained
+    assert seconds <= allowed + SLACK and "hangs.py" in complained and "in stand_still" in complained
+    assert not job.left()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_rank_that_never_joins_is_named(start, found):
+    job = start("train", recipe=RECIPE, overrides=["watch.start=15 s"], env={"FAULT": "import 1 0"})
+    status, _, complained = job.finish(timeout=110)
+    named = re.search(
+        r"rank 1 has been in start \(reading the recipe\) for 1\d s; rank 0 waits in start", complained
+    )
+    found("rank 1 of 2 never joins (patience 15 s)", 15.0, named is not None)
+    assert status == 124 and named and "hangs.py" in complained, complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_data_worker_that_hangs_is_named_with_its_sample(start, found):
+    """By the loader, which has the first word; the watch would have come 5 s later."""
+    job = start(
+        "train",
+        recipe=RECIPE,
+        overrides=["loader.num_workers=2", "loader.timeout=3 s"],
+        env={"FAULT": "data 1 6"},
+    )
+    status, _, complained = job.finish(timeout=110)
+    named = re.search(r"data worker \d .*sample \d+.* stood still for 3 s", complained)
+    found("rank 1 of 2: a data worker stands still (patience 3 s)", 3.0, named is not None)
+    assert status == 1 and named and "rank 1 of 2" in complained, complained
+
+
+@pytest.mark.timeout(120)
+def test_a_stopped_rank_is_named(start, found):
+    job = start("train", recipe=RECIPE, overrides=["train.length=100000 steps", "callbacks=[]"])
+    pids = job.training_pids(2)
+    os.kill(pids[1], signal.SIGSTOP)
+    begun = time.monotonic()
+    status, _, complained = job.finish(timeout=60)
+    seconds = time.monotonic() - begun
+    named = "rank 1 is stopped (by SIGSTOP" in complained and "rank 0 waits in" in complained
+    found("rank 1 of 2 is stopped by SIGSTOP (patience 3 s)", seconds, named)
+    assert status == 124 and named and seconds < 3 + SLACK and not job.left(), complained

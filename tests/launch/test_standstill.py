@@ -1,0 +1,172 @@
+"""When a job counts as standing still, and whom it names: from heartbeats alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from paddle_dp.launch.command import Limits
+from paddle_dp.launch.standstill import GAP, Standing
+from paddle_dp.mesh.heartbeat import Beat, Board, Heartbeat
+from paddle_dp.recipe.schema import Watch
+from paddle_dp.units import Duration
+
+
+def limits(sample: float = 120.0, **watch: str) -> Limits:
+    return Limits(watch=Watch(**{name: Duration.parse(text) for name, text in watch.items()}), sample=sample)
+
+
+def beat(count: int = 1, phase: str = "forward", step: int = 12, **more) -> Beat:
+    return Beat(count=count, time=float(step), step=step, phase=phase, **more)
+
+
+def work(standing: Standing, ranks: int = 2, steps: int = 5, seconds: float = 1.0) -> float:
+    """Some steps that go well; returns when the last was seen."""
+    for step in range(steps):
+        beats = {
+            rank: Beat(count=step + 2, time=step * seconds, step=step, phase="update")
+            for rank in range(ranks)
+        }
+        assert standing.look(beats, step * seconds) is None
+    return (steps - 1) * seconds
+
+
+def look_for(standing: Standing, beats, start: float, seconds: float, stopped=()):
+    """Looks every second; the first standstill and when it was found."""
+    for second in range(1, int(seconds) + 1):
+        if found := standing.look(beats, start + second, stopped):
+            return found, second
+    return None, seconds
+
+
+def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
+    standing = Standing(limits(sample=1.0))
+    start = work(standing, ranks=4)
+    beats = {
+        0: beat(7, "backward", waits=True, what="the exchange of gradients"),
+        1: beat(9, "data", sample=4711),
+        2: beat(7, "backward", waits=True, what="the exchange of gradients"),
+        3: beat(7, "backward", waits=True, what="the exchange of gradients"),
+    }
+    found, seconds = look_for(standing, beats, start, 100)
+    assert found and found.behind == [1] and 60 <= seconds <= 62
+    assert str(found) == (
+        "no rank has made progress for 60 s (allowed are 60 s: watch.patience): "
+        "rank 1 has been in data of step 13 (sample 4711) for 60 s; "
+        "ranks 0, 2, 3 wait in backward of step 13 (the exchange of gradients)."
+    )
+
+
+def test_any_sign_of_life_of_any_rank_is_progress():
+    standing = Standing(limits())
+    start = work(standing)
+    for second in range(200):
+        beats = {0: beat(7, "backward", waits=True), 1: beat(100 + second // 50)}
+        assert standing.look(beats, start + second) is None
+
+
+@pytest.mark.parametrize(("step", "allowed"), [(0.5, 60), (6.0, 60), (20.0, 200)])
+def test_patience_is_ten_median_steps_and_a_minute_at_least(step, allowed):
+    standing = Standing(limits(sample=1.0))
+    start = work(standing, seconds=step)
+    assert standing.patience() == allowed
+    _, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 300)
+    assert allowed <= seconds <= allowed + 2
+
+
+@pytest.mark.parametrize(
+    ("phase", "allowed", "setting"),
+    [
+        ("start", 300, "watch.start"),
+        ("data", 125, "loader.timeout"),
+        ("forward", 60, "watch.patience"),
+        ("evaluate", 70, "watch.evaluate"),
+        ("checkpoint", 80, "watch.checkpoint"),
+        ("callbacks", 90, "watch.callbacks"),
+        ("end", 60, "watch.patience"),
+        ("done", 60, "watch.patience"),
+        ("unwatched", math.inf, ""),
+    ],
+)
+def test_each_phase_has_its_own_patience_and_says_which(phase, allowed, setting):
+    words = {"start": "300 s", "evaluate": "70 s", "checkpoint": "80 s", "callbacks": "90 s"}
+    standing = Standing(limits(**words))
+    found, seconds = look_for(
+        standing, {0: beat(99, phase), 1: beat(99, "forward", waits=True)}, work(standing), 400
+    )
+    if allowed == math.inf:
+        assert found is None
+    else:
+        assert allowed <= seconds <= allowed + 2 and found.setting == setting
+
+
+def test_until_steps_are_done_the_first_one_may_take_as_long_as_the_start():
+    standing = Standing(limits(start="200 s", sample=1.0))
+    _, seconds = look_for(standing, {0: beat(5, step=0), 1: beat(5, step=0, waits=True)}, 0.0, 300)
+    assert 200 <= seconds <= 202
+
+
+def test_a_machine_that_was_stopped_as_a_whole_has_not_stood_still():
+    standing = Standing(limits(sample=1.0))
+    start = work(standing)
+    beats = {0: beat(9), 1: beat(9, waits=True)}
+    assert standing.look(beats, start + 1) is None
+    assert standing.look(beats, start + 3600) is None  # nobody looked either: counted as GAP seconds
+    found, seconds = look_for(standing, beats, start + 3600, 100)
+    assert found and 58 - GAP <= seconds <= 60
+
+
+def test_a_stopped_rank_is_named_wherever_it_is():
+    standing = Standing(limits(sample=1.0))
+    beats = {rank: beat(9, "backward", waits=True, what="the exchange of gradients") for rank in range(4)}
+    found, _ = look_for(standing, beats, work(standing, ranks=4), 100, stopped=[2])
+    assert found.behind == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
+    assert "ranks 0, 1, 3 wait in backward of step 13" in str(found)
+
+
+def test_a_rank_that_never_began_or_does_not_end_is_named():
+    late = Standing(limits(start="30 s"))
+    found, seconds = look_for(late, {0: beat(3, "start", step=0, waits=True, what="all"), 1: None}, 0.0, 60)
+    assert found.behind == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
+    leaving = Standing(limits(sample=1.0))
+    found, _ = look_for(leaving, {1: beat(99, "done")}, work(leaving), 100)
+    assert "rank 1 is done, and its process has not ended for 60 s" in str(found)
+
+
+def test_where_all_wait_the_earliest_exchange_is_told():
+    standing = Standing(limits(sample=1.0))
+    start = work(standing)
+    beats = {0: beat(9, "update", waits=True, what="b"), 1: beat(9, "backward", waits=True, what="a")}
+    found, _ = look_for(standing, beats, start, 100)
+    assert found.behind == [1]
+    same = replace(found, beats={0: beats[1], 1: beats[1]})
+    assert same.behind == [0, 1] and "none of this node is late" in str(same)
+
+
+def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
+    board = Board(3)
+    try:
+        own = Heartbeat()
+        own.attach(board._memory, 1)
+        assert board.read(1) is None
+        own.step = 7
+        own.enter("callbacks", "Ä" * 40)  # longer than there is room: cut, and whole letters only
+        seen = board.read(1)
+        assert seen and (seen.step, seen.phase, seen.what, seen.count) == (7, "callbacks", "Ä" * 24, 1)
+        with own.within("evaluate"):
+            own.at(41)
+            assert board.read(1).sample == 41 and board.read(1).phase == "evaluate"
+            with own.waiting("all"):
+                assert board.read(1).waits and board.read(1).what == "all"
+        assert (board.read(1).phase, board.read(1).waits) == ("callbacks", False)
+        with pytest.raises(OSError, match="gone"), own.within("checkpoint"):
+            raise OSError("gone")
+        assert board.read(1).phase == "checkpoint"  # where it happened
+        own.detach()
+        own.enter("data")
+        assert board.read(1).phase == "checkpoint"
+        assert board.read(0) is None and board.read(2) is None
+    finally:
+        board.close()
