@@ -105,6 +105,7 @@ class Standing:
         self._since: dict[int, float] = {}  # by each rank's own clock: seconds that we have seen it stand
         self._looked: float | None = None
         self._step: tuple[int, float] | None = None
+        self._begun = False  # the first steps are done
         self._steps: deque[float] = deque(maxlen=101)  # seconds of each
 
     def look(self, beats: Beats, now: float, stopped: Sequence[int] = ()) -> Standstill | None:
@@ -145,7 +146,7 @@ class Standing:
         within = (self.patience(), "watch.patience")
         if beat.phase in ("end", "done"):
             return within
-        if not self._steps:  # a first step compiles, allocates, connects
+        if not self._begun:  # a first step compiles, allocates, connects
             return max(within, (self.watch.start.seconds, "watch.start, until the first steps are done"))
         if beat.phase == "data":
             return max(within, (self.sample + BEYOND, "loader.timeout"))
@@ -155,6 +156,7 @@ class Standing:
         latest = max((beat for beat in beats.values() if beat), key=lambda beat: beat.step, default=None)
         if latest is None or latest.phase == "start":
             return
+        self._begun = self._begun or latest.step - latest.first > 1
         if self._step is None:
             self._step = latest.step, latest.time
         elif latest.step > self._step[0]:

@@ -1,6 +1,6 @@
 """Where each rank is, written into a few words of shared memory that its supervisor reads: step, phase, sample, time.
 
-Nothing is sent and nobody is asked: entering a phase costs one write of 96 bytes. The memory has no name in any file
+Nothing is sent and nobody is asked: entering a phase costs one write of 104 bytes. The memory has no name in any file
 system, so no disk can be full and nothing is left behind; ranks find it under /proc by their supervisor's number.
 """
 
@@ -32,7 +32,7 @@ PHASES = (
 )
 VARIABLE = "PADDLE_DP_HEARTBEAT"
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
-_RECORD = struct.Struct("<qdqqqq48s")  # count, time, step, phase, sample, whether it waits, what it does
+_RECORD = struct.Struct("<qdqqqqq48s")  # count, time, step, phase, sample, whether it waits, first step, what
 _MOVED, _SAMPLE = struct.Struct("<qd"), struct.Struct("<q")
 _AT_SAMPLE = struct.calcsize("<qdqq")
 _SLOT = 128
@@ -41,12 +41,14 @@ _SLOT = 128
 @dataclass(frozen=True, kw_only=True)
 class Beat:
     """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
-    the machine's monotonic clock. `sample`: the index of the sample that is read, or -1. `waits`: for other ranks."""
+    the machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
+    sample that is read, or -1. `waits`: for other ranks."""
 
     count: int
     time: float
     step: int
     phase: str
+    first: int = 0
     sample: int = -1
     waits: bool = False
     what: str = ""
@@ -58,7 +60,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self._memory: bytearray | mmap.mmap = bytearray(_SLOT)
         self._at = 0
-        self._count, self.step = 0, 0
+        self._count, self.step, self.first = 0, 0, 0
         self._phase, self._what, self._waits = "start", b"", False
 
     def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
@@ -106,7 +108,7 @@ class Heartbeat:
         self._count += 1
         _RECORD.pack_into(
             self._memory, self._at, self._count, time.monotonic(), self.step, _NUMBER[self._phase], -1,
-            self._waits, self._what,
+            self._waits, self.first, self._what,
         )  # fmt: skip
 
 
@@ -116,12 +118,12 @@ heartbeat = Heartbeat()
 
 def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
     """The record at `place` of a board's memory; None before its first."""
-    count, when, step, phase, sample, waits, what = _RECORD.unpack_from(memory, place * _SLOT)
+    count, when, step, phase, sample, waits, first, what = _RECORD.unpack_from(memory, place * _SLOT)
     if not count:
         return None
     said = what.rstrip(b"\0").decode(errors="ignore")
     return Beat(
-        count=count, time=when, step=step, phase=PHASES[phase], sample=sample, waits=bool(waits), what=said,
+        count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits), what=said,
     )  # fmt: skip
 
 

@@ -182,7 +182,7 @@ class TrainingLoop:
 
     def _train(self) -> None:
         self.meter.read()
-        heartbeat.step = self.progress.step
+        heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
         while self.progress.step < self.total_steps and not self.stopped:
             for batch in self.loader.read(self.progress.epoch, self.progress.batch):
