@@ -123,7 +123,8 @@ def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
         return None
     said = what.rstrip(b"\0").decode(errors="ignore")
     return Beat(
-        count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits), what=said,
+        count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits),
+        what=said,
     )  # fmt: skip
 
 
