@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import paddle
 
-from paddle_dp.errors import LossError, TargetError
+from paddle_dp.errors import LossError, TargetError, UsageError
+
+if TYPE_CHECKING:
+    from paddle_dp.part import Part
 
 Count = Union[int, float, "paddle.Tensor"]
 Scores = dict[str, paddle.Tensor]
@@ -103,6 +106,19 @@ class WrappedLoss(Loss):
 def as_loss(given: Any) -> Loss:
     """`given` itself if it is a Loss, else the callable (outputs, targets), wrapped."""
     return given if isinstance(given, Loss) else WrappedLoss(given)
+
+
+def loss_of(part: Part | None, model: Any, name: str) -> Any:
+    """The loss that a recipe's part builds, or the method `loss` of its model, called `name` there. Raises UsageError
+    where there is neither."""
+    if part is not None:
+        return part.build()
+    if callable(getattr(model, "loss", None)):
+        return model.loss
+    raise UsageError(
+        f"model {name} has no method loss(outputs, targets), so the recipe must name one: "
+        "loss: {use: cross_entropy}, for a classifier."
+    )
 
 
 def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:

@@ -16,7 +16,7 @@ from paddle.distributed.fleet.utils import recompute
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.blocks import settle
+from paddle_dp.parallel.blocks import blocks_of, settle
 from paddle_dp.parallel.wrapping import Method, wrap
 from paddle_dp.part.annotation import attention_methods_of
 from paddle_dp.units import Recompute
@@ -30,33 +30,30 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
     backward begins with it, and would find all of it back at the moment when most memory is in use.
     Raises UsageError for a model that does not say where its blocks or its attention are.
     """
+    check_recompute(model, how)
     if how.attention:
-        return _attention(model)
+        for layer in model.sublayers(include_self=True):
+            for name in attention_methods_of(layer):
+                wrap(layer, name, "recompute", _again)
     if not how.blocks:
         return model
-    blocks = settle(model)
-    if not blocks:
-        raise UsageError(
-            f"strategy.recompute: {type(model).__name__} has no ordered `blocks`, so nothing can be computed again. "
-            "Keep its layers in one (docs/add-a-part.md), or set strategy.recompute=none."
-        )
-    for block in blocks[how.blocks - 1 : -1 : how.blocks]:
+    for block in settle(model)[how.blocks - 1 : -1 : how.blocks]:
         wrap(block, "forward", "recompute", partial(_again, twice=_counted_once(block)))
     return model
 
 
-def _attention(model: nn.Layer) -> nn.Layer:
-    found = False
-    for layer in model.sublayers(include_self=True):
-        for name in attention_methods_of(layer):
-            wrap(layer, name, "recompute", _again)
-            found = True
-    if not found:
+def check_recompute(model: nn.Layer, how: Recompute) -> None:
+    """Raises UsageError for a model that does not say where its blocks or its attention are, if that is asked for."""
+    if how.blocks and not blocks_of(model):
+        raise UsageError(
+            f"strategy.recompute: {type(model).__name__} has no ordered `blocks`, so nothing can be computed again. "
+            "Keep its layers in one (docs/add-a-part.md), or set strategy.recompute=none."
+        )
+    if how.attention and not any(attention_methods_of(layer) for layer in model.sublayers(include_self=True)):
         raise UsageError(
             f"strategy.recompute: no layer of {type(model).__name__} names its attention in `attention_methods` "
             "(docs/add-a-part.md). Name it, or set strategy.recompute=full or none."
         )
-    return model
 
 
 def _again(function: Method, twice: Method | None = None) -> Method:

@@ -108,14 +108,15 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
     check_dense(model)
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
+        check_kept(optimizer)
         give_parameters(optimizer, model)
         rate = optimizer._learning_rate
         schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
     else:
         named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
         optimizer = optimizer(schedule() if schedule else None, named)  # the learner moves the rate on
+        check_kept(optimizer)
         check_rate(optimizer, schedule)
-    check_kept(optimizer)
     model, optimizer = mixed.place(model, optimizer)
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
 

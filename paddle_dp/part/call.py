@@ -42,6 +42,13 @@ class Call(BaseModel):
         return type(self).called(*given, **named, **self.given_settings())
 
 
+class ScheduleCall(Call):
+    """The Config of a schedule, such as paddle.optimizer.lr.StepDecay, which need not ask how long the training is."""
+
+    def build(self, *given: Any, **named: Any) -> Any:
+        return super().build(*given, **{name: named[name] for name in type(self).given if name in named})
+
+
 class LossCall(Call):
     """The Config of a loss that is a plain function of (outputs, targets, …): build() returns the function itself."""
 
@@ -90,8 +97,13 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     by_name = ("learning_rate", "parameters")
     if shelf == "optimizers" and isinstance(called, type) and {*by_name} <= {p.name for p in parameters}:
         return _config(called, parameters, by_name, OptimizerCall)
+    if shelf == "schedules":
+        asked = {p.name for p in parameters}
+        every = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        given = tuple(name for name in GIVEN_BY_NAME[shelf] if every or name in asked)
+        return _config(called, parameters, given, ScheduleCall)
     first = tuple(p.name for p in parameters[: len(GIVEN.get(shelf, ()))])
-    return _config(called, parameters, (*first, *GIVEN_BY_NAME.get(shelf, ())))
+    return _config(called, parameters, first)
 
 
 def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:

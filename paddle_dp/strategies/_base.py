@@ -38,8 +38,12 @@ class StrategyConfig:
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of `device` ("cpu" or "gpu").
 
-        By default nothing is refused. Called before any process starts, and again in each.
+        By default only what no strategy's ranks would train is refused. Called before any process starts, and again in
+        each.
         """
+        from paddle_dp.parallel.foreseen import check_foreseen
+
+        check_foreseen(recipe, self.layout(ranks))
 
     def build(self, mesh: Mesh) -> Strategy:
         """Prepares this process and returns what places models. Collective. Raises UsageError for a mesh that does not

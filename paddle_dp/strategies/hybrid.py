@@ -96,6 +96,7 @@ class Config(StrategyConfig):
 
         Asked before any process starts.
         """
+        from paddle_dp.parallel.foreseen import check_foreseen
         from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable
 
@@ -105,6 +106,7 @@ class Config(StrategyConfig):
         said = said or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if said:
             raise UsageError(said)
+        check_foreseen(recipe, self.layout(ranks), splits=ranks > 1)
 
     def shape(self, recipe: Recipe) -> Shape:
         """What a layout of the recipe must divide: its model is built for it, without memory for the weights."""

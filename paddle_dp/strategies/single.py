@@ -23,6 +23,7 @@ class Config(StrategyConfig):
                 f"strategy single runs on one rank, and this job has {ranks}. "
                 "Start it with --ranks 1, or choose strategy.use=data_parallel."
             )
+        super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> Single:
         return Single(self, mesh)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import paddle
 
-from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
+from paddle_dp.parallel.loss import loss_of
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.setup import Setup
@@ -56,7 +55,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
     return Task(
         model=model,
-        loss=_loss(recipe, model),
+        loss=loss_of(recipe.loss, model, recipe.model.name),
         optimizer=recipe.optimizer.build,
         schedule=schedule,
         precision=recipe.train.precision,
@@ -67,14 +66,3 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
 def learner_of(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's learner without a trainer, to load a checkpoint into. Its mesh is the strategy's. Collective."""
     return Assembly(setup(recipe), mesh).learner()
-
-
-def _loss(recipe: Recipe, model: Any) -> Any:
-    if recipe.loss is not None:
-        return recipe.loss.build()
-    if callable(getattr(model, "loss", None)):
-        return model.loss
-    raise UsageError(
-        f"model {recipe.model.name} has no method loss(outputs, targets), so the recipe must name one: "
-        "loss: {use: cross_entropy}, for a classifier."
-    )

@@ -49,7 +49,8 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[st
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
     """The layout of the recipe's strategy on `ranks` ranks. Raises UsageError if it cannot run."""
     precision = recipe.train.precision
-    recipe.strategy.refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
+    for part in (recipe.strategy, *recipe.callbacks):
+        part.refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
     widths = Widths.of(
         recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw",
         low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),

@@ -18,7 +18,28 @@ strategy: {use: hybrid}
 train: {length: 1 epoch, batch: 8, micro_batches: 4}
 """
 OWN = """
+import paddle
 from paddle import nn
+
+def of(named_parameters):
+    return [p for _, p in named_parameters]
+
+def clipped(learning_rate, named_parameters):
+    clip = nn.ClipGradByNorm(1.0)
+    return paddle.optimizer.Adam(learning_rate, parameters=of(named_parameters), grad_clip=clip)
+
+def around(learning_rate, named_parameters):
+    return paddle.incubate.LookAhead(paddle.optimizer.Adam(learning_rate, parameters=of(named_parameters)))
+
+def grouped(learning_rate, named_parameters):
+    groups = [{"params": [p]} for p in of(named_parameters)]
+    return paddle.optimizer.Adam(learning_rate, parameters=groups)
+
+def own_rate(learning_rate, named_parameters):
+    return paddle.optimizer.Adam(0.5, parameters=of(named_parameters))
+
+def broken(learning_rate, named_parameters):
+    raise KeyError("only where there is a GPU")
 
 def chain(depth: int = 3):
     return nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
@@ -27,6 +48,13 @@ class Beside(nn.Layer):
     def __init__(self):
         super().__init__()
         self.blocks, self.head = nn.LayerList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.Linear(4, 4)
+
+class Padded(nn.Layer):
+    cuts = {"words": "vocab"}
+
+    def __init__(self, sparse: bool = False):
+        super().__init__()
+        self.words = nn.Embedding(32, 4, padding_idx=0, sparse=sparse)
 
 def spectral():
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
@@ -88,6 +116,76 @@ def test_what_a_model_does_not_allow_is_said(recipe, model, overrides, ranks, sa
     found = recipe(model, *(f"strategy.{word}" for word in overrides))
     with pytest.raises(UsageError, match=said):
         found.strategy.refuse(found, ranks, "cpu")
+
+
+HYBRID, DATA = "strategy.use=hybrid", "strategy.use=data_parallel"
+CHAIN_OF_4 = "own_models.chain"
+PARTS = [
+    (
+        "own_models.Padded",
+        ["strategy.tensor=2", "optimizer.use=lamb"],
+        "Lamb takes norms over whole parameters",
+    ),
+    (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.clipped}"], "not ClipGradByNorm"),
+    (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.grouped}"], "has groups of them"),
+    ("own_models.Padded", ["strategy.tensor=2"], "a padding_idx cannot be cut by vocabulary"),
+    ("own_models.Padded, sparse: true", [DATA], "Embedding with sparse=True"),
+    ("own_models.Padded", [DATA, "strategy.recompute=full"], "Padded has no ordered `blocks`"),
+    (
+        "own_models.Padded",
+        [DATA, "strategy.recompute=selective"],
+        "names its attention in `attention_methods`",
+    ),
+    (
+        CHAIN_OF_4,
+        ["strategy={use: single, recompute: selective}"],
+        "names its attention in `attention_methods`",
+    ),
+    (CHAIN_OF_4, [DATA, "optimizer={use: own_models.around}"], "LookAhead keeps another optimizer inside"),
+    (CHAIN_OF_4, [DATA, "optimizer={use: paddle.optimizer.LBFGS}"], "LBFGS computes the loss several times"),
+    (CHAIN_OF_4, [DATA, "optimizer={use: own_models.own_rate}"], "but has 0.5"),
+    (
+        CHAIN_OF_4,
+        [DATA, "schedule={use: paddle.optimizer.lr.ReduceOnPlateau, learning_rate: 0.1}"],
+        "ReduceOnPlateau",
+    ),
+    (CHAIN_OF_4, [DATA, "loss=null"], "has no method loss"),
+    (CHAIN_OF_4, [DATA, "callbacks=[{use: timeline}]"], "callback timeline shows the stages of a pipeline"),
+]
+
+
+@pytest.mark.parametrize(("model", "overrides", "said"), PARTS)
+def test_what_every_rank_would_refuse_is_said_before(recipe, model, overrides, said):
+    """By `check --ranks`, in the words of a rank."""
+    from paddle_dp.train.forecast import forecast
+
+    found = recipe(model, *overrides)
+    with pytest.raises(UsageError, match=said):
+        list(forecast(found, 1 if "single" in overrides[0] else 2))
+
+
+@pytest.mark.parametrize("optimizer", ["own_models.broken", "paddle.optimizer.Adam"])
+def test_what_cannot_be_made_here_is_left_to_the_ranks(recipe, optimizer):
+    found = recipe(CHAIN_OF_4, DATA, f"optimizer={{use: {optimizer}}}")
+    found.strategy.refuse(found, 2, "cpu")
+
+
+def test_nothing_is_drawn_or_named_by_looking(recipe):
+    """The ranks ask, too, before they make the model that they train."""
+    import paddle
+
+    found = recipe(CHAIN_OF_4, "strategy.sharding=2")
+    paddle.seed(1)
+    before = nn_name(), paddle.get_rng_state()[0].__getstate__()
+    found.strategy.refuse(found, 2, "cpu")
+    assert (paddle.get_rng_state()[0].__getstate__(), nn_name() - 1) == before[::-1]
+
+
+def nn_name() -> int:
+    """The number in the name of the next layer."""
+    from paddle import nn
+
+    return int(nn.Linear(1, 1).full_name().rpartition("_")[2])
 
 
 @pytest.mark.parametrize("model", ["own_models.chain", f"{TEXTS}, {CHAIN}", "own_models.spectral"])

@@ -33,6 +33,15 @@ def schedule(*, steps: int, peak: float) -> tuple[int, float]:
     return steps, peak
 
 
+def test_a_schedule_is_given_what_it_asks_for() -> None:
+    length = {"steps": 90, "steps_per_epoch": 30, "batch": 8}
+    given = read_part(
+        "schedules", {"use": "paddle.optimizer.lr.StepDecay", "learning_rate": 0.5, "step_size": 2}
+    )
+    assert given.build(**length)() == 0.5
+    assert config_of(opened, "schedules")().build(**length) == {"first": 1, **length}
+
+
 def test_parameters_are_settings() -> None:
     config = config_of(Net, "models")
     assert [s.name for s in settings_of(config)] == ["width", "act", "names", "odd"]

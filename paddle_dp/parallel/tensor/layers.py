@@ -121,11 +121,7 @@ class TensorParallelizer:
         """Each rank holds some tokens of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(whole, nn.Embedding):
             self._check_divides(whole.weight.shape[0], "words")
-            if whole._padding_idx is not None:
-                raise UsageError(
-                    "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary, because fleet's "
-                    "updates the padding's row. Leave it whole, or set strategy.tensor=1."
-                )
+            check_padding(whole, "vocab")
             with default_dtype(whole.weight.dtype):
                 layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
             self._take(layer, "weight", whole.weight, 0)
@@ -186,3 +182,12 @@ WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
     "classes": TensorParallelizer.classes,
     "vocab": TensorParallelizer.vocab,
 }
+
+
+def check_padding(layer: Any, way: str) -> None:
+    """Raises UsageError for an embedding that is to be cut by vocabulary and has a padding_idx."""
+    if way == "vocab" and isinstance(layer, nn.Embedding) and layer._padding_idx is not None:
+        raise UsageError(
+            "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary, because fleet's "
+            "updates the padding's row. Leave it whole, or set strategy.tensor=1."
+        )

@@ -1,0 +1,78 @@
+"""What every rank would refuse when it places the recipe's model, found before there are ranks.
+
+The checks are the ranks' own, on a model, an optimizer and a schedule made as ranks make them, but without memory for
+the weights: so `paddle-dp check`, a start and a rank say the same. What cannot be made so is left to the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from paddle import nn
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.clip import take_clips
+from paddle_dp.parallel.elementwise import check_elementwise
+from paddle_dp.parallel.finished import check_dense, check_kept, check_ungrouped
+from paddle_dp.parallel.learning_rate import Rate, check_rate
+from paddle_dp.parallel.loss import loss_of
+from paddle_dp.parallel.recompute import check_recompute
+from paddle_dp.parallel.tensor.layers import check_padding
+from paddle_dp.part import lazily
+from paddle_dp.part.annotation import cuts_of
+from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.recipe import Recipe
+
+Made = TypeVar("Made")
+_LONG = 1_000_000  # updates: how many there will be is known with the data set only
+
+
+def check_foreseen(recipe: Recipe, layout: Layout, splits: bool = False) -> None:
+    """Raises UsageError for what no rank of this layout would train. `splits`: a rank may hold a part of the model.
+
+    A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.
+    """
+    model = _made(recipe.model.build)
+    if model is None:
+        return
+    check_dense(model)
+    check_recompute(model, layout.recompute)
+    if "optimizer" not in recipe.model_fields_set:
+        return
+    loss_of(recipe.loss, model, recipe.model.name)
+    _check_optimizer(recipe, model, layout, splits)
+    if layout.degrees.tensor > 1:
+        for parent in model.sublayers(include_self=True):
+            for name, way in cuts_of(parent).items():
+                check_padding(getattr(parent, name), way)
+
+
+def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bool) -> None:
+    try:
+        schedule = recipe.schedule.build(steps=_LONG, steps_per_epoch=_LONG, batch=recipe.train.batch)
+    except Exception:  # noqa: BLE001 - it may not fit that length
+        schedule = None
+    named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
+    optimizer = _made(lambda: recipe.optimizer.build(schedule() if schedule else 0.1, named))
+    if optimizer is None:
+        return
+    check_kept(optimizer)
+    check_rate(optimizer, schedule)
+    Rate(optimizer, schedule)
+    if splits:
+        check_elementwise(optimizer, layout.degrees.tensor)
+        take_clips(optimizer)
+        if layout.degrees.sharding > 1:
+            check_ungrouped(optimizer, "strategy.sharding")
+
+
+def _made(make: Callable[[], Made]) -> Made | None:
+    """What `make` makes, or None where that raises an error that is none of ours: a rank will show it."""
+    try:
+        with lazily():
+            return make()
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - LazyGuard has its limits, and a rank has not
+        return None
