@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,12 @@ import pytest
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.part import read_part
 from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Every, Recompute
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def layout(ranks: int, **settings: Any) -> Layout:
@@ -49,5 +54,5 @@ def test_what_planning_and_pictures_ask_is_in_it() -> None:
 
 def test_a_strategy_without_more_to_say_has_defaults() -> None:
     mine = StrategyConfig()
-    mine.refuse(recipe=None, ranks=64)  # type: ignore[arg-type]
+    mine.refuse(read_recipe(ROOT / "configs/digits_mlp.yaml"), ranks=64)
     assert mine.check_every == Every.parse("100 steps") and mine.layout(3).degrees == Degrees(data=3)
