@@ -14,7 +14,6 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Every, Recompute
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
