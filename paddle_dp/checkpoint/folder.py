@@ -22,12 +22,16 @@ from paddle_dp.checkpoint.manifest import (
     step_name,
     step_of,
 )
-from paddle_dp.errors import CheckpointError
+from paddle_dp.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
 
 _BEST = "best.json"
+
+
+class NoSuchCheckpointError(UsageError, CheckpointError):
+    """A checkpoint that somebody named, and that is not there."""
 
 
 def place(partial: Path, final: Path) -> None:
@@ -123,7 +127,8 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
     else:
         return _at(Path(spec), mesh)
     if checkpoint is None or not checkpoint.is_dir():
-        raise CheckpointError(_not_found(str(spec), Path(folder)))
+        text = _not_found(str(spec), Path(folder))
+        raise CheckpointError(text) if str(spec) == "newest" else NoSuchCheckpointError(text)
     return checkpoint
 
 
@@ -138,7 +143,7 @@ def _not_found(spec: str, folder: Path) -> str:
             "new run, or name a checkpoint of another one by its path."
         )
     steps = ", ".join(str(step_of(folder / name)) for name in there)
-    hint = f"There are those of step {steps}: give newest, a step or a path."
+    hint = f"What is there: step {steps}. Give newest, a step or a path."
     if spec != "best":
         return f"There is no checkpoint of step {spec} in {folder}. {hint}"
     if (folder / _BEST).exists():
@@ -155,7 +160,7 @@ def _at(path: Path, mesh: Mesh | None) -> Path:
     for folder in (path / "checkpoints", path):
         if checkpoints(folder):
             return find("newest", folder, mesh)
-    raise CheckpointError(
+    raise NoSuchCheckpointError(
         f"{path} is neither a checkpoint nor a folder of checkpoints (such as '{step_name(123)}')."
     )
 

@@ -29,6 +29,8 @@ def merge(checkpoint: Path, out: Path) -> int:
     for name in names:
         key = name.removeprefix(_MODEL)
         shards[key] = TensorShard.whole(key, saved.read(name), saved.dtype(name))
+    if not out.parent.is_dir():
+        raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         write_tensors(partial, shards)

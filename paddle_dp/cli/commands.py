@@ -176,11 +176,13 @@ def merge(
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")] = "def ",
-    tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to write.")] = 200,
+    tokens: Annotated[int, typer.Option(metavar="N", min=0, help="How many tokens to write.")] = 200,
     temperature: Annotated[
-        float, typer.Option(metavar="T", help="0: the likeliest token; 1: as learned.")
+        float, typer.Option(metavar="T", min=0.0, help="0: the likeliest token; 1: as learned.")
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K likeliest only.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Draw from the K likeliest only.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equally.")] = 0,
     checkpoint: Checkpoint = "newest",
 ) -> None:

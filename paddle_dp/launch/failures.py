@@ -73,7 +73,7 @@ class Failure:
             "SIGBUS": ", often a full /dev/shm",
         }
         return cls(
-            rank=rank, kind=name, message=f"was ended by {name}{hints.get(name, '')}", exit_status=128 + number,
+            rank=rank, kind=name, message=f"ended by {name}{hints.get(name, '')}", exit_status=128 + number,
             traceback=log, pid=pid, time=seen,
         )  # fmt: skip
 

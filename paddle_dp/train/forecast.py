@@ -63,7 +63,7 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
     coords = ", ".join(f"{axis} {coord}" for axis, coord in memory.coords.items() if layout.degrees[axis] > 1)
     rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} holds {memory.parameters:,} parameters"
-    yield f"{rank} of {_runs(memory.stages)} of {len(blocks)} blocks" if len(blocks) > 1 else rank
+    yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
     sizes = {
         "weights": memory.state.parameters,
         "gradients": memory.state.gradients,

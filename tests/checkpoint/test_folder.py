@@ -4,7 +4,7 @@ import pytest
 
 from paddle_dp.checkpoint import check, clean, find, newest, save, set_best
 from paddle_dp.checkpoint.folder import place
-from paddle_dp.errors import CheckpointError
+from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import Mesh
 
 
@@ -89,8 +89,10 @@ def test_find_by_path(folder, tmp_path):
 )
 def test_what_is_not_there_is_said_with_what_is(folder, spec, said):
     with pytest.raises(
-        CheckpointError, match=rf"{said}.*There are those of step 10, 20, 30: give newest, a step"
+        CheckpointError, match=rf"{said}.*What is there: step 10, 20, 30\. Give newest, a step"
     ):
+        find(spec, folder)
+    with pytest.raises(UsageError):  # status 2: nobody is told how to go on
         find(spec, folder)
 
 

@@ -59,7 +59,17 @@ def test_a_mistake_is_one_message_and_status_2(
     assert said in err and err.count("\n") == 1 and out == ""
 
 
-@pytest.mark.parametrize("words", ["trian", "train", "train a.yaml --rank 2", "dashboard x --port y"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trian",
+        "train",
+        "generate r --tokens -5",
+        "generate r --top-k 0",
+        "train a.yaml --rank 2",
+        "dashboard x --port y",
+    ],
+)
 def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert leave(*words.split()) == 2
     assert "Error" in capsys.readouterr().err

@@ -52,8 +52,8 @@ def test_a_raise_ends_ranks_that_sleep(start):
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
-        ("kill", 137, "rank 1 of 2 on .* failed first: was ended by SIGKILL"),
-        ("segv", 139, "string_at(.|\n)*failed first: was ended by SIGSEGV"),
+        ("kill", 137, "rank 1 of 2 on .* failed first: ended by SIGKILL"),
+        ("segv", 139, "string_at(.|\n)*failed first: ended by SIGSEGV"),
         ("exit 3", 3, r"SystemExit: 3\nrank 1 of 2"),
         (
             "leave early",
@@ -97,7 +97,7 @@ def test_what_the_screen_ends_with_goes_on_where_a_killed_rank_had_saved(start, 
     os.kill(next(one.pid for one in family if one.cmdline()[2].endswith("worker.py")), signal.SIGKILL)
     status, _, complained = job.finish()
     *_, cause, log, hint = complained.splitlines()
-    assert status == 137 and "failed first: was ended by SIGKILL" in cause and log.startswith("log: ")
+    assert status == 137 and "failed first: ended by SIGKILL" in cause and log.startswith("log: ")
     words = rf"train {recipe} train.batch=48 --ranks 2 --output-dir {job.out} --resume"
     wanted = rf"go on from step (\d+): paddle-dp ({words})"
     found = re.fullmatch(wanted, hint)

@@ -68,8 +68,8 @@ def test_causes_come_with_their_own_causes():
     [
         end(0, GLOO, time=1.0, kind="RuntimeError"),
         end(0, "Connection reset by peer", time=1.0),
-        end(0, "was ended by SIGABRT", time=1.0, kind="SIGABRT"),
-        end(0, "was ended by SIGTERM", time=1.0, kind="SIGTERM"),
+        end(0, "ended by SIGABRT", time=1.0, kind="SIGABRT"),
+        end(0, "ended by SIGTERM", time=1.0, kind="SIGTERM"),
     ],
 )
 def test_an_echo_is_never_the_cause_even_when_it_is_heard_first(echo):
@@ -106,7 +106,7 @@ def test_a_signal_is_named_and_the_log_speaks_for_it():
     failure = Failure.by_signal(1, 77, 9, 1.0, "last line")
     assert (failure.exit_status, failure.kind) == (137, "SIGKILL")
     text = describe(failure, 2, None)
-    assert text.startswith("last line\n") and "was ended by SIGKILL" in text
+    assert text.startswith("last line\n") and "ended by SIGKILL" in text
     assert Failure.by_signal(1, 77, 60, 1.0, "").kind in ("signal 60", "SIGRTMIN+26")
 
 

@@ -28,7 +28,7 @@ def test_large_models_have_their_published_size_and_take_no_memory_here(name):
 
 def test_a_part_is_built_as_planned():
     lines = said("gpt_tensor2_pipeline2_data2", 8, 3)
-    assert "rank 3 (data 0, pipeline 1, tensor 1) holds 13,984 parameters of 3 to 5 of 6 blocks" in lines[1]
+    assert "rank 3 (data 0, pipeline 1, tensor 1) holds 13,984 parameters: blocks 3 to 5 of 6" in lines[1]
     assert "built: 13,984 parameters, as planned" in lines[-1]
 
 
@@ -49,7 +49,7 @@ def test_parts_of_large_models_are_built_as_planned(name, ranks, rank, overrides
 
 def test_bytes_are_those_of_the_optimizer_and_the_precision():
     lines = said("large_classifier", 2)
-    assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters of 0 to 2 of 3 blocks"
+    assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters: blocks 0 to 2 of 3"
     assert lines[2] == "weights 0.128 GB, gradients 0.128 GB, optimizer 0.256 GB: 0.513 GB in all"
     low = said(
         "large_classifier", 2, None, "train.precision={dtype: bfloat16, level: O2}", "optimizer.use=sgd"
