@@ -1,7 +1,7 @@
-"""The command line: `paddle-dp VERB …`. Words only: each verb says what it asks for, and hands over.
+"""The command line: `paddle-dp VERB …`. Each verb declares its options and calls another package.
 
-Nothing is computed here and nothing imports paddle; what a verb does stands in the package that it calls.
-A job's argv and environment are made in `launch/`, a recipe is read in `recipe/`, a proof made in `proof/`.
+Nothing here computes or imports paddle. Jobs are started in `launch/`, recipes read in `recipe/`, proofs made in
+`proof/`.
 """
 
 from paddle_dp.cli.commands import app, main

@@ -1,6 +1,6 @@
-"""The command line: every verb of `paddle-dp`, and the door where a mistake becomes its message and its exit status.
+"""The verbs of `paddle-dp`, and `main`, which turns an error into its message and exit status.
 
-A verb says what it takes and hands over; nothing of paddle is imported for `--help`.
+A verb declares its options and calls another package; `--help` does not import paddle.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def schema() -> None:
 
 
 def _run(job: Job) -> NoReturn:
-    """Carries a job out, and leaves with its status."""
+    """Runs a job, and exits with its status."""
     from paddle_dp.launch.start import run
 
     raise typer.Exit(run(job))
@@ -326,7 +326,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# What stands behind a foreign script is the script's own, options too.
+# All arguments after the script of `audit` are the script's own, options too.
 FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
 for verb in VERBS:
     app.command(cls=Verb, context_settings=FOREIGN if verb is audit else None)(verb)
@@ -348,7 +348,7 @@ def options(
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """The console script: a mistake is its message alone on stderr, with its own exit status."""
+    """The console script: prints only the message of a PaddleDPError to stderr, and exits with its status."""
     try:
         app(args=with_resume_value(sys.argv[1:] if words is None else words), prog_name="paddle-dp")
     except PaddleDPError as error:
@@ -360,7 +360,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def with_resume_value(words: Sequence[str]) -> list[str]:
-    """A bare `--resume` means the newest: an option, KEY=VALUE or a recipe behind it is not its value."""
+    """Turns a bare `--resume` into `--resume=newest`: an option, KEY=VALUE or a recipe after it is not its value."""
     following = [*words, "-"][1:]
     bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
     return [

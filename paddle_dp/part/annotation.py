@@ -1,9 +1,8 @@
-"""What a recipe, or a script, says about the layers of a model that nobody prepared: how it can be split.
+"""Annotations: how a recipe, or a script, says that a model without tables of its own can be split.
 
 A model's own tables (`cuts`, `attention_methods`, `blocks`: docs/add-a-part.md) are attributes of its layers. An
-annotation names layers by pattern and gives them the same attributes, so that nothing behind this door can tell the
-two apart. No paddle is needed for it: a model is asked for `named_sublayers` and `named_parameters`, and for nothing
-else.
+annotation selects layers by pattern and sets the same attributes. Of a model it uses `named_sublayers` and
+`named_parameters` only, so it does not import paddle.
 """
 
 from __future__ import annotations

@@ -98,18 +98,19 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
             shape.pipeline_schedule, degrees.pipeline, shape.micro_batches, shape.virtual_stages
         )
     if shape.anatomy is not None:
-        found += _unsplittable(degrees, shape, shape.anatomy, told=any(s.startswith("tensor") for s in found))
+        named = any(sentence.startswith("tensor") for sentence in found)
+        found += _unsplittable(degrees, shape, shape.anatomy, named)
     return found
 
 
-def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, told: bool) -> Iterator[str]:
-    """What the model itself does not allow; `told`: its settings have said already why tensor cannot be."""
+def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, named: bool) -> Iterator[str]:
+    """What the model's tables do not allow; `named`: there is already a sentence on the tensor axis."""
     if degrees.pipeline > 1:
         yield from _unstageable(degrees, shape, model)
     elif sum(model.learns) < degrees.sharding > 1 and model.learns:
         yield f"sharding {degrees.sharding} needs as many parameters, and the model has {sum(model.learns)} that learn"
     if degrees.tensor > 1:
-        yield from _uncuttable(degrees.tensor, shape, model, told)
+        yield from _uncuttable(degrees.tensor, shape, model, named)
     if degrees.sequence > 1 and not (model.attention_methods and model.blocks):
         yield f"sequence {degrees.sequence} needs a model with `blocks` that names its attention in `attention_methods`"
     elif degrees.sequence > 1 and not shape.loss_parts:
@@ -136,13 +137,13 @@ def _unstageable(degrees: Degrees, shape: Shape, model: Anatomy) -> Iterator[str
             )
 
 
-def _uncuttable(tensor: int, shape: Shape, model: Anatomy, told: bool) -> Iterator[str]:
+def _uncuttable(tensor: int, shape: Shape, model: Anatomy, named: bool) -> Iterator[str]:
     uneven = [(name, size) for name, size in model.cut if size % tensor]
     if not model.cut:
         yield f"tensor {tensor} needs a model with `cuts` tables, and this one has none"
     elif model.cut_classes and not shape.loss_parts:
         yield f"tensor {tensor} cuts the classes of the scores, which this loss needs whole: it has no `parallel`"
-    if uneven and not told:
+    if uneven and not named:
         yield f"tensor {tensor} does not divide {uneven[0][0]} ({uneven[0][1]})"
     if shape.cut_lengths and model.blocks < 2:
         yield "sequence_parallel needs a model with ordered `blocks`, between which sequences are dealt out"

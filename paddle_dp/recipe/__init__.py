@@ -1,7 +1,7 @@
-"""What to do: a recipe, read from YAML and the command line, checked as a whole, and written down again.
+"""Recipes: read from YAML and the command line, checked as a whole, and written with all defaults.
 
-Nothing here imports paddle or starts anything; a mistake is placed on its line and told with all the others.
-What a single part takes is known in `part/`; what is made of a recipe, in `train/`.
+Nothing here imports paddle or starts anything; all mistakes are reported together, each with its line. The settings of
+a single part are read in `part/`; `train/` turns a recipe into a trainer.
 """
 
 from paddle_dp.recipe.editor import json_schema

@@ -1,4 +1,4 @@
-"""Checks recipes on the screen: one line for each that is right, every mistake of those that are not."""
+"""Checks recipes: prints one line for each correct one, and every mistake of the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def check_all(
     overrides: Sequence[str] = (),
     forecast: Callable[[Recipe], Iterable[str]] | None = None,
 ) -> int:
-    """Prints a line a recipe; mistakes go to stderr. Returns the exit status: 0, or 2 with any mistake.
+    """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
-    `forecast` gives further lines on a recipe, and may raise UsageError, for a layout that cannot run.
+    `forecast` gives further lines on a recipe, and may raise UsageError for a layout that cannot run.
     """
     status = 0
     for file in files:

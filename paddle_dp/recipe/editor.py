@@ -1,4 +1,4 @@
-"""The recipe as a JSON schema: completion and red lines in any editor with the YAML language server."""
+"""The JSON schema of a recipe, for completion and checks in editors with the YAML language server."""
 
 from __future__ import annotations
 

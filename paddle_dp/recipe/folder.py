@@ -1,4 +1,4 @@
-"""Where a run lives: its folder is claimed before anything starts; an older run in it is moved aside, never lost."""
+"""Claims a run's folder before anything starts; an older run in it is moved aside, never overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shelves as tables for a person: what stands on them, and what each part takes."""
+"""Tables of the shelves, their parts and the parts' settings, for `paddle-dp parts`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summar
 
 
 def listing(shelf_name: str | None, part_name: str | None) -> Group:
-    """All shelves, one shelf, or one part. Raises UsageError for a name that is on none."""
+    """All shelves, one shelf, or one part. Raises UsageError for an unknown name."""
     if shelf_name is None:
         return shelves()
     return shelf(shelf_name) if part_name is None else part(shelf_name, part_name)
@@ -36,7 +36,7 @@ def shelf(name: str) -> Group:
 
 
 def part(shelf: str, name: str) -> Group:
-    """One part: its first docstring line, what its Config says, and its settings. Raises UsageError if unknown."""
+    """One part: its first docstring line, its Config's docstring, and its settings. Raises UsageError if unknown."""
     known = names(shelf)
     if "." not in name and name not in known:
         hint = did_you_mean(name, known, f"On the shelf {shelf}:")
@@ -59,14 +59,14 @@ def _summaries(name: str) -> Table:
 
 
 def _notes(config: type[Any]) -> Iterator[Padding]:
-    """The Config's own docstring, unless it is the one that dataclass wrote."""
+    """The Config's docstring, unless dataclass wrote it."""
     text = inspect.cleandoc(config.__doc__ or "")
     if text and is_dataclass(config) and not text.startswith(f"{config.__name__}("):
         yield Padding(Text(text, style="italic"), (0, 0, 0, 2))
 
 
 def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
-    """What a recipe may say about any model's layers, where the model has no setting of that name."""
+    """The annotation keys that a recipe may give for this model: those that are not its own settings."""
     own = {setting.name for setting in settings_of(config)}
     keys = [setting.name for setting in settings_of(Annotation) if setting.name not in own]
     if shelf == "models" and keys:

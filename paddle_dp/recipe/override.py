@@ -1,4 +1,4 @@
-"""`a.b=c` of the command line, laid over a page: the value is YAML, and the checks are the same."""
+"""Applies overrides of the command line, `a.b=c`, to a page; the value is YAML, and is checked like the file's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddle_dp.recipe.page import Page, parse
 
 
 class _NoSuchPlaceError(Exception):
-    """An override that leads nowhere; the message says what is there instead."""
+    """An override whose key does not exist; the message says what does."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class _Override:
 
 
 def override_place(text: str) -> str:
-    """Where a mistake in this override stands."""
+    """The place that a mistake in this override names."""
     return f"override '{text}'"
 
 
 def lay_over(page: Page, texts: Sequence[str]) -> None:
-    """Changes the page as the overrides say; what is wrong with them joins the page's mistakes."""
+    """Applies the overrides to the page, and adds their mistakes to the page's."""
     read = [_read(text, page) for text in texts]
     for override in sorted((o for o in read if o), key=lambda o: o.order):
         try:
@@ -60,7 +60,7 @@ def _read(text: str, page: Page) -> _Override | None:
 
 
 def _put(page: Page, override: _Override) -> None:
-    """Walks down to the group that holds the last key, and sets it there."""
+    """Finds the group of the last key, making groups on the way, and sets the key."""
     *way, last = override.keys
     path: Keys = ()
     group: Any = page.values
@@ -88,7 +88,7 @@ def _put(page: Page, override: _Override) -> None:
 
 
 def _key(group: Any, word: str, path: Keys) -> str | int:
-    """The key that a word means in this group: itself, or in a list the number, or the `use` of an item."""
+    """The key of a word in this group: the word; in a list, the number that it is, or of the item with this `use`."""
     here = ".".join(map(str, path))
     if isinstance(group, dict):
         return word
@@ -106,6 +106,6 @@ def _key(group: Any, word: str, path: Keys) -> str | int:
 
 
 def _forget(page: Page, path: Keys) -> None:
-    """The places of what an override has taken away."""
+    """Deletes the places of keys that an override removed."""
     for known in [k for k in page.places if k[: len(path)] == path]:
         del page.places[known]

@@ -1,4 +1,4 @@
-"""A page of YAML as plain values, with the line of every key: so that a mistake can say where it stands."""
+"""Reads YAML as plain values with the line of every key, which mistakes name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = _NUMBERS | {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str
 
 @dataclass
 class Page:
-    """Values, the place of each («file:line» or «override 'a.b=c'»), and the mistakes found on the way."""
+    """Values, the place of each key («file:line» or «override 'a.b=c'»), and the mistakes so far."""
 
     name: str
     values: Any = None
@@ -27,7 +27,7 @@ class Page:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def place(self, path: Keys) -> str:
-        """Where this key stands, or the nearest one that holds it."""
+        """The place of this key, or of the nearest group around it."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, self.name)
@@ -37,7 +37,7 @@ class Page:
 
 
 def read_page(path: Path) -> Page:
-    """The recipe file as a page. Raises RecipeError when it cannot be read as one group of settings."""
+    """The recipe file as a page. Raises RecipeError if it cannot be read as one group of settings."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -72,7 +72,7 @@ def parse(text: str, name: str, numbered: bool = True) -> Page:
 
 @dataclass
 class _Walk:
-    """From YAML nodes to plain values, noting places and repeated keys."""
+    """Converts YAML nodes to plain values; records places, and reports repeated keys."""
 
     page: Page
     constructor: Any

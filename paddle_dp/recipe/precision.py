@@ -1,4 +1,4 @@
-"""Which floating-point numbers a training computes in."""
+"""The setting `train.precision`: the floating-point formats of a training."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _OWNER = Owner(subject="train.precision", prefix="train.precision")
 
 
 def read_precision(value: Any) -> Precision:
-    """As a recipe says it: a word is a dtype; a mapping says more. Raises RecipeError for another word."""
+    """A precision from a recipe's value: a dtype, or a mapping. Raises RecipeError for anything else."""
     if isinstance(value, Precision):
         return value
     return read_settings(Precision, value if isinstance(value, dict) else {"dtype": value}, _OWNER)
 
 
 def _written(precision: Precision) -> str | dict[str, Any]:
-    """The word alone where nothing else was chosen."""
+    """The dtype alone if the rest is default; else a mapping."""
     return precision.dtype if precision == Precision(dtype=precision.dtype) else vars(precision)
 
 

@@ -1,4 +1,4 @@
-"""From a file and overrides to a Recipe, or to every mistake in them."""
+"""Reads a recipe from a file and overrides, or raises every mistake in them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RECIPE = Owner(subject="a recipe")
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in this file, with `overrides` ("train.batch=64") laid over it.
+    """The recipe in this file, with `overrides` ("train.batch=64") applied.
 
-    Raises RecipeError with every mistake, each at its `file:line` or its override; InstallError when a part that it
-    names needs Paddle, and that is missing.
+    Raises RecipeError with every mistake, each with its `file:line` or its override; InstallError if a part needs
+    Paddle and it is not installed.
     """
     path = Path(path)
     page = read_page(path)
@@ -40,7 +40,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _order(mistake: Mistake, overrides: Sequence[str]) -> tuple[bool, int]:
-    """The file's mistakes from top to bottom, then those of the overrides as they were given."""
+    """The sort key: the file's mistakes from top to bottom, then those of the overrides in their order."""
     if mistake.where in overrides:
         return True, overrides.index(mistake.where)
     number = re.search(r":(\d+)$", mistake.where)

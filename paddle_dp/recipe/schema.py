@@ -1,4 +1,4 @@
-"""The recipe as types: these fields are the YAML keys, and there are no others."""
+"""The recipe as types, whose fields are the YAML keys."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def _device(word: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How the model learns. `batch` is the global batch, on any number of ranks; `micro_batches` cuts it in time."""
+    """How to train. `batch` is the global batch, on any number of ranks; `micro_batches` computes it in parts."""
 
     length: Annotated[Length, AfterValidator(_some)]
-    """How far to train, from the very beginning: also a resumed run ends there."""
+    """How far to train, counted from step 0; a resumed run ends there, too."""
 
     batch: Positive
     """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks."""
 
     micro_batches: Positive = 1
-    """In how many parts each batch is computed, to need less memory; the update stays the same."""
+    """Parts in which each batch is computed, one after the other, to save memory; the update stays the same."""
 
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""
 
     seed: Count = 0
-    """Where all randomness begins: weights, order of samples, augmentation, dropout."""
+    """Seed of weights, order of samples, augmentation and dropout."""
 
     drop_last: bool = False
-    """Whether the last batch of an epoch is left out when it is short."""
+    """Whether to leave out the last batch of an epoch if it is short."""
 
     dropout: Literal["exact", "own"] = "exact"
     """`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). `own`: each rank
@@ -84,16 +84,16 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """How samples are read: by this process (`num_workers: 0`) or others, how far ahead, how long is too long."""
+    """How samples are read: by worker processes or in the rank, how far ahead, and with which time limit."""
 
     num_workers: Count = 0
-    """Processes that read ahead, for each rank; 0 reads in the rank itself."""
+    """Worker processes of each rank; 0 reads in the rank itself."""
 
     prefetch: Positive = 2
-    """How many batches they may be ahead."""
+    """Batches that workers read ahead."""
 
     timeout: Duration = Duration.parse("120 s")
-    """How long one sample may take before its worker counts as hung."""
+    """Time that one sample may take before its worker counts as hung."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Watch:
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
-# What a recipe means where it says nothing: filled in before overrides, so that these can be overridden too.
+# Defaults of whole keys. They are filled in before the overrides, which may change them.
 DEFAULTS: dict[str, Any] = {
     "schedule": {"use": "constant", "learning_rate": 1e-3},
     "strategy": {"use": "data_parallel"},
@@ -127,7 +127,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Recipe(BaseModel):
-    """What to do. `loss: null` asks the model's `loss(outputs, targets)`; `output_dir` is runs/<name> by default."""
+    """A recipe. `loss: null` uses the model's `loss(outputs, targets)`; `output_dir` is runs/<name> by default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -135,25 +135,25 @@ class Recipe(BaseModel):
     """The run's name; the file's, without `.yaml`, by default."""
 
     model: Annotated[Part, OnShelf("models", "model")]
-    """What learns: a part of `models/`."""
+    """The model: a part of `models/`."""
 
     dataset: Annotated[Part, OnShelf("datasets", "dataset")]
-    """What it learns from: a part."""
+    """The data set: a part."""
 
     loss: Annotated[Part, OnShelf("losses", "loss")] | None = None
-    """What should fall: a part. Without one, the model's own method `loss(outputs, targets)`."""
+    """The loss: a part. Without one, the model's own method `loss(outputs, targets)`."""
 
     optimizer: Annotated[Part, OnShelf("optimizers", "optimizer")]
-    """How an update is made of gradients: a part."""
+    """The optimizer: a part."""
 
     schedule: Annotated[Part, OnShelf("schedules", "schedule")]
     """The learning rate over the steps: a part. `{use: constant, learning_rate: 0.001}` by default."""
 
     strategy: Annotated[Part, OnShelf("strategies", "strategy")]
-    """How the model lies on the ranks: a part. `{use: data_parallel}` by default."""
+    """How the model is split over the ranks: a part. `{use: data_parallel}` by default."""
 
     train: Train
-    """How long, with which batch."""
+    """Length, batch, precision and seed."""
 
     loader: LoaderSettings = LoaderSettings()
     """How samples are read."""
@@ -162,12 +162,12 @@ class Recipe(BaseModel):
     """When a job that stands still is ended."""
 
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
-    """A list of parts that watch. console, metrics, dashboard, evaluate and checkpoint by default."""
+    """A list of parts. console, metrics, dashboard, evaluate and checkpoint by default."""
 
     output_dir: str | None = None
     """The run's folder; `runs/<name>` by default."""
 
     @property
     def folder(self) -> Path:
-        """Where the run lives."""
+        """The run's folder."""
         return Path(self.output_dir).expanduser() if self.output_dir else Path("runs") / self.name

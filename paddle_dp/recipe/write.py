@@ -1,4 +1,4 @@
-"""The resolved recipe as YAML: every default written out, ready to be run again."""
+"""Writes the resolved recipe as YAML, with every default, to be run again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESOLVED = "recipe.yaml"  # its name in a run's folder
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML that read_recipe accepts and that means exactly this recipe."""
+    """The recipe as YAML, which read_recipe reads as exactly this recipe."""
     writer = YAML(typ="safe", pure=True)
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.default_flow_style = None
@@ -26,7 +26,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def resolved(folder: str | Path) -> Path:
-    """The recipe that a run was made with. Raises UsageError when `folder` is no run's."""
+    """The path of a run's recipe. Raises UsageError if `folder` is not a run's."""
     file = Path(folder) / RESOLVED
     if not file.is_file():
         found = "holds no " + RESOLVED if Path(folder).is_dir() else "is no folder"

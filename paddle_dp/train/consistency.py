@@ -91,8 +91,8 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
 
 
 def _common(facts: Facts, mesh: Mesh) -> Facts:
-    """Those with a key that all ranks have: what is imported may depend on the rank. Collective."""
-    keys = set.intersection(*({*told} for told in mesh.gather(sorted(facts))))
+    """Those with a key that all ranks have, since imported modules may depend on the rank. Collective."""
+    keys = set.intersection(*({*of_rank} for of_rank in mesh.gather(sorted(facts))))
     return {key: fact for key, fact in facts.items() if key in keys}
 
 

@@ -23,6 +23,7 @@ from paddle_dp.parallel import Task
 from paddle_dp.parallel.attributes import set_by_paddle
 from paddle_dp.parallel.own_code import is_library
 from paddle_dp.part import Part
+from paddle_dp.part.call import Call
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.own_code import file_crc, script_code
@@ -165,8 +166,9 @@ def _sources() -> int:
 
 def code_of(part: Part) -> str | None:
     """The checksum of the part's source file; None for parts of this package and Paddle, whose versions are facts."""
-    kind = getattr(type(part.config), "called", type(part.config))
-    if (getattr(kind, "__module__", None) or "").partition(".")[0] in ("paddle_dp", "paddle"):
+    config = type(part.config)
+    kind: Any = config.called if issubclass(config, Call) else config
+    if (kind.__module__ or "").partition(".")[0] in ("paddle_dp", "paddle"):
         return None
     try:
         return file_crc(inspect.getsourcefile(kind))
@@ -180,7 +182,7 @@ def script_facts() -> dict[str, Any]:
 
 
 def callback_facts(callbacks: Sequence[Part | Callback]) -> dict[str, Any]:
-    """Types and settings of callbacks that are not this package's: nobody knows what they change."""
+    """Types and settings of users' callbacks, which may change the result."""
     facts: dict[str, Any] = {}
     for callback in callbacks:
         if isinstance(callback, Part):

@@ -49,7 +49,7 @@ _POINTS = 64  # updates, spread over a schedule, whose rate is kept
 _LONGEST = 60  # characters of a value in a message
 _ABSENT = "not there"
 
-# What becomes of a change, by the longest of these that its key begins with. docs/checks.md says why.
+# The verdict on a change, by the longest of these prefixes of its key. docs/checks.md has the reasons.
 FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
@@ -65,7 +65,7 @@ _PLACES = ("path", "folder", "dir", "file", "cache", "root")
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is otherwise than in the checkpoint."""
+    """One difference from the checkpoint."""
 
     key: str
     was: Any
@@ -80,7 +80,7 @@ class Change:
 def identity(
     setup: Setup, task: Task, mesh: Mesh, loaders: Mapping[str, Loader | None], prints: Mapping[str, Any]
 ) -> Identity:
-    """What this training is: its `loaders` and the fingerprints of their data sets, `prints`, by split."""
+    """The identity of this training. `loaders`, and `prints`, the fingerprints of their data sets: by split."""
     data = {
         split: {"samples": len(loader.dataset), "read": prints.get(split, {})}
         for split, loader in loaders.items()
@@ -94,11 +94,10 @@ def identity(
 def compare(
     found: Checkpoint, now: Identity, task: Task, setup: Setup, mesh: Mesh, accept: Sequence[str] = ()
 ) -> tuple[list[str], Identity]:
-    """What is otherwise than in the checkpoint that a training goes on from, in words; and `now` with what was accepted
-    so far. Collective.
+    """The differences from the checkpoint to resume, in words; and `now` with all changes accepted so far. Collective.
 
-    `accept`: keys, or the first words of some ("loss", "schedule.warmup"), whose change is wanted. Raises UsageError,
-    the same on every rank, for a change that makes it another run.
+    `accept`: keys, or prefixes of keys ("loss", "schedule.warmup"), that may change. Raises UsageError, the same on
+    every rank, for any other change that makes it another run.
     """
     saved, step = found.state, int(found.state["progress"]["step"])
     kept = saved.get("identity") or {}
@@ -107,8 +106,8 @@ def compare(
     refused = [
         c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
     ]
-    told = mesh.gather(_refusal(found, refused, setup) if refused else "")
-    if error := next(filter(None, told), ""):
+    errors = mesh.gather(_refusal(found, refused, setup) if refused else "")
+    if error := next(filter(None, errors), ""):
         raise UsageError(error)
     taken = [{"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED]
     words = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
@@ -118,7 +117,7 @@ def compare(
 
 
 def _described(setup: Setup, task: Task) -> dict[str, Any]:
-    """The recipe by dotted key; of a training in Python, what it said and what its objects say, under such keys."""
+    """The recipe by dotted key; for a script, its settings and those of its objects, under such keys."""
     if (recipe := setup.recipe) is not None:
         codes = recipe_code(recipe)
         others = {key: code for key, code in module_code().items() if code not in codes.values()}
@@ -148,8 +147,8 @@ def _made(task: Task) -> dict[str, Any]:
 
 
 def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change]:
-    """What decides which samples a global batch has. Their order cannot change in the midst of a training: some samples
-    of an epoch would be read twice and others never.
+    """Changes that would change the samples of global batches. They are never accepted: in the middle of an epoch some
+    samples would be read twice and others never.
     """
     train = "train." if setup.recipe else ""
     values = {"samples": now.data["train"]["samples"], "batch": setup.batch, "seed": setup.seed}
@@ -161,7 +160,7 @@ def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change
 
 
 def _data(kept: Mapping[str, Any], now: Identity) -> list[Change]:
-    """The first group of samples, of each split, that is another than when the training began."""
+    """For each split, the first group of samples that differs from the checkpoint's."""
     found = []
     for split, word, verdict in (("train", "training", REFUSED), ("test", "held-out", TOLD)):
         before, after = kept.get(split), now.data.get(split)
@@ -181,10 +180,10 @@ def _data(kept: Mapping[str, Any], now: Identity) -> list[Change]:
 
 
 def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup) -> Iterator[Change]:
-    """The facts that are not the same."""
+    """The facts that differ."""
     facts, kept = now.state()["facts"], (saved.get("identity") or {}).get("facts")
     same_version = kept is not None and kept.get("package paddle_dp") == facts["package paddle_dp"]
-    if kept is None:  # an older version saved it: its recipe, if there was one, is all that it says
+    if kept is None:  # an older version saved it, with its recipe only, if there was one
         recipe = (saved.get("recipe") or {}) if setup.recipe is not None else {}
         kept = {name: fact for key, value in recipe.items() for name, fact in flat(key, value).items()}
     kept = _todays_keys(kept)
@@ -211,7 +210,7 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
 
 
 def _todays_keys(facts: Facts) -> dict[str, Any]:
-    """Facts of a recipe that was written with keys of before 0.1.0, under those of today."""
+    """Facts of a recipe from before 0.1.0, under today's keys."""
     found = {RENAMED.get(key, key).partition(",")[0]: value for key, value in facts.items()}
     if "train.last" in facts:
         found["train.drop_last"] = facts["train.last"] == "drop"
@@ -219,9 +218,9 @@ def _todays_keys(facts: Facts) -> dict[str, Any]:
 
 
 def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
-    """What becomes of a change, by the key; where that is not enough, by the values and by the model."""
+    """The verdict on a change, by its key, and in some cases by the values and the model."""
     if key == "optimizer":
-        return NEVER  # another one cannot go on with its states
+        return NEVER  # another optimizer cannot load the states
     if key.startswith("dataset.") and _is_place(key, was, now):
         return TOLD  # the samples are compared
     if key == "strategy.sync_batch_norm" and statistics(task.model):
@@ -230,37 +229,37 @@ def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
 
 
 def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
-    """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] of others."""
-    if not _tells_beforehand(schedule):
+    """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] for others."""
+    if not _is_function_of_step(schedule):
         return []
-    ahead = _another(schedule)
-    found = []
+    copied = _copied(schedule)
+    rates = []
     for step in steps:
-        ahead.step(step)
-        found.append([step, ahead()])
-    return found
+        copied.step(step)
+        rates.append([step, copied()])
+    return rates
 
 
-def _another(schedule: Any) -> Any:
-    """A copy of a schedule that can be moved on, with copies of those within it; their functions are the same."""
-    found = copy.copy(schedule)
-    within = {key: _another(value) for key, value in vars(found).items() if isinstance(value, lr.LRScheduler)}
-    vars(found).update(within, verbose=False)
-    return found
+def _copied(schedule: Any) -> Any:
+    """A copy of a schedule, and of those within it, that can be stepped; their functions are shared."""
+    copied = copy.copy(schedule)
+    within = {k: _copied(value) for k, value in vars(copied).items() if isinstance(value, lr.LRScheduler)}
+    vars(copied).update(within, verbose=False)
+    return copied
 
 
-def _tells_beforehand(schedule: Any) -> bool:
-    """Whether a schedule of Paddle's, and the one within it, gives the rate of any step without those before it."""
+def _is_function_of_step(schedule: Any) -> bool:
+    """Whether a schedule of Paddle's, and the one within it, computes the rate of any step without earlier ones."""
     if not isinstance(schedule, lr.LambdaDecay) and type(schedule).__module__ != lr.__name__:
         return False
     recursive = (lr.ReduceOnPlateau, lr.MultiplicativeDecay, lr.LinearLR)
     within = [value for value in vars(schedule).values() if isinstance(value, lr.LRScheduler)]
-    return not isinstance(schedule, recursive) and all(map(_tells_beforehand, within))
+    return not isinstance(schedule, recursive) and all(map(_is_function_of_step, within))
 
 
 def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence[float] | None]:
-    """Whether rates can be compared; and (step, rate, rate now) of the first update that has been done, or comes next,
-    with another rate now.
+    """Whether rates can be compared; and (step, rate, rate now) of the first update, up to the next one, whose rate
+    differs.
     """
     step = int(saved["progress"]["step"])
     before = [point for point in (saved.get("identity") or {}).get("rates", []) if point[0] < step]
@@ -269,15 +268,15 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     after = _rates(schedule, [int(point[0]) for point in before])
     most = max((abs(rate) for _, rate in before), default=0.0)
     for (at, was), (_, now) in zip(before, after, strict=False):
-        # A cosine that went on from rate to rate is off by the rounding of its largest one.
+        # A cosine computed from rate to rate has the rounding error of its largest one.
         if abs(was - now) > max(1e-9 * max(abs(was), abs(now)), 1e-12 * most):
             return True, (at, was, now)
     return bool(after), None
 
 
 def _judged(changes: list[Change], known: bool, other: Sequence[float] | None) -> list[Change]:
-    """Changes of a schedule and of the length are refused where a rate that was used would be another. Where a schedule
-    does not tell its rates beforehand, it does not depend on the length, and its settings count."""
+    """Refuses changes of the schedule and the length if a rate that was used would differ. A schedule that is not a
+    function of the step does not depend on the length; then its settings count."""
     note = "" if other is None else f" (update {other[0] + 1}: rate {other[1]:.6g}, and now {other[2]:.6g})"
 
     def judged(change: Change) -> Change:
@@ -299,14 +298,14 @@ def _same(was: Any, now: Any) -> bool:
 
 
 def _is_place(key: str, *values: Any) -> bool:
-    """Whether a setting of a data set says where something is: what lies there is compared."""
+    """Whether a setting of a data set is a path: the samples themselves are compared."""
     word = key.rpartition(".")[2].lower()
     path = any(isinstance(value, Mapping) or (isinstance(value, str) and os.sep in value) for value in values)
     return path or any(place in word for place in _PLACES)
 
 
 def _is_in(key: str, accept: Sequence[str]) -> bool:
-    """Whether a key was accepted: by itself, or by words that it begins with."""
+    """Whether a key was accepted, by itself or by a prefix."""
     return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
 
 
@@ -321,7 +320,7 @@ def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
         return f"{text}."
     keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused))
     how = f"--accept {','.join(keys)}" if recipe else f"accept={keys!r}"
-    return f"{text}; or go on with the change on purpose: {how}. What may change freely stands in docs/checks.md."
+    return f"{text}; or go on with the change on purpose: {how}. docs/checks.md lists what may change freely."
 
 
 def _shown(value: Any) -> str:

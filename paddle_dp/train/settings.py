@@ -44,10 +44,10 @@ def kind_of(thing: Any) -> str:
 
 
 def settings_of(thing: Any, depth: int = _DEPTH, named: frozenset[str] | None = None) -> dict[str, Any]:
-    """What an object was made with: its attributes, with its class's own defaults; of a function its closure, its
-    defaults and the globals that it reads; of a partial the arguments; of a method its object's settings, too. Of
-    objects of somebody's own within (`named`) it is what the code that holds them, or their own, names: a configuration
-    has more than that.
+    """The settings of an object: its attributes, and its class's defaults; of a function its closure, its defaults and
+    the globals that it reads; of a partial the arguments; of a method its object's settings, too. Of a user's object
+    inside another one only the attributes in `named`, which the code that holds it names, and those that its own
+    methods name: a configuration may have many more.
 
     Paths, devices and this rank's number may differ, and are left out.
     """
@@ -73,7 +73,7 @@ def settings_of(thing: Any, depth: int = _DEPTH, named: frozenset[str] | None = 
 
 
 def tensors_of(layer: nn.Layer) -> dict[str, Any]:
-    """The buffers of a layer, and its parameters that nobody trains, by their shapes, types and checksums."""
+    """The buffers and frozen parameters of a layer, by shape, dtype and checksum."""
     frozen = {name: p for name, p in layer._parameters.items() if p is not None and p.stop_gradient}
     return described({**frozen, **layer._buffers})
 
@@ -179,8 +179,8 @@ def _array(value: Any) -> Any:
 
 
 def _is_looked_into(value: Any) -> bool:
-    """Functions, schedules, layers that learn nothing, such as the loss that a function calls, and what has a class of
-    somebody's own, such as a configuration."""
+    """Whether a value's own settings count: functions, schedules, layers without trained parameters, such as the loss
+    that a function calls, and objects of a user's class, such as a configuration."""
     if isinstance(value, nn.Layer):
         return all(p.stop_gradient for p in value.parameters())
     if isinstance(value, FunctionType):
@@ -189,15 +189,15 @@ def _is_looked_into(value: Any) -> bool:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an object has a class of somebody's own, or none but names."""
+    """Whether an object is of a user's class, or a namespace."""
     if isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return True
     return not isinstance(value, (type, FunctionType, nn.Layer)) and not is_library(type(value).__module__)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """An object's own, in slots, too. Private ones count of somebody's own classes, and of layers (ELU keeps `_alpha`),
-    without those that every layer has."""
+    """An object's own attributes, also in slots. Private ones count for users' classes, and for layers (ELU keeps
+    `_alpha`), without those that every layer has."""
     own = {**_in_slots(thing), **getattr(thing, "__dict__", {})}
     if isinstance(thing, nn.Layer):
         return {name: value for name, value in own.items() if name not in _of_every_layer()}
@@ -207,23 +207,29 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 @cache
 def _named_by(kind: Any) -> frozenset[str]:
-    """The names in the methods of a class of somebody's own, without those that Python writes (a dataclass's)."""
-    methods = [
-        getattr(value, "__func__", getattr(value, "fget", value))
+    """The names in the methods of a user's class, without those that Python writes (a dataclass's)."""
+    functions = [
+        function
         for base in kind.__mro__
         if not is_library(base.__module__)
         for name, value in vars(base).items()
         if not name.startswith("__") or name in ("__call__", "__getitem__", "__iter__", "__len__", "__init__")
+        if isinstance(function := _function_of(value), FunctionType)
     ]
     if is_dataclass(kind):
-        methods = [method for method in methods if getattr(method, "__name__", "") != "__init__"]
-    return frozenset().union(
-        *(names_in(method.__code__) for method in methods if isinstance(method, FunctionType))
-    )
+        functions = [function for function in functions if function.__name__ != "__init__"]
+    return frozenset().union(*(names_in(function.__code__) for function in functions))
+
+
+def _function_of(value: Any) -> Any:
+    """The function behind a class attribute that is a class or static method, or a property."""
+    if isinstance(value, (classmethod, staticmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
 
 
 def names_in(code: CodeType) -> frozenset[str]:
-    """The names that a function's code reads, and its texts (for getattr), in functions within it, too."""
+    """The names in a function's code, and its strings, which may be looked up by name; also in functions within it."""
     found = {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))}
     return frozenset(
         found.union(*(names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
@@ -242,7 +248,7 @@ def _of_every_layer() -> frozenset[str]:
 
 
 def _class_settings(kind: type) -> dict[str, Any]:
-    """What stands in the classes themselves: an attribute that has its class's value is nothing new."""
+    """The class attributes that are plain values: the defaults of an object's attributes."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if not is_library(base.__module__):
@@ -263,7 +269,7 @@ def _closed(function: FunctionType) -> dict[str, Any]:
 
 
 def _globals(function: FunctionType) -> dict[str, Any]:
-    """The globals that a function of nobody's library reads and does not set."""
+    """The globals that a user's function reads and does not set."""
     if is_library(function.__module__):
         return {}
     codes, read, written = [function.__code__], set(), set()

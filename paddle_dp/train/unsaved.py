@@ -60,8 +60,8 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
     before = _digests(learner) if step else {}
     yield
     after = _digests(learner) if step else {}
-    told = learner.mesh.gather([name for name in after if after[name] != before.get(name)]) if step else []
-    names = list(dict.fromkeys(name for some in told for name in some))
+    changed = learner.mesh.gather([n for n in after if after[n] != before.get(n)]) if step else []
+    names = list(dict.fromkeys(name for of_rank in changed for name in of_rank))
     if names and learner.mesh.is_main:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         _print(
