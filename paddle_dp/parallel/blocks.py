@@ -22,8 +22,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.parallel.random_state import random_state
-from paddle_dp.parallel.untouched import untouched
+from paddle_dp.parallel.trial import random_state, trial
 from paddle_dp.part.annotation import block_table_of, matching
 
 # Relative to the largest output. On a CPU the same operations in the same order give the same bits.
@@ -147,7 +146,7 @@ def check_chain(model: nn.Layer, samples: Callable[[], Any] | None, setting: str
         return
     blocks, dtype = blocks_of(model), read_by(model)
     inputs = cast(samples(), dtype)
-    with untouched(model, *blocks), default_dtype(dtype):
+    with trial(model, *blocks), default_dtype(dtype):
         state, hooks = paddle.get_rng_state(), _refuse_draws(model, blocks, setting)
         try:
             for training in (False, True):

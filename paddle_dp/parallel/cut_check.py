@@ -14,9 +14,8 @@ from paddle import nn
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.parallel.random_state import random_state
 from paddle_dp.parallel.tensor import misfit
-from paddle_dp.parallel.untouched import untouched
+from paddle_dp.parallel.trial import random_state, trial
 
 # Relative to the largest output: above rounding in another order, below the effect of a misplaced head.
 TOLERANCE = {paddle.float64: 1e-9}
@@ -71,7 +70,7 @@ class CutCheck:
 
         Raises UsageError where a layer that `setting` has cut fails.
         """
-        with untouched(model), default_dtype(read_by(model)), misfit.watched(model) as flow:
+        with trial(model), default_dtype(read_by(model)), misfit.watched(model) as flow:
             for layer in model.sublayers(include_self=True):
                 layer.training = False
             before = random_state()

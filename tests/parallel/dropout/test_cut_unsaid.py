@@ -55,4 +55,4 @@ def test_a_dropout_between_cut_layers_that_the_table_forgot_is_said():
     for said, forgot in run_ranks(differences, 2, [table | {"drop": "colwise"}, table]):
         assert said == []
         assert len(forgot) == 1 and forgot[0].startswith("drop (Dropout) drops by the same mask"), forgot
-        assert "the tensor axis: nothing says" in forgot[0]
+        assert "on all ranks of the tensor axis" in forgot[0]
