@@ -1,7 +1,6 @@
 """How a batch becomes an update: learners, exact gradients, precision, batch normalization over all ranks.
 
-Nothing here reads data, writes files or knows what an epoch is. Which placement a recipe asks for is a file in
-`strategies`; what the ranks are is `mesh`.
+Nothing here reads data, writes files or knows epochs. `strategies` choose a placement; `mesh` has the ranks.
 """
 
 from paddle_dp.parallel.learner import Dropout, Learner

@@ -17,7 +17,7 @@ from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
 from paddle_dp.parallel.data_group import Among
 
-# paddle.nn.BatchNorm, which every densenet of paddle.vision uses, is no relative of the others.
+# paddle.nn.BatchNorm, which the densenets of paddle.vision use, has no base class in common with the others.
 _PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
 _FORWARDS = {kind.forward for kind in _PADDLES}
 
@@ -26,9 +26,9 @@ class _Normalize(PyLayer):
     """y = (x - mean) / sqrt(var + epsilon) · weight + bias with the mean and variance of the samples of all ranks.
 
     Statistics of the ranks are combined as (count, mean, sum of squared deviations), one exchange, by the parallel
-    algorithm of Chan, Golub & LeVeque (1979), which does not cancel as E[x²] - E[x]² does. Whatever touches all of x is
-    Paddle's own batch_norm with given statistics, here and in the backward: arithmetic that broadcasts over channels
-    takes 40 times as long on a CPU.
+    algorithm of Chan, Golub & LeVeque (1979), without the cancellation of E[x²] - E[x]². All passes over x are Paddle's
+    own batch_norm with given statistics, also in the backward: broadcasting over channels takes 40 times as long on a
+    CPU.
     """
 
     @staticmethod
@@ -41,14 +41,14 @@ class _Normalize(PyLayer):
         mean = layer.over_samples(wide) * (weight.size / x.size)
         centred = layer.affine(wide, mean, paddle.full_like(mean, 1 - layer.epsilon))
         deviation = layer.over_samples(centred.square())
-        told = paddle.stack(layer.mesh.gather_tensor(paddle.concat([count, mean, deviation * present])))
-        counts = told[:, :1]
-        means, deviations = paddle.split(told[:, 1:], 2, axis=1)
+        of_ranks = paddle.stack(layer.mesh.gather_tensor(paddle.concat([count, mean, deviation * present])))
+        counts = of_ranks[:, :1]
+        means, deviations = paddle.split(of_ranks[:, 1:], 2, axis=1)
         total = counts.sum().clip(min=1.0)
         ctx.layer, ctx.present = layer, present
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
-        # One value per channel in the whole batch: Paddle's kernel hands it through. Where this rank holds more, the
-        # total is more, and nobody waits for the device.
+        # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only where this
+        # rank has one value itself.
         ctx.single = wide.size == weight.size and total.item() == 1.0
         if ctx.single:
             return x.clone()
@@ -124,14 +124,14 @@ class SyncBatchNorm(nn.Layer):
 
     @paddle.no_grad()
     def keep(self, mean: paddle.Tensor, variance: paddle.Tensor) -> None:
-        """Takes a batch's statistics into the running ones."""
+        """Updates the running statistics with a batch's."""
         for running, now in ((self._mean, mean), (self._variance, variance)):
             running.set_value(self.momentum * running + (1 - self.momentum) * now)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         local = self._local[0]
-        if not (self.training and local.training):  # who has the layer that was given freezes that
-            if isinstance(local, nn.SyncBatchNorm):  # has no kernel on a CPU, in evaluation neither
+        if not (self.training and local.training):  # a user may freeze the layer that was replaced
+            if isinstance(local, nn.SyncBatchNorm):  # it has no CPU kernel, not even for evaluation
                 return self.affine(x, self._mean, self._variance, self.weight, self.bias)
             training, local.training = local.training, False
             try:
@@ -145,9 +145,9 @@ class SyncBatchNorm(nn.Layer):
 
 
 def is_local(layer: nn.Layer) -> bool:
-    """Whether a layer normalizes by the statistics of this rank's samples, and keeps running ones of them.
+    """Whether a layer normalizes by the statistics of this rank's samples.
 
-    A frozen one does not: in evaluation mode, or with `use_global_stats`, all ranks read the same statistics.
+    A frozen one (in evaluation mode, or with `use_global_stats`) does not: all ranks use the same running statistics.
     """
     return keeps_statistics(layer) and layer.training
 
@@ -163,14 +163,14 @@ def is_batch_norm(layer: nn.Layer) -> bool:
 
 
 def _is_plain(layer: nn.Layer) -> bool:
-    """A local BatchNorm that computes what Paddle's classes do, not something of its own derived from them."""
+    """Whether it is a local BatchNorm with the forward of Paddle's own classes, not a subclass with another one."""
     return is_local(layer) and type(layer).forward in _FORWARDS
 
 
 def synchronize(model: nn.Layer, mesh: Among) -> nn.Layer:
     """Replaces every BatchNorm inside `model` by one over these ranks, with the same parameters and names.
 
-    Those that are frozen stay, and so do classes with a forward of their own, which `local_norms` goes on naming.
+    Frozen ones are not replaced, nor are subclasses with another forward, which `local_norms` still lists.
     """
     if _is_plain(model):
         return SyncBatchNorm(model, mesh)
@@ -184,21 +184,18 @@ def synchronize(model: nn.Layer, mesh: Among) -> nn.Layer:
 
 
 def needs_ours(model: nn.Layer) -> bool:
-    """Whether the model has a layer of Paddle's that one rank on a CPU cannot compute."""
+    """Whether the model has a paddle.nn.SyncBatchNorm, which has no CPU kernel."""
     return any(isinstance(layer, nn.SyncBatchNorm) for layer in model.sublayers(include_self=True))
 
 
 def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
-    """The running statistics inside `model` by name: what is averaged, not learned.
-
-    Means and variances of BatchNorm layers, which Paddle keeps as parameters without gradient.
-    """
-    found: dict[str, paddle.Tensor] = {}
+    """The running means and variances of BatchNorm layers by name; in Paddle they are parameters without gradient."""
+    tensors: dict[str, paddle.Tensor] = {}
     for name, layer in model.named_sublayers(include_self=True):
         if is_batch_norm(layer):
             prefix = f"{name}." if name else ""
-            found |= {f"{prefix}{word}": getattr(layer, word) for word in ("_mean", "_variance")}
-    return found
+            tensors |= {f"{prefix}_mean": layer._mean, f"{prefix}_variance": layer._variance}
+    return tensors
 
 
 def local_norms(model: nn.Layer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Clips by a global norm, taken out of an optimizer that holds a part of the model: their norm would be that part's."""
+"""Takes global-norm clips out of an optimizer that has only a part of the model: it would compute that part's norm."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from paddle_dp.parallel.finished import groups_of, parameters_of
 
 @dataclass(frozen=True)
 class Clip:
-    """The gradients of `parameters`, those of them that lie here, together have a 2-norm of at most `bound`."""
+    """The gradients of `parameters` (this rank's part of them) are clipped to a 2-norm of `bound` together."""
 
     bound: float
     parameters: Sequence[paddle.Tensor]
 
 
 def take_clips(optimizer: Any) -> list[Clip]:
-    """Takes the clips by a global norm out of an optimizer and returns them: one, or one for each of its groups.
+    """Removes the global-norm clips from an optimizer and returns them: one, or one for each parameter group.
 
-    As Paddle clips: each group by a norm of its own, without parameters that have need_clip=False, and what the
-    optimizer does not update counts nowhere. All ranks have the same clips, of which some may hold no parameter.
-    Raises UsageError for a clip of another kind.
+    They clip as Paddle does: each group by its own norm, without parameters that have need_clip=False or are not the
+    optimizer's. All ranks have the same clips, some of which may have no parameter here. Raises UsageError for another
+    kind of clip.
     """
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
@@ -47,8 +47,10 @@ def take_clips(optimizer: Any) -> list[Clip]:
 
 
 def _kept(clip: Any) -> Any:
-    """What of a clip stays with the optimizer: one by value, which is alike in every part. By exact type: a class of
-    the user's own may do anything."""
+    """The clip that stays in the optimizer: one by value, which does not depend on other parameters; else None.
+
+    By exact type, because a subclass may do anything.
+    """
     if clip is None or type(clip) is ClipGradByValue:
         return clip
     if type(clip) is not ClipGradByGlobalNorm:

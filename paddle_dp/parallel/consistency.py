@@ -66,8 +66,8 @@ def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A tensor of which other ranks may hold copies: those with the same name and the same part of it.
+class Replica:
+    """A tensor of which other ranks may hold replicas: tensors with the same name and part.
 
     `part` is the number of the slice, -1 for a whole tensor (`Placement.part`).
     """
@@ -82,11 +82,11 @@ def check_equal(named: Named, mesh: Mesh, when: str) -> None:
 
     For tensors that are whole on every rank that has them. Collective.
     """
-    _compare([Copy(name, tensor) for name, tensor in named], {}, mesh, when)
+    _compare([Replica(name, tensor) for name, tensor in named], {}, mesh, when)
 
 
 def check_sound(
-    copies: Iterable[Copy], own: Named, mesh: Mesh, when: str, excused: Container[str] = ()
+    copies: Iterable[Replica], own: Named, mesh: Mesh, when: str, excused: Container[str] = ()
 ) -> None:
     """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `own` are finite and
     ranks that hold copies of one tensor hold the same bits. Collective, and the same error on every rank.
@@ -98,7 +98,7 @@ def check_sound(
     _compare(copies, {name: what for name, what in bad.items() if name not in excused}, mesh, when)
 
 
-def _compare(copies: list[Copy], bad: dict[str, str], mesh: Mesh, when: str) -> None:
+def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) -> None:
     """One exchange of a line for each tensor."""
     lines = []
     if mesh.ranks > 1:

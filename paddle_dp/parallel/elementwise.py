@@ -1,6 +1,6 @@
-"""Which optimizers may update a part of a model as if it were the whole.
+"""Which optimizers may update only a part of a model.
 
-A slice of a parameter (tensor) those that compute element by element; some of the parameters (sharding, pipeline) those
+Slices of parameters (tensor): those that compute element by element. Some of the parameters (sharding, pipeline): those
 that compute parameter by parameter.
 """
 

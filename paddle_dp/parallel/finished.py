@@ -1,4 +1,4 @@
-"""What was made before the model was placed: an optimizer must update what this rank holds, and nothing else."""
+"""Checks and adapts an optimizer that was built before the model was placed: it must update this rank's parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Parameters = list[paddle.Tensor]
 
 
 def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
-    """Raises UsageError for a finished optimizer, or a loss, with a parameter that is not the model's: nobody would
-    exchange its gradient, and no checkpoint would hold it. To be asked before the model is placed."""
+    """Raises UsageError for a finished optimizer, or a loss, with a parameter that is not the model's: its gradient
+    would not be exchanged, and no checkpoint would save it. Call it before the model is placed."""
     known = {id(parameter) for parameter in model.parameters()}
     found: dict[str, Parameters] = {"optimizer": [], "loss": []}
     if isinstance(optimizer, paddle.optimizer.Optimizer):
@@ -47,12 +47,12 @@ def check_kept(optimizer: Any) -> None:
         )
 
 
-def check_ungrouped(optimizer: Any, word: str) -> None:
-    """Raises UsageError for an optimizer with parameter groups, where `word` is what needs one list."""
+def check_ungrouped(optimizer: Any, setting: str) -> None:
+    """Raises UsageError for an optimizer with parameter groups; `setting` is the recipe's key that needs one list."""
     if _is_grouped(optimizer):
         raise UsageError(
-            f"optimizer: {word} deals one list of parameters to the ranks, and {type(optimizer).__name__} has "
-            "groups of them. Give it all parameters in one list, or leave the sharding out."
+            f"optimizer: {setting} assigns one list of parameters to the ranks, and {type(optimizer).__name__} has "
+            f"parameter groups. Give it all parameters in one list, or leave {setting} out."
         )
 
 
@@ -64,9 +64,9 @@ def leave_frozen_out(optimizer: Any) -> None:
 
 
 def check_dense(model: nn.Layer) -> None:
-    """Raises UsageError for an embedding with sparse gradients: no exchange, no norm and no scale here takes them."""
+    """Raises UsageError for an embedding with sparse gradients: exchange, norm and scaling here need dense ones."""
     for name, layer in model.named_sublayers(include_self=True):
-        if getattr(layer, "_sparse", False) is True and isinstance(layer, nn.Embedding):
+        if isinstance(layer, nn.Embedding) and layer._sparse:
             raise UsageError(
                 f"model: layer {name} is an Embedding with sparse=True, whose gradient is rows of a table; ranks "
                 "exchange whole gradients only. Make it with sparse=False."
@@ -74,21 +74,21 @@ def check_dense(model: nn.Layer) -> None:
 
 
 def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
-    """Puts the parameters that `model` holds on this rank in the place of the whole model's, which have their names.
+    """Replaces the optimizer's parameters by those that `model` has on this rank, matched by name.
 
-    A layer that is cut over the tensor axis holds new parameters, and a stage of a pipeline some only: the optimizer
-    would go on updating the whole ones, of which no forward knows.
+    A layer that is cut over the tensor axis has new parameters, and a pipeline stage has only some: the optimizer would
+    go on updating the whole model's, which no forward uses.
     """
     here = {parameter.name: parameter for parameter in model.parameters()}
 
-    def held(parameters: Iterable[paddle.Tensor]) -> Parameters:
+    def local(parameters: Iterable[paddle.Tensor]) -> Parameters:
         return [here[p.name] for p in parameters if p.name in here]
 
     if _is_grouped(optimizer):
         for group in (*optimizer._parameter_list, *optimizer._param_groups):
-            group["params"] = held(group["params"])
+            group["params"] = local(group["params"])
     else:
-        optimizer._parameter_list = optimizer._param_groups = held(optimizer._parameter_list)
+        optimizer._parameter_list = optimizer._param_groups = local(optimizer._parameter_list)
 
 
 def _is_grouped(optimizer: Any) -> bool:

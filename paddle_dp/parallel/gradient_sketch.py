@@ -1,4 +1,4 @@
-"""A few numbers of each gradient that add up as gradients do, so that none has to be kept to be compared."""
+"""Sketches of gradients: a few numbers that are linear in the gradient, to compare sums without keeping gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FREQUENCIES = (0.7548776662466927, 0.5698402909980532)  # of two incommensurabl
 
 @paddle.no_grad()
 def sketches(named: Named) -> Sketches:
-    """Of the parameters that have a gradient here."""
+    """The sketches of all parameters that have a gradient on this rank."""
     return {name: _sketch(p.grad) for name, p in named if p.grad is not None}
 
 

@@ -1,4 +1,4 @@
-"""A learner: a placed model, its optimizer and its schedule; one batch in, one update done."""
+"""A learner: a placed model, its optimizer and its schedule; makes one update from one global batch."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Dropout = Literal["exact", "own"]
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a loss says of `samples` samples: `sums` by name (the loss and its scores), and the `count` of what they
-    are over. `outputs` are those that this rank has of them; `targets` [n, …]."""
+    """The loss and its scores for `samples` samples: `sums` by name, and their `count`. `outputs`: this rank's part;
+    `targets` [n, …]."""
 
     outputs: Any
     targets: paddle.Tensor
@@ -51,19 +51,18 @@ class Score:
 
 @dataclass(kw_only=True)
 class Learner(PlacedModel):
-    """Learns from one global batch at a time, of which this process holds its share: a placed model and its optimizer.
+    """A placed model and its optimizer, which make one update from each global batch; this process has its share of it.
 
     The gradient of an update is the one-process gradient. With any number of micro-batches and ranks, each backward
     runs on total / (global count), and gradients are summed over micro-batches and ranks; so unequal shares are as
-    exact as equal ones. Where only the loss's answers tell the count, each backward runs on total / (global samples),
-    and the all-reduced gradients are multiplied by samples / count, once. If nothing in a batch counts, no update is
-    made from it, and `empty` is true until the next one.
+    exact as equal ones. Where the count is only known from the loss's call, each backward runs on total / (global
+    samples), and the all-reduced gradients are multiplied by samples / count. If nothing in a batch counts, no update
+    is made, and `empty` is true until the next one.
 
-    `parallel_model` is `model` as this rank computes it: itself, or wrapped (paddle.DataParallel, a pipeline's engine).
-    The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact` draws the
-    masks that one process draws. `noticed` are sentences, from before, on what is not as on one process.
-    `faulty_gradients`, of the last update with metrics, are those of this rank that are not finite: name, and what it
-    holds.
+    `parallel_model` is what runs forward on this rank: `model` itself, or a wrapper (paddle.DataParallel, a pipeline's
+    engine). The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact`
+    draws the masks of one process. `noticed`: sentences on differences from one process that were known before.
+    `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     """
 
     parallel_model: nn.Layer
@@ -74,7 +73,7 @@ class Learner(PlacedModel):
     dp_world_size: int = 1
     dropout: Dropout = "exact"
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
-    recorder: Recorder | None = field(default=None, init=False)  # of when each stage of a pipeline computed
+    recorder: Recorder | None = field(default=None, init=False)  # under a pipeline: times of its stages
     empty: bool = field(default=False, init=False)
     noticed: list[str] = field(default_factory=list)
 
@@ -92,7 +91,9 @@ class Learner(PlacedModel):
         self._draws = Draws(exact=self.dropout == "exact")
         self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
         self._samplewise = Samplewise(self.loss, self.model)
-        self._tried: Batch | None = None  # of which samples are kept, without any
+        self._tried: Batch | None = (
+            None  # the batch of the samples that are kept for trials, without its data
+        )
         self._optimizer_memory = OptimizerMemory(self.optimizer)
         layers = {f"model.{name}".rstrip("."): layer for name, layer in self.named_layers()}
         owner = getattr(self.loss.given, "__self__", self.loss.given)
@@ -103,23 +104,20 @@ class Learner(PlacedModel):
         self._ever_local: frozenset[str] = frozenset()
 
     def lost_of_optimizer(self) -> list[str]:
-        """The attributes of an own optimizer that training has changed and no checkpoint holds. Collective."""
-        told = self.mesh.gather(self._optimizer_memory.lost())
-        return list(dict.fromkeys(name for names in told for name in names))
+        """The attributes of a user's optimizer that training has changed and checkpoints do not save. Collective."""
+        return self._gather_names(self._optimizer_memory.lost())
 
     def lost_attributes(self) -> list[str]:
-        """The attributes of own layers, of the loss and of the schedule that training has changed and no checkpoint
-        holds: «model.encoder.calls». Collective."""
-        told = self.mesh.gather(self._attributes.changed())
-        return list(dict.fromkeys(name for names in told for name in names))
+        """The attributes of a user's layers, loss and schedule that training has changed and checkpoints do not save,
+        such as «model.encoder.calls». Collective."""
+        return self._gather_names(self._attributes.changed())
 
     def train_batch(self, batch: Batch, collect_metrics: bool = False) -> dict[str, float] | None:
         """One update from one global batch. Collective.
 
-        With `collect_metrics`, returns what it was: `loss` and the loss's scores, means over the global batch, and
-        `gradient_norm`, the 2-norm of the whole model's gradients before they are clipped; the same numbers on every
-        rank. They cost one small exchange, and reading them from the device. Over nothing there is no mean: they are
-        NaN then, and `gradient_norm` is 0.
+        With `collect_metrics`, returns `loss` and the loss's scores, means over the global batch, and `gradient_norm`,
+        the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one small
+        exchange and a read from the device. If nothing in the batch counts, means are NaN and `gradient_norm` is 0.
 
         Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
@@ -153,7 +151,7 @@ class Learner(PlacedModel):
     ) -> tuple[list[dict[str, float]], Count]:
         """Forward and backward of every micro-batch's total / divisor.
 
-        Returns, with `collect_metrics`, the sums of each; and what the loss counted in all of them.
+        Returns the sums of each (empty without `collect_metrics`), and the loss's count over all of them.
         """
         seen: list[dict[str, float]] = []
         counted: Count = 0
@@ -165,7 +163,7 @@ class Learner(PlacedModel):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
                 if not micro_batch.is_dummy:
-                    with self.mixed.context():  # in the forward's types, or the same loss is another number
+                    with self.mixed.context():  # in the forward's dtypes, or the loss would differ
                         self._samplewise.look(outputs, micro_batch.targets, total)
                     self._keep(batch, micro_batch)
                 last = place == len(batch.micro_batches) and self.dp_world_size > 1
@@ -179,13 +177,13 @@ class Learner(PlacedModel):
         return seen, counted
 
     def _keep(self, batch: Batch, micro_batch: Micro) -> None:
-        """Keeps the first samples, to try the model on in the end."""
+        """Keeps the first samples for the trial in `differences`."""
         if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
             self._tried = replace(batch, micro_batches=())
 
     def _look_for_frozen(self) -> None:
-        """Before an update: BatchNorms that were frozen since the last one read their running statistics from now on.
-        So all ranks get the same ones. Collective then, on every rank alike."""
+        """Before an update: BatchNorms that were frozen since the last one now use their running statistics, so these
+        are made equal on all ranks. Collective in that case, which is the same on every rank."""
         now = frozenset(name for name, layer in self._may_be_local if is_local(layer))
         if self._local - now:
             self.sync_buffers()
@@ -196,7 +194,7 @@ class Learner(PlacedModel):
         return self.mesh.waiting("the exchange of gradients")
 
     def _all_reduce_gradients(self) -> None:
-        """All-reduces what backward has not: here nothing. Makes sure that backward left no gradient out."""
+        """All-reduces gradients after backward; here nothing, but checks that backward left none out."""
         if self.mesh.ranks > 1:
             check_gradients(
                 self.named_parameters(trainable=True), self.mesh, first=not self._gradients_checked
@@ -204,40 +202,43 @@ class Learner(PlacedModel):
             self._gradients_checked = True
 
     def _finish_exchange(self) -> None:
-        """Behind a backward: exchanges what it has begun to exchange and not ended; here nothing. Collective."""
+        """After a backward: ends the exchanges that it began; here nothing. Collective."""
 
     def _step(self) -> None:
         self.optimizer.step()
 
     def differences(self) -> list[str]:
-        """How what is learned differs from what one process learns, beyond rounding: a sentence for each cause, with
-        what removes it. Collective, on every rank alike; complete after the first update."""
+        """How the training differs from one process's beyond rounding: a sentence for each cause, with what removes it.
+
+        Collective; the same on every rank; complete after the first update.
+        """
         if self.mesh.ranks == 1:
             return []
         were_local = [n for n, layer in self._may_be_local if n in self._ever_local or is_local(layer)]
-        told = self.mesh.gather(were_local)
-        local = list(dict.fromkeys(name for names in told for name in names))
-        said = []
+        local = self._gather_names(were_local)
+        sentences = []
         if local and self.mesh.dp_size > 1:
-            who = (
-                f"{len(local)} BatchNorm layers normalize"
-                if len(local) > 1
-                else "1 BatchNorm layer normalizes"
-            )
-            said = [
-                f"{who} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
+            layers = "1 BatchNorm layer normalizes"
+            if len(local) > 1:
+                layers = f"{len(local)} BatchNorm layers normalize"
+            sentences = [
+                f"{layers} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
                 "strategy.sync_batch_norm=true takes those of all ranks"
             ]
-        said += self.noticed
+        sentences += self.noticed
         if self.mesh.dp_size > 1:
             trial = self._forward_again, self._close(), None if self.mixed.low else self._backward_again
-            said += self._samplewise.differences(self.mesh, *trial)
-        return [*said, *self._synced_buffers.differences(), *self.random_differences()]
+            sentences += self._samplewise.differences(self.mesh, *trial)
+        return [*sentences, *self._synced_buffers.differences(), *self.random_differences()]
+
+    def _gather_names(self, names: list[str]) -> list[str]:
+        """The names of all ranks, each once. Collective."""
+        return list(dict.fromkeys(name for of_rank in self.mesh.gather(names) for name in of_rank))
 
     def random_differences(self) -> list[str]:
-        """What draws random numbers in the model that are others on another number of ranks: a sentence for each.
+        """A sentence for each random draw in the model that differs on another number of ranks.
 
-        Known after the first update, on every rank alike; empty before it.
+        Known after the first update, the same on every rank; empty before it.
         """
         return self._draws.differences()
 
@@ -246,8 +247,8 @@ class Learner(PlacedModel):
         return gradients.global_norm(self.trainable, "float64" if self.mixed.double else "float32")
 
     def count_ahead(self, batch: Batch) -> float | None:
-        """What the losses of this global batch are over, on all ranks and micro-batches, where that is known before the
-        forward; else None."""
+        """The count of this global batch, over all ranks and micro-batches; None if it is only known after the forward.
+        Collective."""
         if self.loss.counted == "samples":
             return batch.samples
         if self.loss.counted == "answers":
@@ -264,14 +265,16 @@ class Learner(PlacedModel):
         """The counts of all ranks that read different samples, added up, on every rank. Collective."""
         count = self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0]
         if not count >= 0:
-            raise LossError(f"the loss {self.loss.name} counted {count:g} things in a global batch.")
+            raise LossError(
+                f"the loss {self.loss.name} returned a count of {count:g} for a global batch: it must be 0 or more."
+            )
         return count
 
     def score(self, micro_batch: Micro) -> Score | None:
-        """What the loss says of these samples, in the model's present mode and without gradients.
+        """The loss and scores of these samples, in the model's current mode and without gradients.
 
-        None where there is nothing to score: a dummy, or a rank whose stage does not have the outputs. All ranks of a
-        reader call it together; those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
+        None for a dummy, and on a rank whose stage does not have the outputs. All ranks of a reader call it together;
+        those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
         """
         micro_batch = self.mixed.cast_micro_batch(micro_batch)
         outputs = self.predict(micro_batch.inputs)
@@ -289,17 +292,17 @@ class Learner(PlacedModel):
         )
 
     def predict(self, inputs: Any) -> Any:
-        """The model's outputs in evaluation, in the recipe's precision. No rank waits for another."""
+        """The model's outputs without gradients, in the recipe's precision. Collective if `predict_is_collective`."""
         with paddle.no_grad(), self.mixed.context():
             return self.model(inputs)
 
     def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
-        """Around whatever reads or writes the optimizer's states, which may wait elsewhere."""
+        """Around code that reads or writes the optimizer's states, which may be offloaded."""
         return nullcontext()
 
     @property
     def predict_is_collective(self) -> bool:
-        """Whether every `predict` must be called by all readers: weights come from other ranks to it."""
+        """Whether all readers must call every `predict` together, because it gathers weights from other ranks."""
         return False
 
     def _forward(self, micro_batch: Micro) -> tuple[Any, paddle.Tensor, Count]:
@@ -309,47 +312,49 @@ class Learner(PlacedModel):
         return outputs, total, count
 
     def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
-        """A forward and its loss for samples that were kept, with the masks of the first time."""
+        """Forward and loss of samples that were kept, with the same dropout masks as before."""
         assert self._tried is not None
         with self._draws.scope(self._tried, micro_batch), self.mixed.context():
             return self.loss(self.model(micro_batch.inputs), micro_batch.targets)
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
-        """What the backward of a forward again gives, of which nothing stays."""
+        """Sketches of the gradients of such a forward; the gradients are cleared."""
         with self.mixed.backward_context():
             total.backward()
         self._finish_exchange()
-        found = sketches(self.named_parameters(trainable=True))
+        of_gradients = sketches(self.named_parameters(trainable=True))
         for parameter in self.trainable:
             parameter.clear_gradient(False)
-        return found
+        return of_gradients
 
     def _close(self) -> float:
-        """How far, relative, totals of the same numbers may be apart where one run shows no noise."""
+        """The relative difference that is allowed between totals of the same numbers."""
         return 1e-12 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
 
     def _factor(self, micro_batch: Micro, divisor: float) -> float:
-        """What this micro-batch's total is multiplied with: nothing for a dummy, else its part in the global mean."""
+        """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean."""
         if micro_batch.is_dummy:
             return 0.0
         scale = self.mixed.scale.scale if self.mixed.scale else 1.0
         return scale * (1 if self.mixed.low else self.dp_world_size) / divisor
 
     def _weight(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
-        """`factor` as the gradient that the backward of `total` begins with: what multiplying it would do, for less."""
+        """`factor` as the gradient from which the backward of `total` starts; cheaper than `total * factor`."""
         weight = self._weights.get(factor)
         if weight is None or weight.dtype is not total.dtype:
-            if len(self._weights) > 16:  # a loss scale moves on, counts change, and short batches are few
+            if (
+                len(self._weights) > 16
+            ):  # the cache is for factors that repeat; loss scales and counts may not
                 self._weights.clear()
             weight = self._weights[factor] = paddle.full(total.shape, factor, total.dtype)
         return weight
 
     def _unscale(self, factor: float) -> bool:
-        """Multiplies the gradients by `factor` and takes float16's loss scale out of them; False when they overflowed
-        and must not be used.
+        """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not
+        be used.
 
-        In low precision the exchange's average is undone here and not in the backward: N times as large numbers would
-        be rounded otherwise there, and overflow sooner, than one process's.
+        In low precision the average of the exchange is undone here and not in the backward, where numbers N times as
+        large would round differently from one process's, and overflow sooner.
         """
         factor *= self.dp_world_size if self.mixed.low else 1
         if self.mixed.scale is None:
@@ -363,43 +368,43 @@ class Learner(PlacedModel):
         usable = self.mixed.scale.accept(finite)
         if self.mixed.scale.hopeless:  # on all ranks alike: they have the same gradients
             raise NotFiniteError(
-                f"the gradients of {self.mixed.scale.running} updates running are not finite, and the loss scale is 1 "
-                "already: the model has learned nothing from them. Its numbers do not fit into float16: try "
+                f"the gradients of {self.mixed.scale.running} updates in a row are not finite, although the loss scale "
+                "is down to 1: these updates were skipped. The model's numbers do not fit into float16: set "
                 "train.precision=bfloat16 or float32."
             )
         return usable
 
     def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: Micro) -> dict[str, float]:
-        """This micro-batch's sums, by name; a dummy has the same names, with nothing in them."""
+        """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
         sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
         return {name: number(value) if counts else 0.0 for name, value in sums.items()}
 
     def _metrics(self, seen: list[dict[str, float]], count: float) -> dict[str, float]:
-        """The means of all ranks over `count`, and the gradient norm: where it is not finite on some rank, it is not
-        on any. Collective."""
+        """The sums of all ranks divided by `count`, and the gradient norm; one that is not finite is so on all ranks.
+        Collective."""
         norm = number(self.gradient_norm()) if count else 0.0
-        # Under a loss scale an overflow is no fault: that update is left out.
+        # Under a loss scale an overflow is no fault: the update is skipped.
         faulty = not math.isfinite(norm) and self.mixed.scale is None
         self.faulty_gradients = self._faulty_gradients() if faulty else {}
-        mine = [sum(row[name] for row in seen) for name in seen[0]]
-        *sums, not_finite_norms = self.mesh.sum([*mine, 0.0 if math.isfinite(norm) else norm])
+        local = [sum(row[name] for row in seen) for name in seen[0]]
+        *sums, not_finite_norms = self.mesh.sum([*local, 0.0 if math.isfinite(norm) else norm])
         means = [value / count if count else math.nan for value in sums]
         norm = norm if not_finite_norms == 0 else not_finite_norms
         return {**dict(zip(seen[0], means, strict=True)), "gradient_norm": norm}
 
     def _faulty_gradients(self) -> dict[str, str]:
-        """This rank's gradients that are not finite, and what they hold."""
+        """This rank's gradients that are not finite, by name, with their contents («3 NaN of 100»)."""
         named = self.named_parameters(trainable=True)
         return not_finite((name, p.grad) for name, p in named if p.grad is not None)
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Keeps gradients to this rank while more micro-batches come; the last one of a batch exchanges them all."""
+        """Disables the wrapper's exchange while more micro-batches follow; the last backward exchanges everything."""
         return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
 
     @contextmanager
     def _dummy(self) -> Iterator[None]:
-        """Around a micro-batch without samples of this rank: it takes part in every exchange and leaves no trace."""
+        """Around a dummy micro-batch: it takes part in every exchange and does not change running statistics."""
         kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
         for norm in self._norms:
             norm.present = False

@@ -1,4 +1,4 @@
-"""What an optimizer of somebody's own remembers besides its state_dict: no checkpoint holds it."""
+"""Finds state of a user's optimizer that is not in its state_dict, so that checkpoints do not save it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from paddle_dp.parallel.finished import parameters_of
 
 
 class OptimizerMemory:
-    """Looks at an optimizer's attributes when it is made, and tells which of them training has changed since."""
+    """Digests an optimizer's attributes when it is created, and lists those that training has changed since."""
 
     def __init__(self, optimizer: Any):
         self.optimizer = optimizer
-        self._made_with = self._attributes()
+        self._initial = self._attributes()
 
     def lost(self) -> list[str]:
-        """The attributes, its own and on parameters, that changed, and that its state_dict and the model lack."""
+        """The changed attributes, of the optimizer and on parameters, that neither its state_dict nor the model has."""
         if is_known(type(self.optimizer)):
             return []
         saved = self.optimizer.state_dict()
         return [
             name
             for name, value in self._attributes().items()
-            if value != self._made_with.get(name) and name not in saved and name.lstrip("_") not in saved
+            if value != self._initial.get(name) and name not in saved and name.lstrip("_") not in saved
         ]
 
     def _attributes(self) -> dict[str, Any]:
@@ -39,5 +39,5 @@ class OptimizerMemory:
 
 
 def is_known(kind: type) -> bool:
-    """Whether it is an optimizer of Paddle's or of this package, whose states are known to be saved."""
+    """Whether it is an optimizer of Paddle or of this package: their states are known to be saved."""
     return kind.__module__.partition(".")[0] in ("paddle", "paddle_dp")

@@ -1,4 +1,4 @@
-"""What somebody wrote for this training, and what comes from a library, of which a version says what it is."""
+"""Tells a user's own code from that of libraries, which are identified by their versions."""
 
 from __future__ import annotations
 

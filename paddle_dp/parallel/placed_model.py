@@ -1,4 +1,4 @@
-"""A model as it lies on this rank: its tensors under whole-model names, who saves them, and whether they are sound."""
+"""This rank's part of a model: its tensors under whole-model names, which rank saves them, and checks of them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from paddle import nn
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import keeps_statistics, statistics
 from paddle_dp.parallel.blocks import elements_of
-from paddle_dp.parallel.consistency import Copy, Digest, check_sound, digests
+from paddle_dp.parallel.consistency import Digest, Replica, check_sound, digests
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.placement import Placement, Placements
 
 Placed = tuple[str, paddle.Tensor, Placement]
-"""A tensor's whole-model name, what lies here of it, and where that is."""
+"""A tensor's whole-model name, this rank's part of it, and the placement of that part."""
 
 
 @dataclass(kw_only=True)
 class PlacedModel:
-    """What checkpoints, comparisons and proofs ask of a model that was placed on the mesh.
+    """The interface of a placed model for checkpoints, comparisons and proofs.
 
-    Whatever part of it lies here, tensors have the names that they have in the whole model. `placements` says of each
-    which slice of the whole this rank has, and which rank counts for it.
+    Whatever part of the model this rank has, tensors have their whole-model names. `placements` has each tensor's slice
+    and which of its replicas counts.
     """
 
     model: nn.Layer
@@ -34,41 +34,41 @@ class PlacedModel:
 
     def __post_init__(self) -> None:
         self._statistics = statistics(self.model)
-        self._excused = self._never_finite()
-        self._made_with = self._not_saved()
+        self._excused = self._infinite_from_the_start()
+        self._initial = self._not_saved()
 
     def elements(self) -> list[tuple[int, nn.Layer]]:
-        """The layers of the model's ordered blocks that lie here, each with the number of its block."""
+        """This rank's layers of the model's ordered blocks, each with the number of its block."""
         return elements_of(self.model)
 
     def named_layers(self) -> list[tuple[str, nn.Layer]]:
-        """Every layer that lies here, under its whole-model name."""
+        """This rank's layers by whole-model name."""
         return list(self.model.named_sublayers(include_self=True))
 
     def named_parameters(self, trainable: bool = False) -> list[tuple[str, paddle.Tensor]]:
-        """The model's parameters under their whole-model names, without running statistics."""
+        """This rank's parameters by whole-model name, without running statistics."""
         named = [(n, p) for n, p in self.model.named_parameters() if n not in self._statistics]
         return [(n, p) for n, p in named if not (trainable and p.stop_gradient)]
 
     def state(self) -> dict[str, paddle.Tensor]:
-        """The parameters, statistics and buffers that lie on this rank between updates, under whole-model names."""
+        """The parameters, statistics and buffers that this rank stores between updates, by whole-model name."""
         return {name: tensor for name, tensor in self._state().items() if self.is_stored(tensor)}
 
     def _state(self) -> dict[str, paddle.Tensor]:
         return dict(self.model.state_dict())
 
     def shards(self) -> Iterator[Placed]:
-        """What of the model's parameters, statistics and buffers this rank is the one to save. Running statistics are
-        each rank's own until `sync_buffers`."""
+        """The parts of parameters, statistics and buffers that this rank saves. Call `sync_buffers` first: until then
+        running statistics differ between ranks."""
         at = self.mesh.coords
         for name, tensor in self.state().items():
-            # A tied weight has a name for each of its uses, so its copy on another stage is no replica.
+            # A tied weight is saved under each of its names, so its copy on another stage is no replica.
             placement = replace(self.placements.of(tensor), first_copy=True)
             if placement.is_main_replica(at):
                 yield name, tensor, placement
 
     def main_replicas(self, tensors: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]) -> Iterator[Placed]:
-        """Those of the gradients or optimizer states (name, tensor, its parameter) that this rank counts for."""
+        """Those gradients or optimizer states (name, tensor, its parameter) of which this rank is the main replica."""
         at = self.mesh.coords
         for name, tensor, parameter in tensors:
             placement = self.placements.of(tensor, parameter)
@@ -76,7 +76,7 @@ class PlacedModel:
                 yield name, tensor, placement
 
     def is_stored(self, tensor: paddle.Tensor) -> bool:
-        """Whether a parameter, statistic or buffer has its values on this rank between updates."""
+        """Whether this rank stores the values of a parameter, statistic or buffer between updates."""
         return self.placements.of(tensor).is_stored_at(self.mesh.coords)
 
     def is_updated(self, parameter: paddle.Tensor) -> bool:
@@ -84,11 +84,11 @@ class PlacedModel:
         return self.placements.of(parameter).is_updated_at(self.mesh.coords)
 
     def sync_buffers(self) -> None:
-        """Gives all ranks the average of the running statistics of their local BatchNorms. Collective.
+        """Averages the running statistics of local BatchNorms over all ranks. Collective.
 
-        Averages of running averages do not depend on how often they are taken, and training does not read them before
-        a layer is frozen, when the learner takes them: so evaluation and checkpoints may ask for this at any time
-        without changing what is learned. Every other buffer is the same on all ranks anyway (`buffers`).
+        Averages of running averages do not depend on how often they are taken, and training does not read them (only
+        when a layer is frozen; then the learner calls this). So evaluation and checkpoints may call it at any time
+        without changing the training. Other buffers are equal on all ranks already (`buffers`).
         """
         if self.mesh.ranks == 1:
             return
@@ -98,42 +98,41 @@ class PlacedModel:
                 statistic.set_value(mean.astype(statistic.dtype))
 
     def _own_statistics(self) -> list[paddle.Tensor]:
-        """Running means and variances that this rank keeps of its own samples, whatever mode it is in now."""
+        """Running means and variances of this rank's own samples, also of layers in evaluation mode."""
         own = [layer for layer in self.model.sublayers(include_self=True) if keeps_statistics(layer)]
         return [statistic for layer in own for statistic in (layer._mean, layer._variance)]
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """The sum of a tensor that each reader has one of, in place; ranks of one reader have the same."""
+        """The sum over readers of a tensor that is equal on all ranks of a reader; in place."""
         return self.mesh.sum_tensor(tensor) * (self.mesh.dp_size / self.mesh.ranks)
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:
-        """What the model remembers here besides parameters and BatchNorm's statistics, by whole-model name."""
+        """This rank's buffers, without BatchNorm's statistics, by whole-model name."""
         return list(self.model.named_buffers())
 
     def _not_saved(self) -> dict[str, Digest]:
-        """The buffers here that no checkpoint holds (persistable=False), and digests of them."""
+        """Digests of the buffers that checkpoints do not save (persistable=False), by name."""
         saved = {id(tensor) for tensor in self.model.state_dict().values()}
         buffers = [(name, tensor) for name, tensor in self.named_buffers() if id(tensor) not in saved]
         return dict(zip([n for n, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
 
     def lost(self) -> list[str]:
-        """The buffers that training has changed and no checkpoint holds, by whole-model name. Collective."""
+        """The buffers that training has changed and checkpoints do not save, by whole-model name. Collective."""
         now = self._not_saved()
-        mine = [name for name, made in self._made_with.items() if now.get(name, made) != made]
-        return list(dict.fromkeys(name for names in self.mesh.gather(mine) for name in names))
+        changed = [name for name, initial in self._initial.items() if now.get(name, initial) != initial]
+        return list(dict.fromkeys(name for names in self.mesh.gather(changed) for name in names))
 
     def _same_buffers(self) -> Sequence[Any]:
-        """Groups of the ranks that hold the same buffers, one for each axis; None stands for all ranks."""
+        """The groups of ranks with the same buffers, one for each axis; None: all ranks."""
         return (None,)
 
     def check(self, when: str, states: Iterable[tuple[str, paddle.Tensor, paddle.Tensor]] = ()) -> None:
-        """Raises NotFiniteError unless every number of the model is finite, DivergenceError unless ranks that hold
-        the same parameter hold the same bits. Collective. `states` are tensors of the optimizer to look at as well:
-        name, tensor, parameter.
+        """Raises NotFiniteError unless all tensors of the model are finite, DivergenceError unless replicas of a
+        parameter are bit-equal. `states` are optimizer states to check, too: (name, tensor, parameter). Collective.
         """
         parameters = [(name, p, p) for name, p in self.named_parameters() if self.is_stored(p)]
         copies = [
-            Copy(name, tensor, self.placements.of(tensor, parameter).part)
+            Replica(name, tensor, self.placements.of(tensor, parameter).part)
             for name, tensor, parameter in (*parameters, *states)
         ]
         check_sound(copies, self._buffers(), self.mesh, when, self._excused)
@@ -143,7 +142,8 @@ class PlacedModel:
         parameters = {id(p) for _, p in self.named_parameters()}
         return [(name, tensor) for name, tensor in self.state().items() if id(tensor) not in parameters]
 
-    def _never_finite(self) -> set[str]:
-        """What nobody trains and is infinite, but never NaN, from the beginning: a mask of minus infinities."""
+    def _infinite_from_the_start(self) -> set[str]:
+        """Frozen parameters and buffers with infinities, but no NaN, such as a mask of minus infinities."""
         frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
-        return {name for name, held in not_finite(frozen + self._buffers()).items() if "NaN" not in held}
+        contents = not_finite(frozen + self._buffers())
+        return {name for name, content in contents.items() if "NaN" not in content}

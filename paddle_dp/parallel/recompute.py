@@ -1,8 +1,7 @@
-"""Activations that forward does not keep, because backward computes them again: less memory, one more forward.
+"""Recompute: activations that forward does not keep are computed again in backward; less memory, one more forward.
 
-By fleet's `recompute` (reentrant), which gives the second forward the random state of the first and puts it back where
-the first one was (parallel.dropout), so dropout draws the same masks: the gradients are those of the plain run, bit for
-bit.
+It uses fleet's `recompute` (reentrant), which restores the random state, and that of exact dropout, for the second
+forward: dropout draws the same masks, and the gradients are bit-equal to those of the plain run.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from paddle_dp.units import Recompute
 
 
 def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
-    """The model itself, whose blocks (or whose attention alone) keep their inputs and nothing else for backward.
+    """The model, changed in place: its blocks, or only its attention, keep nothing but their inputs for backward.
 
-    `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): what lies between the
-    projections is large, [n, heads, t, t], and cheap to compute again. The last block is never computed again:
-    backward begins with it, and would find all of it back at the moment when most memory is in use.
-    Raises UsageError for a model that does not say where its blocks or its attention are.
+    `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): the tensors between the
+    projections are large, [n, heads, t, t], and cheap to compute again. The last block is never recomputed: backward
+    begins with it, when the memory use is highest, so it would save nothing. Raises UsageError for a model that does
+    not name its blocks or its attention.
     """
     check_recompute(model, how)
     if how.attention:
@@ -43,11 +42,11 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
 
 
 def check_recompute(model: nn.Layer, how: Recompute) -> None:
-    """Raises UsageError for a model that does not say where its blocks or its attention are, if that is asked for."""
+    """Raises UsageError for a model that does not name its blocks or its attention, where `how` needs them."""
     if how.blocks and not blocks_of(model):
         raise UsageError(
-            f"strategy.recompute: {type(model).__name__} has no ordered `blocks`, so nothing can be computed again. "
-            "Keep its layers in one (docs/add-a-part.md), or set strategy.recompute=none."
+            f"strategy.recompute: {type(model).__name__} has no ordered `blocks` to recompute. Name them "
+            "(docs/add-a-part.md), or set strategy.recompute=none."
         )
     if how.attention and not any(attention_methods_of(layer) for layer in model.sublayers(include_self=True)):
         raise UsageError(
@@ -57,11 +56,11 @@ def check_recompute(model: nn.Layer, how: Recompute) -> None:
 
 
 def _again(function: Method, twice: Method | None = None) -> Method:
-    """`function`, computed again in backward; plainly where there will be none, or where it reads no gradient.
+    """`function`, recomputed in backward; called directly where there is no backward, or no input requires a gradient.
 
-    `twice` is what to run where it is computed again: `function`, unless a second pass would leave a trace.
-    fleet's answer to inputs without a gradient (the tokens of an embedding) is one without a gradient: it would
-    silently stop learning.
+    `twice` is run instead where it is recomputed, if a second pass of `function` would have side effects. For inputs
+    that require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so
+    the layer would silently not be trained.
     """
 
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -76,9 +75,9 @@ def _again(function: Method, twice: Method | None = None) -> Method:
 
 
 def _counted_once(block: nn.Layer) -> Method:
-    """The block's forward, in which running statistics (BatchNorm's) are those of the first of the two passes.
+    """The block's forward, in which only the first of the two passes updates BatchNorm's running statistics.
 
-    fleet's recompute runs the first pass without gradients and the second, inside backward, with them.
+    fleet's recompute runs the first pass without gradients, and the second, inside backward, with them.
     """
     forward, running = block.forward, list(statistics(block).values())
     if not running:

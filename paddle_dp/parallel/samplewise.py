@@ -26,6 +26,7 @@ from paddle_dp.parallel.dropout.unseen import Watch
 from paddle_dp.parallel.gradient_sketch import Sketches, farthest
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
+from paddle_dp.parallel.trial import random_state
 from paddle_dp.parallel.untouched import untouched
 
 Forward = Callable[[Micro], tuple[paddle.Tensor, Count]]
@@ -201,9 +202,9 @@ class Samplewise:
 
     def _numbers(self, outputs: Any, targets: paddle.Tensor) -> tuple[float, float]:
         with untouched(self._owner), paddle.no_grad():
-            before = _drawn()
+            before = random_state()
             total, count = self._loss(outputs, targets)
-            self._drew = self._drew or _drawn() != before
+            self._drew = self._drew or random_state() != before
         return number(total), number(count)
 
     def _refuse_counts(self, outputs: Any, targets: paddle.Tensor, whole: float, parts: list[float]) -> None:
@@ -274,7 +275,7 @@ _MIXES = (
     "own samples"
 )
 _ALSO, _TRAINING = "also in evaluation", "in training"
-_UNTRIED = "whether {} is the same for a sample whoever shares its batch was not found out: {}"
+_UNTRIED = "it could not be checked whether {} treats each sample alone: {}"
 
 
 def _rows(data: Any, cut: slice) -> Any:
@@ -342,7 +343,3 @@ def _nudge(model: nn.Layer) -> None:
             ulp = 2.0**-52 if parameter.dtype == paddle.float64 else 2.0**-23
             signs = (paddle.arange(parameter.size) % 3 - 1).reshape(parameter.shape).astype(parameter.dtype)
             parameter.set_value(parameter * (1 + ulp * signs))
-
-
-def _drawn() -> list[Any]:
-    return [state.__getstate__() for state in paddle.get_rng_state()]

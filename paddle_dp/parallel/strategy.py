@@ -1,4 +1,4 @@
-"""What a strategy is given, what it hands back, and the plain placement that all of them begin with."""
+"""The input and the contract of a strategy, and the steps that all strategies share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimiz
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be learned, before anything of it is placed on ranks.
+    """What is to be trained, before anything is placed on ranks.
 
     `loss` is a Loss from here on, whatever callable was given. `optimizer` is finished, or a function of (learning
     rate, named parameters) for strategies that change them.
@@ -71,8 +71,8 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A task on this rank, ready for a learner to be made of it: the model in its number format, and an optimizer of
-    the parameters that the model has here."""
+    """A task on this rank, ready to make a learner: the model in its precision, and an optimizer of the parameters that
+    the model has here."""
 
     task: Task
     mesh: Mesh
@@ -100,9 +100,9 @@ class Prepared:
 
 
 def prepare(task: Task, mesh: Mesh) -> Prepared:
-    """The task as its learner will have it, for the model as it stands on this rank.
+    """Prepares the task for this rank's part of the model.
 
-    Raises UsageError for an optimizer or an embedding that cannot be trained so.
+    Raises UsageError for an optimizer or an embedding that is not supported.
     """
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     check_dense(model)
@@ -122,5 +122,5 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
 
 
 def place_whole(task: Task, mesh: Mesh) -> Learner:
-    """A learner for the model as it stands on this rank, which exchanges nothing."""
+    """A learner for the whole model on this rank, without exchange."""
     return prepare(task, mesh).learner()

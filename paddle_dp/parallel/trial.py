@@ -21,8 +21,8 @@ def random_state() -> list[Any]:
 def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
     """Around forwards without gradients: restores modes, buffers, running statistics and Paddle's generators.
 
-    `more` are layers whose modes are restored, too. Unlike `untouched`, it copies no parameters and no attributes: it fits
-    models of any size whose forward updates only buffers.
+    `more` are layers whose modes are restored, too. Unlike `untouched`, it copies no parameters and no attributes, so
+    that it is cheap for large models.
     """
     layers = [layer for root in (model, *more) for layer in root.sublayers(include_self=True)]
     modes = [(layer, layer.training) for layer in layers]

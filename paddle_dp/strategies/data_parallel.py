@@ -1,4 +1,4 @@
-"""Every rank holds the whole model and learns from its share of each batch (paddle.DataParallel)."""
+"""Every rank holds the whole model and computes its share of each batch (paddle.DataParallel)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
-    """Bytes of gradients that are all-reduced together."""
+    """Gradients that are all-reduced together."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
-    """The same, of the last ones: less, so that little is left to wait for."""
+    """The same for the last gradients; smaller, so that the last exchange is short."""
 
     find_unused_parameters: bool = False
     """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
@@ -31,8 +31,7 @@ class Config(StrategyConfig):
     """BatchNorm over the samples of all ranks, as on one process."""
 
     init: Literal["broadcast", "seed"] = "broadcast"
-    """How initial weights are made equal: by sending rank 0's (`broadcast`), or by drawing them from one seed
-    (`seed`)."""
+    """How initial weights are made equal: `broadcast` rank 0's, or draw them from one `seed` on each rank."""
 
     def build(self, mesh: Mesh) -> DataParallel:
         return DataParallel(self, mesh)

@@ -1,4 +1,4 @@
-"""The model itself is split: tensor (inside layers), pipeline (between them), sharding (updates), and data."""
+"""Splits the model itself: tensor (inside layers), pipeline (between them), sharding (updates); and the data."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ class Config(StrategyConfig):
     """The degrees of the axes multiply to the number of ranks."""
 
     data: Positive | Literal["auto"] = "auto"
-    """Ranks with samples of their own; `auto` takes those that the other axes leave."""
+    """Data-parallel ranks; `auto`: as many as the other axes leave."""
 
     tensor: Positive = 1
-    """Ranks that share each layer's weights."""
+    """Ranks that split each layer's weights."""
 
     pipeline: Positive = 1
-    """Ranks that hold one run of layers each."""
+    """Ranks that hold consecutive layers each."""
 
     sharding: Positive = 1
-    """Ranks with samples of their own, among which updates are shared out (ZeRO)."""
+    """Data-parallel ranks among which the updates are sharded (ZeRO)."""
 
     sequence: Positive = 1
-    """Ranks that share each sample's tokens (Ulysses)."""
+    """Ranks that split each sample's tokens (Ulysses)."""
 
     sequence_parallel: bool = False
-    """Between cut layers, each rank of the tensor axis holds its share of the tokens (Megatron)."""
+    """Between cut layers, each rank of the tensor axis holds only its tokens (Megatron)."""
 
     sharding_stage: Literal[1, 2, 3] = 1
-    """What has one owner along the sharding axis: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """What is sharded along the sharding axis (ZeRO): 1 optimizer states, 2 gradients too, 3 parameters too."""
 
     offload: bool = False
-    """Optimizer states wait in host memory between updates (GPU only)."""
+    """Keep optimizer states in host memory between updates (GPU only)."""
 
     pipeline_schedule: Literal["f_then_b", "1f1b", "interleaved"] = "1f1b"
-    """In which order a pipeline's micro-batches take their turns."""
+    """Order of the micro-batches' forwards and backwards in a pipeline."""
 
     virtual_stages: Positive | Literal["auto"] = "auto"
-    """How many stages a rank holds; `auto`: 2 under interleaved, else 1."""
+    """Stages on each rank; `auto`: 2 under interleaved, else 1."""
 
     partition: Literal["uniform", "parameters"] | Counts = "uniform"
-    """How blocks become stages: as many blocks each (`uniform`), as equal in parameters as can be (`parameters`),
-    or a list of numbers of blocks."""
+    """Blocks of each stage: equal in number (`uniform`), as equal in parameters as possible (`parameters`), or a list
+    of numbers."""
 
     sync_batch_norm: bool = False
-    """BatchNorm over the samples of all ranks that read (data, sharding), as on one process."""
+    """BatchNorm over the samples of all data and sharding ranks, as on one process."""
 
-    _placed: ClassVar[Degrees | None] = None  # the layout that fleet's groups of this process are for
+    _placed: ClassVar[Degrees | None] = None  # the layout for which this process's fleet groups were made
 
     def layout(self, ranks: int) -> Layout:
-        """The degrees on `ranks` ranks (`data: auto` is what the other axes leave, 1 at least), and the rest."""
+        """The layout on `ranks` ranks; `data: auto` becomes what the other axes leave, at least 1."""
         others = self.tensor * self.pipeline * self.sharding * self.sequence
         data = max(ranks // others, 1) if self.data == "auto" else self.data
         return Layout(
@@ -92,10 +92,7 @@ class Config(StrategyConfig):
         return auto if self.virtual_stages == "auto" or self.pipeline == 1 else self.virtual_stages
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError, with the nearest legal layouts, unless model, batch and ranks divide by the degrees.
-
-        Asked before any process starts.
-        """
+        """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
         from paddle_dp.parallel.foreseen import check_foreseen
         from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable
@@ -109,7 +106,7 @@ class Config(StrategyConfig):
         check_foreseen(recipe, self.layout(ranks), splits=ranks > 1)
 
     def shape(self, recipe: Recipe) -> Shape:
-        """What a layout of the recipe must divide: its model is built for it, without memory for the weights."""
+        """The sizes that a layout of the recipe must divide; builds the model without allocating its weights."""
         from paddle_dp.parallel.loss import as_loss
         from paddle_dp.parallel.meta_init import anatomy
         from paddle_dp.plan import Shape
@@ -159,7 +156,7 @@ class Config(StrategyConfig):
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Places a model by cutting its layers and sequences over their axes, then staging it over the pipeline."""
+    """Places a model: cuts its layers and sequences over their axes, then splits it into pipeline stages."""
 
     config: Config
     mesh: Mesh
@@ -216,14 +213,14 @@ class Hybrid:
 
     @property
     def _runs_blocks(self) -> bool:
-        """Whether blocks will be run as such, one after another, though they are not dealt to stages."""
+        """Whether forward must be the chain of the blocks, although there is no pipeline."""
         return bool(
             self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
         )
 
     def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
-        """The task's model and loss as this rank has them along the tensor and the sequence axis, where a cut
-        model gives what the whole one gave for its first samples."""
+        """Cuts the task's model and loss along the tensor and the sequence axis. Raises UsageError where the cut model
+        does not give the outputs of the whole one for some samples."""
         from paddle_dp.parallel.cut_check import CutCheck
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
@@ -242,7 +239,7 @@ class Hybrid:
             model = parallelizer.parallelize(model)
             loss = vocab_parallel(loss, group) if parallelizer.cuts_classes else loss
             slices += [(-1, group)] if parallelizer.cuts_classes else []
-        # In the order of parallel.wrapping: slices with their random numbers, what is computed again, the sequence.
+        # In the order of parallel.wrapping: random numbers, recompute, sequence.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:
             model, loss = parallelize_sequence(model, loss, self.hcg.get_sep_parallel_group())

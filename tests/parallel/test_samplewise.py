@@ -298,7 +298,9 @@ def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
     model = network()
     model.register_forward_pre_hook(lambda _, inputs: 1 / (len(inputs[0]) - 1) and None)
     (said,) = mixing(model, lambda: batch(2).micro_batches[0].inputs)
-    assert said.endswith("was not found out: of one sample there is ZeroDivisionError: division by zero")
+    assert said.endswith(
+        "treats each sample alone: of one sample there is ZeroDivisionError: division by zero"
+    )
 
 
 def test_outputs_of_several_tensors_are_tried() -> None:
@@ -347,7 +349,7 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     with pytest.raises(UsageError, match="LookAhead keeps another optimizer inside"):
         place_whole(Task(model=model, loss=contrastive, optimizer=ahead), Mesh.alone())
     groups = [{"params": model[0].parameters(), "learning_rate": 0.1}, {"params": model[2].parameters()}]
-    with pytest.raises(UsageError, match=r"strategy\.sharding deals one list .* SGD has groups of them"):
+    with pytest.raises(UsageError, match=r"strategy\.sharding assigns one list .* SGD has parameter groups"):
         check_ungrouped(paddle.optimizer.SGD(0.1, parameters=groups), "strategy.sharding")
     check_ungrouped(paddle.optimizer.SGD(0.1, parameters=model.parameters()), "strategy.sharding")
     rate = paddle.optimizer.lr.ReduceOnPlateau(0.1)

@@ -1,4 +1,4 @@
-"""Why parameters are lent by us: fleet's own stage 3 learns something else, where weights decay by their names."""
+"""Why ZeRO-3 is our own: fleet's stage 3 learns something else where weights decay by their names."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.ranks import run_ranks
 
 
-def lent():
+def gathered():
     """What of a layer's weight is here: before, in forward, between, at the end; and after an evaluation."""
     import paddle
     from paddle import nn
@@ -45,10 +45,10 @@ def lent():
 
 
 def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always():
-    for found in run_ranks(lent, 2):
+    for found in run_ranks(gathered, 2):
         mine = found["owner"]
         assert found["seen"] == [mine, True, mine, mine, True, mine, mine]
-        assert found["gradients"] == 2  # of four, each seat owns two
+        assert found["gradients"] == 2  # of four, each rank owns two
 
 
 def fleets_own(level):

@@ -1,4 +1,4 @@
-"""Own dropout on what is whole is drawn alike by the seats of a tensor axis, on what is cut by each for itself."""
+"""Dropout that is not exact: the ranks of a tensor axis draw alike for whole activations, and apart for cut ones."""
 
 from types import SimpleNamespace
 
@@ -102,6 +102,6 @@ def test_a_resumed_run_draws_what_the_uninterrupted_one_draws(tmp_path):
 
 @pytest.mark.long
 def test_another_layout_of_as_many_ranks_draws_its_own(tmp_path):
-    """Two readers' streams would be two masks for one activation on two tensor seats: fit's last check says so."""
+    """Two readers' streams would be two masks for one activation on two tensor ranks: fit's last check says so."""
     run(tmp_path / "run", "3 steps", False, "{use: data_parallel}")
     assert len(run(tmp_path / "run", "6 steps", True, "{use: hybrid, tensor: 2}")["rows"]) == 3

@@ -1,4 +1,4 @@
-"""A model in stages, one rank after another: how a batch learns on one of fleet's engines, and what is seen of it."""
+"""The learner of a model in pipeline stages, which runs batches on one of fleet's engines."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ Sums = dict[str, paddle.Tensor]
 
 
 class MicroBatchLoss:
-    """The loss that fleet's last stage calls for each micro-batch: weighs its total, keeps sums, and counts."""
+    """The loss that fleet's last stage calls for each micro-batch: scales the total, and collects sums and counts."""
 
     def __init__(self, loss: Loss):
         self.loss = loss
-        self.coming: Iterator[tuple[Micro, Any]] = iter(())
+        self.upcoming: Iterator[tuple[Micro, Any]] = iter(())
         self.collect_metrics = False
         self.sums: list[Sums] = []
         self.counted: Count = 0
-        self.first: tuple[Any, Any, paddle.Tensor] | None = (
-            None  # outputs, targets and total of a batch's first micro-batch
-        )
+        # Outputs, targets and total of the first micro-batch with samples.
+        self.first: tuple[Any, Any, paddle.Tensor] | None = None
 
     def open(self, micro_batches: tuple[Micro, ...], factors: list[Any], collect_metrics: bool) -> None:
-        """Before a batch: its micro-batches, the factor of each one's total, and whether its sums are wanted."""
-        self.coming = iter(zip(micro_batches, factors, strict=True))
+        """Before a batch: sets its micro-batches, the factor of each one's total, and whether to collect sums."""
+        self.upcoming = iter(zip(micro_batches, factors, strict=True))
         self.collect_metrics, self.sums = collect_metrics, []
         self.counted, self.first = 0, None
 
     def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
-        micro_batch, factor = next(self.coming)
+        micro_batch, factor = next(self.upcoming)
         total, count = self.loss(outputs, targets)
         self.counted = self.counted if micro_batch.is_dummy else self.counted + count
         if self.first is None and not micro_batch.is_dummy:
@@ -58,12 +57,12 @@ class MicroBatchLoss:
 
 @dataclass(kw_only=True)
 class PipelineLearner(HybridLearner):
-    """Keeps the learner's promise by fleet's own schedules: forwards and backwards of the micro-batches interleave."""
+    """A learner whose micro-batches run by fleet's pipeline schedules, which interleave forwards and backwards."""
 
     micro_batch_loss: MicroBatchLoss
     local_stages: LocalStages
-    names: list[str] = field(default_factory=list)  # of the numbers that the last stage knows
-    batch: Batch | None = None  # that is being learned
+    names: list[str] = field(default_factory=list)  # of the sums, which only the last stage knows at first
+    batch: Batch | None = None  # the current one
     recorder: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +73,7 @@ class PipelineLearner(HybridLearner):
         self, batch: Batch, divisor: float, collect_metrics: bool
     ) -> tuple[list[dict[str, float]], Count]:
         self.batch, micro_batches = batch, batch.micro_batches
-        # Fleet divides each micro-batch's loss by their number; the factor has that, and the divisor, already in it.
+        # Fleet divides each micro-batch's loss by their number; the factor undoes that.
         self.micro_batch_loss.open(
             micro_batches,
             [self._factor(micro_batch, divisor) * len(micro_batches) for micro_batch in micro_batches],
@@ -103,12 +102,12 @@ class PipelineLearner(HybridLearner):
             return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
-        """Nothing: a backward would have to go through all stages, too."""
+        """Not implemented for stages: a backward would have to run through all of them, too."""
         return {}
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:
-        """Around each forward and backward: its time, its random numbers, no trace of a dummy in running statistics."""
+        """Around each forward and backward: times it, opens its dropout scope, and protects statistics from a dummy."""
         assert self.batch is not None
         micro_batch = self.batch.micro_batches[work.micro_batch]
         drawing = self._drawing(micro_batch) if work.kind == "forward" else nullcontext()
@@ -121,18 +120,17 @@ class PipelineLearner(HybridLearner):
         return self._draws.around(self.batch, micro_batch, self.named_layers)
 
     def _seen(self) -> list[dict[str, float]]:
-        """Each micro-batch's sums where they count; nothing, under the same names, everywhere else. Collective once."""
+        """Each micro-batch's sums on ranks that count, zeros with the same names elsewhere. Collective at first."""
         sums = self.micro_batch_loss.sums if self.mesh.is_loss_rank else []
         if not self.names:
-            told = self.mesh.gather(list(sums[0]) if sums else [])
-            self.names = max(told, key=len)
+            self.names = max(self.mesh.gather(list(sums[0]) if sums else []), key=len)
         return [{name: float(row[name]) for name in self.names} for row in sums] or [
             dict.fromkeys(self.names, 0.0)
         ]
 
     def _exchange(self) -> None:
         super()._exchange()
-        # After the data axis: what was all-reduced there is then equal in all bits here.
+        # After the data axis, so that the copies of all replicas stay bit-equal.
         for tied in self.local_stages.tied:
             tied.add_up()
 

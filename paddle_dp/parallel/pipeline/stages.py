@@ -1,4 +1,4 @@
-"""Deals a finished model's ordered blocks to the stages of a pipeline, and keeps weights that two stages share one."""
+"""Assigns a finished model's ordered blocks to pipeline stages, and keeps weights that several stages share equal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Named = list[tuple[str, paddle.Tensor]]
 
 
 class Stages(PipelineLayer):
-    """Fleet's PipelineLayer with stages that begin where `bounds` say, whatever the number of stages on a rank.
+    """Fleet's PipelineLayer with given stage `bounds`, for any number of stages on a rank.
 
-    Fleet takes given bounds for one stage on each rank only; for several it counts layers of one class.
+    Fleet accepts bounds for one stage per rank only; for several it counts layers of one class.
     """
 
     def __init__(
@@ -32,9 +32,11 @@ class Stages(PipelineLayer):
     ):
         super().__init__(
             layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=virtual_stages,
-            seg_method="layer:" + ",".join(map(str, bounds)),  # fleet insists on a word of this form
+            seg_method="layer:" + ",".join(map(str, bounds)),  # the form that fleet requires
         )  # fmt: skip
-        self._layers_desc: list[nn.Layer] = []  # the other ranks' blocks: what nobody holds on to, is freed
+        self._layers_desc: list[
+            nn.Layer
+        ] = []  # drop the references to other ranks' blocks, so that they are freed
 
     def _segment_network(self, seg_method: str) -> None:
         super()._segment_network(_bounds(seg_method))
@@ -51,34 +53,34 @@ def _bounds(seg_method: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Tied:
-    """A weight that several stages use: each holds a copy, and the copies' gradients are added up over `group`."""
+class TiedWeight:
+    """A weight that several stages use: each has a copy, and the copies' gradients are summed over `group`."""
 
     parameter: paddle.Tensor
     group: Any
 
     def add_up(self) -> None:
-        """The gradient of all uses, equal in every bit on the stages that hold a copy. Collective over them."""
+        """Sums the gradient over all uses, bit-equal on the stages that have a copy. Collective over them."""
         with paddle.no_grad():
             dist.all_reduce(self.parameter.grad, group=self.group)
 
 
 @dataclass
 class LocalStages:
-    """This rank's stages of a model: blocks by their number, layers and parameters by their whole-model name.
+    """This rank's stages of a model: blocks by their number, layers and parameters by whole-model name.
 
-    The names are those that the model itself gives in one process. A weight that several blocks share has one name, the
-    first, among the parameters of all stages; in a state it has all its names, as in one process.
+    The names are those of the model in one process. A weight that several blocks share has its first name among the
+    parameters of all stages; in `state` it has all its names, as in one process.
     """
 
     blocks: dict[int, nn.Layer]
     layers: list[tuple[str, nn.Layer]]
     parameters: Named
-    tied: list[Tied] = field(default_factory=list)
+    tied: list[TiedWeight] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[Tied]) -> LocalStages:
-        """Of the blocks of `model` that are this rank's."""
+    def of(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
+        """The local stages for the `blocks` of `model` that are on this rank."""
         layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
         places = model.named_sublayers(include_self=True, remove_duplicate=False)
         here = [(place, layer) for place, layer in places if id(layer) in layers]
@@ -96,7 +98,7 @@ class LocalStages:
         ]
 
     def state(self) -> dict[str, paddle.Tensor]:
-        """Asked of the layers each time: a forward may put another tensor in a buffer's place."""
+        """Read from the layers at each call, because forward may replace a buffer's tensor."""
         return {
             f"{place}.{word}": tensor
             for place, layer in self.layers
@@ -112,9 +114,9 @@ def build_stages(
     partition: Partition = "uniform",
     virtual_stages: int = 1,
 ) -> tuple[Stages, LocalStages]:
-    """The model's blocks as fleet's PipelineLayer, of which this rank keeps its `virtual_stages` stages. Collective.
+    """The model's blocks as fleet's PipelineLayer, and this rank's `virtual_stages` stages of it. Collective.
 
-    Raises UsageError for a model that is more, or less, than a list of blocks, and for a `partition` that cannot be.
+    Raises UsageError for a model without blocks or with parameters outside of them, and for an impossible `partition`.
     """
     blocks = _blocks(model)
     if not (wrong := check_partition(partition, len(blocks), _stages(hcg) * virtual_stages)):
@@ -140,23 +142,25 @@ def _blocks(model: nn.Layer) -> list[nn.Layer]:
     blocks = settle(model)
     if not blocks:
         raise UsageError(
-            f"strategy.pipeline: {type(model).__name__} has no ordered `blocks`, so it cannot be handed out in stages. "
+            f"strategy.pipeline: {type(model).__name__} has no ordered `blocks`, so it cannot be split into stages. "
             "Name them (docs/add-a-part.md), or set strategy.pipeline=1."
         )
     left = outside(model, blocks)
     if left:
         raise UsageError(
-            f"strategy.pipeline: {type(model).__name__} has '{left[0]}' outside its `blocks`, where no stage is. "
+            f"strategy.pipeline: {type(model).__name__} has '{left[0]}' outside its `blocks`, in no stage. "
             "Move it into the block that uses it, or set strategy.pipeline=1."
         )
     return blocks
 
 
-def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], hcg: HCG, placements: Placements) -> list[Tied]:
-    """The weights that several stages use, on this rank; the first of their stages counts them. Collective.
+def _tie(
+    blocks: Sequence[nn.Layer], holders: dict[int, int], hcg: HCG, placements: Placements
+) -> list[TiedWeight]:
+    """This rank's weights that several stages use; the copy on the first of these stages counts. Collective.
 
-    Not fleet's SharedLayerDesc: it shares whole layers that it builds itself, under names of its own, and what is tied
-    in a finished model is a weight somewhere inside a block.
+    Not fleet's SharedLayerDesc, which shares whole layers that it builds itself under its own names. In a finished
+    model the tied weight is somewhere inside a block.
     """
     users: dict[int, tuple[paddle.Tensor, set[int]]] = {}
     for number, block in enumerate(blocks):
@@ -176,7 +180,7 @@ def _tie(blocks: Sequence[nn.Layer], holders: dict[int, int], hcg: HCG, placemen
             groups[stages] = group_of_stages(stages, hcg)
         if hcg.get_stage_id() in on:
             placements.record(parameter, first_copy=hcg.get_stage_id() == stages[0])
-            tied.append(Tied(parameter, groups[stages]))
+            tied.append(TiedWeight(parameter, groups[stages]))
     return tied
 
 

@@ -67,7 +67,7 @@ def test_flattened_tokens_are_cut_by_rows():
 
 def test_the_innermost_part_counts_and_goes_again():
     seen = []
-    stretches = SimpleNamespace(shape=[N, 4, WIDTH])
+    shards = SimpleNamespace(shape=[N, 4, WIDTH])
 
     def inside(x):
         seen.append(dict(scope.slices))
@@ -75,12 +75,12 @@ def test_the_innermost_part_counts_and_goes_again():
     heads = within_slice(inside, "tensor", "heads", 1, 2)
     block = within_slice(lambda x: (inside(x), heads(x), inside(x)), "tensor", "tokens", 1, 2)
     with Scope(0, 0, 0, 0, N) as scope:
-        block(stretches)
+        block(shards)
     tokens = {"tensor": Slice("tokens", 1, 2)}
     assert seen == [tokens, {"tensor": Slice("heads", 1, 2, (4, 8))}, tokens]
     assert scope.slices == {}
-    inside(stretches)
-    block(stretches)  # outside of a scope: as if nothing was there
+    inside(shards)
+    block(shards)  # outside of a scope: as if nothing was there
     assert seen[3:] == [{}] * 4
 
 

@@ -13,7 +13,7 @@ LOSS = "paddle_dp.parallel.pipeline.learner:MicroBatchLoss.__call__"
 
 
 def tied_apart() -> AbstractContextManager[None]:
-    return replaced("paddle_dp.parallel.pipeline.stages:Tied.add_up", lambda add_up: lambda self: None)
+    return replaced("paddle_dp.parallel.pipeline.stages:TiedWeight.add_up", lambda add_up: lambda self: None)
 
 
 def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
@@ -29,7 +29,7 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 
         return head_only
 
-    return replaced("paddle_dp.parallel.pipeline.stages:Tied.add_up", make)
+    return replaced("paddle_dp.parallel.pipeline.stages:TiedWeight.add_up", make)
 
 
 def tied_counted_per_stage() -> AbstractContextManager[None]:
