@@ -127,7 +127,7 @@ PARTS = [
         "Lamb takes norms over whole parameters",
     ),
     (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.clipped}"], "not ClipGradByNorm"),
-    (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.grouped}"], "has groups of them"),
+    (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.grouped}"], "has parameter groups"),
     ("own_models.Padded", ["strategy.tensor=2"], "a padding_idx cannot be cut by vocabulary"),
     ("own_models.Padded, sparse: true", [DATA], "Embedding with sparse=True"),
     ("own_models.Padded", [DATA, "strategy.recompute=full"], "Padded has no ordered `blocks`"),
