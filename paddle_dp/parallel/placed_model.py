@@ -113,7 +113,8 @@ class PlacedModel:
     def _not_saved(self) -> dict[str, Digest]:
         """Digests of the buffers that checkpoints do not save (persistable=False), by name."""
         saved = {id(tensor) for tensor in self.model.state_dict().values()}
-        buffers = [(name, tensor) for name, tensor in self.named_buffers() if id(tensor) not in saved]
+        # One with a gradient is made of weights in each forward: the weight of spectral norm, of weight norm.
+        buffers = [(n, t) for n, t in self.named_buffers() if id(t) not in saved and t.stop_gradient]
         return dict(zip([n for n, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
 
     def lost(self) -> list[str]:

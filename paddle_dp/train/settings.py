@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.base.framework import EagerParamBase as Parameter
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.parallel.own_code import is_library
@@ -113,7 +114,7 @@ def _within(value: Any, depth: int, named: frozenset[str]) -> dict[str, Any]:
     """The facts of an object ("": its kind), or of the entries of a list or a dict."""
     if isinstance(value, (list, tuple, Mapping)):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        entries = {str(key): entry for key, entry in pairs}
+        entries = {str(key): entry for key, entry in pairs if not isinstance(entry, Parameter)}
         return described(entries, depth - 1, named) if len(entries) <= _ENTRIES else {}
     if not _is_looked_into(value):
         return {}
@@ -148,12 +149,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=repr)
     if isinstance(value, (list, tuple)):
-        inner: Any = [_plain(item) for item in value]
+        inner: Any = [_held(item) for item in value]
         return _NOTHING if any(item is _NOTHING for item in inner) else _short(inner)
     if isinstance(value, Mapping):
-        inner = {str(key): _plain(item) for key, item in value.items()}
+        inner = {str(key): _held(item) for key, item in value.items()}
         return _NOTHING if any(item is _NOTHING for item in inner.values()) else _short(inner)
     return _NOTHING
+
+
+def _held(value: Any) -> Any:
+    """What lies in a list or a dict; but the model's parameters, as in an LSTM's list of them, are no settings."""
+    return _NOTHING if isinstance(value, Parameter) else _plain(value)
 
 
 def _short(values: Any) -> Any:
@@ -164,8 +170,8 @@ def _short(values: Any) -> Any:
 def _array(value: Any) -> Any:
     """«float32[2], CRC-32 0a1b2c3d»."""
     if isinstance(value, paddle.Tensor):
-        if not value._is_initialized():
-            return _NOTHING
+        if not (value._is_initialized() and value.stop_gradient):
+            return _NOTHING  # what is learned, or made of it, is no setting
         dtype, size = str(value.dtype).rpartition(".")[2], value.numel().item() * value.element_size()
     else:
         dtype, size = str(value.dtype), value.nbytes

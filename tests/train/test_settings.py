@@ -162,3 +162,13 @@ def test_what_nobody_reads_of_a_configuration_is_no_setting() -> None:
 
     assert settings_of(loss) == {"args": "argparse.Namespace", "args.alpha": 1.0}
     assert "given.resume" not in settings_of(Configured(Given(resume=True)))
+
+
+def test_weights_are_no_settings_wherever_they_are_held() -> None:
+    """Each rank may draw others before rank 0's are sent."""
+    layer = nn.Linear(2, 2)
+    held = {"all": layer.parameters(), "by": {"w": layer.weight, "n": 1}, "made": layer.weight * 2}
+    assert settings_of(Own(**held)) == {"d": 8, "by.n": 1}
+    layer.weight.stop_gradient = True  # frozen, but a checkpoint has it
+    assert settings_of(Own(all=held["all"], by=held["by"])) == {"d": 8, "by.n": 1}
+    assert all("CRC" not in str(value) for value in settings_of(nn.LSTM(2, 3)).values())
