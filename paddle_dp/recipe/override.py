@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.errors import Mistake
+from paddle_dp.errors import Mistake, near
 from paddle_dp.part.words import Keys, show
 from paddle_dp.recipe.page import Page, parse
 
@@ -99,9 +99,9 @@ def _key(group: Any, word: str, path: Keys) -> str | int:
     uses = [item.get("use") if isinstance(item, dict) else None for item in group]
     if word not in uses:
         held = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
-        raise _NoSuchPlaceError(
-            f"{here} has no '{word}' (it has {held}). To add one: {here}.{len(group)}.use={word}"
-        )
+        meant = near(word, [str(use) for use in uses if use])
+        how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={word}"
+        raise _NoSuchPlaceError(f"{here} has no '{word}' (it has {held}). {how}")
     return uses.index(word)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.recipe.schema import Recipe
 
 RESOLVED = "recipe.yaml"  # its name in a run's folder
@@ -29,8 +29,10 @@ def resolved(folder: str | Path) -> Path:
     """The path of a run's recipe. Raises UsageError if `folder` is not a run's."""
     file = Path(folder) / RESOLVED
     if not file.is_file():
-        found = "holds no " + RESOLVED if Path(folder).is_dir() else "is no folder"
-        raise UsageError(f"{folder} {found}: name the folder of a run, such as runs/digits_mlp.")
+        wrong = f"holds no {RESOLVED}" if Path(folder).is_dir() else "is no folder"
+        runs = [path.parent.name for path in Path(folder).parent.glob(f"*/{RESOLVED}")]
+        beside = did_you_mean(Path(folder).name, runs, "Runs beside it:") if runs else ""
+        raise UsageError(f"{folder} {wrong}: name the folder of a run, such as runs/NAME.{beside}")
     return file
 
 

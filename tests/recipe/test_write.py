@@ -63,5 +63,14 @@ def test_the_recipe_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"holds no recipe.yaml"):
         resolved(tmp_path / "empty")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(
+        UsageError, match=r"nowhere is no folder: name the folder of a run, such as runs/NAME\.$"
+    ):
         resolved(tmp_path / "nowhere")
+    for name in ("digits_mlp", "digits_mlp.1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").touch()
+    with pytest.raises(
+        UsageError, match=r"Did you mean 'digits_mlp'\? Runs beside it: digits_mlp, digits_mlp\.1\.$"
+    ):
+        resolved(tmp_path / "digit_mlp")
