@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from paddle_dp.train.setup import Setup
 
 _MOST = 4000  # settings of layers that a checkpoint keeps one by one
+_ALL_LAYERS = "model.all_layers"
+_NAMED = 8  # changes that a message names one by one
 _POINTS = 64  # updates, spread over a schedule, whose rate is kept
 _LONGEST = 60  # characters of a value in a message
 _ABSENT = "not there"
@@ -140,7 +142,7 @@ def _made(task: Task) -> dict[str, Any]:
     if len(layers) > _MOST:
         text = json.dumps(layers, sort_keys=True, default=str)
         digest = f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(layers)} settings"
-        made = {key: value for key, value in made.items() if key not in layers} | {"model.all_layers": digest}
+        made = {key: value for key, value in made.items() if key not in layers} | {_ALL_LAYERS: digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
     some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
     return {**made, **unsaved_tensors(task.model), "frozen parameters": some}
@@ -202,6 +204,8 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
             continue
         if _ABSENT in (was, value) and (not same_version or key.startswith(OF_MODULE)):
             continue  # it has come or gone with the version; modules, with what was imported before
+        if key == _ALL_LAYERS and not same_version:
+            continue  # settings may have come or gone among them
         verdict = _verdict(key, was, value, task)
         if key == "train.drop_last" and now.data["train"]["samples"] % setup.batch == 0:
             verdict = TOLD  # there is no short batch
@@ -312,13 +316,16 @@ def _is_in(key: str, accept: Sequence[str]) -> bool:
 def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
+    more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     text = (
-        f"{found.folder} cannot be resumed as the same run: {'; '.join(map(str, refused))}. Give the old "
+        f"{found.folder} cannot be resumed as the same run: {'; '.join(map(str, refused[:_NAMED]))}{more}. Give the old "
         f"value{'s' * (len(refused) > 1)}, or {another} for a new run (what is in its folder is moved aside, not lost)"
     )
     if any(c.verdict == NEVER for c in refused):
         return f"{text}."
     keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused))
+    if more:
+        keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     how = f"--accept {','.join(keys)}" if recipe else f"accept={keys!r}"
     return f"{text}; or go on with the change on purpose: {how}. docs/checks.md lists what may change freely."
 

@@ -20,6 +20,7 @@ from paddle_dp.parallel import Precision, Task, place_whole
 from paddle_dp.parallel.finished import check_ungrouped
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.samplewise import Samplewise, mixing
+from paddle_dp.part import read_part
 from paddle_dp.strategies.data_parallel import Config as DataParallel
 from paddle_dp.strategies.hybrid import Config as Hybrid
 from tests.ranks import run_ranks
@@ -475,3 +476,42 @@ def test_two_ranks_are_told_and_one_needs_no_kernel() -> None:
     assert model.startswith("the outputs of Sequential")
     assert loss.startswith("the loss contrastive is ")
     assert evaluated
+
+
+def going_on(words: list[dict[str, Any]]) -> list[Any]:
+    """By strategy, the weights here after four updates: where somebody asked after the second one, and where not."""
+    mesh = join(seed=0)
+    return [[_updated(strategy, mesh, asked) for asked in (False, True)] for strategy in words]
+
+
+def _updated(words: dict[str, Any], mesh: Mesh, asked: bool) -> Any:
+    paddle.seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, CLASSES))
+    optimizer = paddle.optimizer.AdamW(0.05, parameters=model.parameters())
+    task = Task(model=model, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=optimizer)
+    one = read_part("strategies", words).build(mesh).place(task)
+    whole, share = batch().micro_batches[0], 8 // one.mesh.dp_size
+    mine = slice(one.mesh.dp_rank * share, (one.mesh.dp_rank + 1) * share)
+    micro_batch = Micro(whole.inputs[mine], whole.targets[mine], share, mine.start)
+    for index in range(4):
+        one.train_batch(Batch((micro_batch,), 8, index, 0))
+        if asked and index == 1:
+            assert one.differences() == []
+    return {name: tensor.numpy() for name, tensor in one.state().items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (2, [
+            {"use": "data_parallel"}, {"use": "data_parallel", "recompute": "full"}, {"use": "hybrid", "sharding": 2},
+            {"use": "hybrid", "sharding": 2, "sharding_stage": 2},
+            {"use": "hybrid", "sharding": 2, "sharding_stage": 3},
+        ]),
+        (4, [{"use": "hybrid", "pipeline": 2, "data": 2}]),
+    ],
+)  # fmt: skip
+def test_a_training_goes_on_as_if_nobody_had_asked(ranks: int, words: list[dict[str, Any]]) -> None:
+    for rank in run_ranks(going_on, ranks, words):
+        for strategy, (plain, asked) in zip(words, rank, strict=True):
+            assert asked == plain, strategy

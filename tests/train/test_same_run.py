@@ -545,3 +545,15 @@ def test_the_code_of_a_notebook_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         codes.append(script_code())
     del main.loss  # type: ignore[attr-defined]
     assert codes[0] == codes[1] != codes[2]
+
+
+def test_many_changes_are_named_in_a_few_words(tmp_path: Path) -> None:
+    def deep(p: float) -> nn.Layer:
+        return nn.Sequential(nn.Linear(6, 4), *[nn.Dropout(p) for _ in range(20)])
+
+    script(tmp_path, model=deep(0.1)).fit("2 steps")
+    with pytest.raises(
+        UsageError, match=r"model\.8\.p was 0\.1 and is 0\.2; and 12 more\. .* accept=\['model'\]"
+    ):
+        script(tmp_path, model=deep(0.2), resume=True)
+    assert len(script(tmp_path, model=deep(0.2), resume=True, accept="model").run.changes) == 20
