@@ -317,8 +317,9 @@ def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+    some = "; ".join(map(str, refused[:_NAMED]))
     text = (
-        f"{found.folder} cannot be resumed as the same run: {'; '.join(map(str, refused[:_NAMED]))}{more}. Give the old "
+        f"{found.folder} cannot be resumed as the same run: {some}{more}. Give the old "
         f"value{'s' * (len(refused) > 1)}, or {another} for a new run (what is in its folder is moved aside, not lost)"
     )
     if any(c.verdict == NEVER for c in refused):
