@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,21 +84,27 @@ def _is_rank(pid: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Started]]:
+    with supervisors(tmp_path, lambda left: request.node.user_properties.append(("orphans", left))) as begin:
+        yield begin
+
+
+@contextmanager
+def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iterator[Callable[..., Started]]:
     """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points."""
     jobs: list[Started] = []
 
     def begin(
         entry_point: str, ranks: int | None = 2, env: dict[str, str] | None = None, **job: Any
     ) -> Started:
-        folder = tmp_path / f"job{len(jobs)}"
-        (folder / "pids").mkdir(parents=True)
-        extra = {"pids": str(folder / "pids"), **job.pop("extra", {})}
+        place = folder / f"job{len(jobs)}"
+        (place / "pids").mkdir(parents=True)
+        extra = {"pids": str(place / "pids"), **job.pop("extra", {})}
         named = {
             "recipe": "tests/faults/tiny.yaml",
             "entry_point": entry_point
             if entry_point == "train"
             else f"tests.faults.entry_points:{entry_point}",
-            "output_dir": str(folder / "run"),
+            "output_dir": str(place / "run"),
         }
         words = {**named, "ranks": ranks, **job, "extra": extra}
         mark = f"{os.getpid()}-{time.time_ns()}"
@@ -106,13 +113,13 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
             command, cwd=ROOT, env={**os.environ, **(env or {}), MARK: mark}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        jobs.append(Started(process, Path(words["output_dir"]), folder / "pids", mark))
+        jobs.append(Started(process, Path(words["output_dir"]), place / "pids", mark))
         return jobs[-1]
 
     yield begin
-    record_orphans = len({pid for job in jobs for pid in job.left()})
-    request.node.user_properties.append(("orphans", record_orphans))
-    left = [pid for job in jobs for pid in job.left()]
+    left = {pid for job in jobs for pid in job.left()}
+    if note:
+        note(len(left))
     for job in jobs:
         kill_all(
             lambda job=job: [*descendants(job.process.pid), *filter(alive, [job.process.pid]), *job.left()]

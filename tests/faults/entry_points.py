@@ -100,8 +100,9 @@ def say(recipe: object, options: Options) -> None:
 
 def tell_environment(recipe: object, options: Options) -> None:
     names = ("OMP_NUM_THREADS", "PADDLE_NNODES", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
-    if os.environ["PADDLE_TRAINER_ID"] == "0":
+    if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
         print({name: os.environ.get(name) for name in names}, sorted(options), sep="\n", flush=True)
+    say(recipe, options)
 
 
 def will_not_end(recipe: object, options: Options) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.faults.conftest import supervisors
+
 
 @pytest.mark.parametrize("times", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_two_jobs_at_once_do_not_meet(start, times):
@@ -26,38 +28,45 @@ def test_two_jobs_at_once_do_not_meet(start, times):
     assert not failed, f"{len(failed)} of {2 * times} starts:\n" + "\n".join(failed)
 
 
-def test_leftovers_in_the_environment_are_ignored(start):
-    leftovers = {
-        "PADDLE_NNODES": "2", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "4", "PADDLE_MASTER": "10.1.2.3:4",
-        "PADDLE_TRAINER_ENDPOINTS": "10.1.2.3:1,10.1.2.4:2", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "1",
-        "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_OPTIONS": '{"resume": "other"}',
-    }  # fmt: skip
-    for ranks, job in [(ranks, start("say", ranks=ranks, env=leftovers)) for ranks in (1, 2)]:
-        status, said, complained = job.finish()
-        assert status == 0, complained
-        assert f"rank 0 of {ranks} says" in said
+LEFTOVERS = {
+    "PADDLE_NNODES": "2", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "4", "PADDLE_MASTER": "10.1.2.3:4",
+    "PADDLE_TRAINER_ENDPOINTS": "10.1.2.3:1,10.1.2.4:2", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "1",
+    "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_OPTIONS": '{"resume": "other"}',
+}  # fmt: skip
 
 
-def test_threads_and_options_reach_the_ranks(start):
-    status, said, _ = start("tell_environment", extra={"mine": 1}, env={"OMP_NUM_THREADS": "3"}).finish()
-    headline, environment, options = said.splitlines()
-    assert status == 0 and "3 threads each" in headline
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory):
+    """A job of one rank, then one of two in the same folder, where others have left their variables: (folder, ends)."""
+    out = tmp_path_factory.mktemp("attempts") / "shared"
+    words = {"output_dir": str(out), "extra": {"mine": 1}, "env": {**LEFTOVERS, "OMP_NUM_THREADS": "3"}}
+    with supervisors(out.parent) as start:
+        return out, {ranks: start("tell_environment", ranks=ranks, **words).finish() for ranks in (1, 2)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_leftovers_in_the_environment_are_ignored(attempts, ranks):
+    status, said, complained = attempts[1][ranks]
+    assert status == 0, complained
+    assert f"rank 0 of {ranks} says" in said
+
+
+def test_threads_and_options_reach_the_ranks(attempts):
+    headline, environment, options, _ = attempts[1][2][1].splitlines()
+    assert "3 threads each" in headline
     assert ast.literal_eval(environment) == {
         "OMP_NUM_THREADS": "3", "PADDLE_NNODES": "1", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": None,
     }  # fmt: skip
     assert set(ast.literal_eval(options)) == {"mine", "resume", "output_dir", "claimed", "pids"}
 
 
-def test_logs_are_private_and_each_attempt_has_its_own(start, tmp_path):
-    out = str(tmp_path / "shared")
-    for ranks in (1, 2):
-        assert start("say", ranks=ranks, output_dir=out).finish()[0] == 0
-    attempts = sorted((tmp_path / "shared" / "logs").iterdir())
-    assert [path.name for path in attempts] == ["attempt-001", "attempt-002"]
-    for attempt in attempts:
+def test_logs_are_private_and_each_attempt_has_its_own(attempts):
+    logs = sorted((attempts[0] / "logs").iterdir())
+    assert [path.name for path in logs] == ["attempt-001", "attempt-002"]
+    for attempt in logs:
         assert stat.S_IMODE(attempt.stat().st_mode) == 0o700
-    assert "rank 0 of 2 says 3" in (attempts[1] / "workerlog.0").read_text()
-    assert "LAUNCH INFO" in (attempts[1] / "launcher.log").read_text()
+    assert "rank 0 of 2 says 3" in (logs[1] / "workerlog.0").read_text()
+    assert "LAUNCH INFO" in (logs[1] / "launcher.log").read_text()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
