@@ -28,8 +28,8 @@ GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks wit
 LONGEST_FIRST = (
     "faults/test_failures.py", "train/test_resume.py", "test_configs.py", "audit/test_audit.py", "faults/test_ends.py",
     "proof/test_verify.py", "faults/test_surroundings.py", "parallel/test_sharding.py", "parallel/test_hybrid.py",
-    "parallel/test_any_model.py", "parallel/test_sequence.py", "proof/zoo/test_zoo.py", "gloo/test_patience.py",
-    "train/test_sound.py", "test_docs.py", "gloo/test_groups.py", "launch/test_worker.py",
+    "faults/test_standstill.py", "parallel/test_any_model.py", "parallel/test_sequence.py", "proof/zoo/test_zoo.py",
+    "gloo/test_patience.py", "train/test_sound.py", "test_docs.py", "gloo/test_groups.py", "launch/test_worker.py",
 )  # fmt: skip
 
 
