@@ -60,22 +60,22 @@ def owners_decay_twice() -> AbstractContextManager[None]:
 
 
 def stale_loan() -> AbstractContextManager[None]:
-    """Stage 3: a seat keeps what it was lent first, and computes with it for ever."""
-    kept: dict[int, Any] = {}
+    """ZeRO-3: a rank keeps the first values that it gathered, and computes with them for ever."""
+    first: dict[int, Any] = {}
 
-    def make(lend: Callable[..., Any]) -> Callable[..., Any]:
-        def remembering(self: Any, parameter: Any) -> None:
-            lend(self, parameter)
-            if self._owner(parameter) == self.group.rank:
+    def make(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+        def keeping_the_first(self: Any, parameter: Any) -> None:
+            broadcast(self, parameter)
+            if self._owner(parameter) == self.group.rank or id(parameter) not in self._requested:
                 return
-            if id(parameter) in kept:
-                kept[id(parameter)].clone()._share_buffer_to(parameter)
+            if id(parameter) in first:
+                first[id(parameter)].clone()._share_buffer_to(parameter)
             else:
-                kept[id(parameter)] = parameter.detach().clone()
+                first[id(parameter)] = parameter.detach().clone()
 
-        return remembering
+        return keeping_the_first
 
-    return replaced("paddle_dp.parallel.sharding.stage3:Stage3._gather", make)
+    return replaced("paddle_dp.parallel.sharding.stage3:Stage3.broadcast", make)
 
 
 def norm_of_the_own_part() -> AbstractContextManager[None]:
@@ -83,16 +83,17 @@ def norm_of_the_own_part() -> AbstractContextManager[None]:
 
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def alone(self: Any) -> None:
-            if self.zero is None or self.clip is None:
-                return step(self)
             from paddle_dp.parallel import gradients
 
-            norm = float(gradients.global_norm(self.trainable))
-            gradients.scale(self.trainable, self.clip / max(norm, self.clip))
-            self.clip, bound = None, self.clip
+            clips = self.clips if self.zero is not None else ()
+            for clip in clips:
+                norm = float(gradients.global_norm(clip.parameters))
+                gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
+            if clips:
+                self.clips = ()
             step(self)
-            self.clip = bound
-            return None
+            if clips:
+                self.clips = clips
 
         return alone
 
