@@ -28,14 +28,15 @@ class Bar:
         self._task = self._rich.add_task("", total=self.steps_per_epoch, text="", left="")
         self._began: tuple[float, int] | None = None
         self._drawn = 0.0
+        self._last = ""  # the line of the last step that was shown: it stays when the bar goes
 
     def start(self, progress: Progress) -> None:
         self._began = (time.perf_counter(), progress.step)
         self._rich.start()
 
     def show(self, progress: Progress, found: Mapping[str, float]) -> None:
-        """Draws the numbers, unless it was drawn just before."""
-        now = time.perf_counter()
+        """Draws the numbers, unless it was drawn just before; those of the last step also stay as a line."""
+        now, self._last = time.perf_counter(), _lines.step(progress, found)
         if now - self._drawn < _PAUSE and progress.step < self.total_steps:
             return
         self._fit()
@@ -48,14 +49,22 @@ class Bar:
         )
         self._rich.refresh()
         self._drawn = time.perf_counter()
+        if progress.step >= self.total_steps:
+            self._say_last()
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
         self._rich.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Removes the bar; printed lines stay."""
+        """Removes the bar; printed lines stay, and the numbers of the last step that it showed."""
+        self._say_last()
         self._rich.stop()
+
+    def _say_last(self) -> None:
+        if self._last:
+            self.say(self._last)
+        self._last = ""
 
     def _left(self, now: float, step: int) -> float:
         began, first = self._began or (now, step)

@@ -149,7 +149,9 @@ def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_th
     )
     assert "[epoch 2, step 8] held-out" in text and "[epoch 1, step 5]" not in text
     console.end(at("end", 20))
-    assert "held-out samples counted once" in drawn()
+    text = drawn()
+    assert "held-out samples counted once" in text
+    assert text.count("[epoch 1, step 5] loss 1.2346") == 1  # what the bar had shown last stays
     log = capsys.readouterr().out
     assert "[epoch 1, step 5] loss" in log and "held-out samples counted once" in log
 
