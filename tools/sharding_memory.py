@@ -17,7 +17,7 @@ from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.recipe import read_recipe
 
-HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters dealt |"
+HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters |"
 
 
 def counted(side: Side) -> StateBytes:
