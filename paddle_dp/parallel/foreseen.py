@@ -20,7 +20,7 @@ from paddle_dp.parallel.loss import loss_of
 from paddle_dp.parallel.recompute import check_recompute
 from paddle_dp.parallel.tensor.layers import check_padding
 from paddle_dp.part import lazily
-from paddle_dp.part.annotation import cuts_of
+from paddle_dp.part.annotation import cut_entries
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.recipe import Recipe
 
@@ -44,8 +44,8 @@ def check_foreseen(recipe: Recipe, layout: Layout, splits: bool = False) -> None
     _check_optimizer(recipe, model, layout, splits)
     if layout.degrees.tensor > 1:
         for parent in model.sublayers(include_self=True):
-            for name, way in cuts_of(parent).items():
-                check_padding(getattr(parent, name), way)
+            for cut in cut_entries(parent):
+                check_padding(cut.value, cut.way)
 
 
 def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bool) -> None:

@@ -96,7 +96,7 @@ class Learner(PlacedModel):
         )
         self._optimizer_memory = OptimizerMemory(self.optimizer)
         layers = {f"model.{name}".rstrip("."): layer for name, layer in self.named_layers()}
-        owner = getattr(self.loss.given, "__self__", self.loss.given)
+        owner = self.loss.owner
         loss = {} if owner is None or any(owner is layer for layer in layers.values()) else {"loss": owner}
         self._attributes = Attributes({**layers, **loss, "schedule": self.schedule})
         self._may_be_local = [(name, layer) for name, layer in self.named_layers() if keeps_statistics(layer)]

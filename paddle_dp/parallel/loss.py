@@ -29,6 +29,11 @@ class Loss:
     from_parts: bool = False
     """Whether it can be computed from parts of the outputs: some of the classes (`parallel`), or some of the tokens."""
 
+    @property
+    def owner(self) -> Any:
+        """The object that may keep state for the loss: that of a bound method, else the wrapped callable itself."""
+        return getattr(self.given, "__self__", self.given)
+
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, count): the sum over a micro-batch, with a gradient, and the number of its terms.
 

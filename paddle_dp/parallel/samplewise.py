@@ -49,7 +49,7 @@ class Samplewise:
 
     def __init__(self, loss: Loss, model: nn.Layer):
         self._loss = loss
-        self._owner = getattr(loss.given, "__self__", loss.given)
+        self._owner = loss.owner
         self._model = model
         self._kept: Micro | None = None  # the first samples
         self._full = False

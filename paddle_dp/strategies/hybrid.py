@@ -98,11 +98,11 @@ class Config(StrategyConfig):
         from paddle_dp.plan.sharded import unshardable
 
         shape = self.shape(recipe)
-        said = refusal(self.layout(ranks).degrees, shape, ranks)
+        reason = refusal(self.layout(ranks).degrees, shape, ranks)
         tied = shape.anatomy is None and bool(getattr(recipe.model.config, "tied", False))
-        said = said or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
-        if said:
-            raise UsageError(said)
+        reason = reason or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
+        if reason:
+            raise UsageError(reason)
         check_foreseen(recipe, self.layout(ranks), splits=ranks > 1)
 
     def shape(self, recipe: Recipe) -> Shape:
