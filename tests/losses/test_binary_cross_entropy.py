@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from sklearn.metrics import accuracy_score, log_loss
 
 from paddle_dp.losses.binary_cross_entropy import Config
 
@@ -19,6 +18,8 @@ def drawn(*shape: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("shape", [(30,), (30, 1), (30, 4)])
 @pytest.mark.parametrize("positive", [1.0, 2.5])
 def test_the_total_is_scikit_learns_over_samples(shape: tuple[int, ...], positive: float) -> None:
+    from sklearn.metrics import log_loss
+
     outputs, targets = drawn(*shape)
     total, count = Config(positive_weight=positive).build()(
         paddle.to_tensor(outputs), paddle.to_tensor(targets)
@@ -32,6 +33,8 @@ def test_the_total_is_scikit_learns_over_samples(shape: tuple[int, ...], positiv
 
 @pytest.mark.parametrize("shape", [(30,), (30, 4)])
 def test_the_score_is_the_share_of_labels_that_are_right(shape: tuple[int, ...]) -> None:
+    from sklearn.metrics import accuracy_score
+
     outputs, targets = drawn(*shape)
     scores = Config().build().scores(paddle.to_tensor(outputs), paddle.to_tensor(targets))
     wanted = accuracy_score(targets.ravel(), outputs.ravel() > 0) * 30

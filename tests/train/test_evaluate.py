@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn import metrics
 
 from tests.ranks import run_ranks
 
@@ -52,6 +51,8 @@ def alone():
 
 
 def test_the_numbers_are_scikit_learns(alone):
+    from sklearn import metrics
+
     truth = np.arange(SAMPLES) % CLASSES
     scores = np.array(alone["outputs"], "float64")
     said = scores.argmax(1)
