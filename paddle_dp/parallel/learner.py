@@ -329,7 +329,7 @@ class Learner(PlacedModel):
 
     def _close(self) -> float:
         """The relative difference that is allowed between totals of the same numbers."""
-        return 1e-12 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
+        return 1e-7 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
 
     def _factor(self, micro_batch: Micro, divisor: float) -> float:
         """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean."""

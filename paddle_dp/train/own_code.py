@@ -15,6 +15,7 @@ from paddle_dp.parallel.own_code import is_library
 OF_MODULE = "code of module "
 _LARGEST = 2**28  # bytes; a larger file is not read for its checksum
 _INSTALLED = {"site-packages", "dist-packages"}
+_OF_PYTHON = {"sitecustomize", "usercustomize"}
 
 
 def file_crc(file: str | None) -> str | None:
@@ -29,7 +30,13 @@ def module_code() -> dict[str, str]:
     found, main = {}, sys.modules.get("__main__")
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if module is main or is_library(name) or not isinstance(file, str) or not file.endswith(".py"):
+        if (
+            module is main
+            or name in _OF_PYTHON
+            or is_library(name)
+            or not isinstance(file, str)
+            or not file.endswith(".py")
+        ):
             continue
         if not _INSTALLED & {*Path(file).parts} and (crc := _module_crc(file, os.path.getmtime(file))):
             found[f"{OF_MODULE}{name}"] = crc

@@ -557,3 +557,17 @@ def test_many_changes_are_named_in_a_few_words(tmp_path: Path) -> None:
     ):
         script(tmp_path, model=deep(0.2), resume=True)
     assert len(script(tmp_path, model=deep(0.2), resume=True, accept="model").run.changes) == 20
+
+
+def test_own_callbacks_of_a_recipe_are_told(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    own = "callbacks=[{use: checkpoint}, {use: tests.train.test_same_run.freezes, after: %d}]"
+    again(tmp_path, own % 3, resume=None).fit("2 steps")
+    assert again(tmp_path, own % 3).run.changes == ()
+    assert list(again(tmp_path, own % 4).run.changes) == [
+        "callback tests.train.test_same_run.freezes.after was 3 and is 4"
+    ]
+
+
+def freezes(run: Any, after: int) -> Freezes:
+    return Freezes(after)
