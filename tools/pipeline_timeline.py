@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.plan.pipeline_schedule import bubble
 from paddle_dp.recipe import read_recipe
 
-HEAD = "| schedule | micro-batches m | idle, each rank | mean | arithmetic | off by | share of a core |"
+HEAD = "| schedule | micro-batches m | idle, each rank | mean | formula | off by | share of a core |"
 CASES = {"1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
 
 
@@ -85,7 +85,7 @@ def measure(
 
 
 def row(schedule: str, micro_batches: int, ranks: int, steps: list[dict[str, Any]]) -> tuple[str, bool]:
-    """A line of the table, and whether measurement and arithmetic are within 15 points of each other."""
+    """A line of the table, and whether measurement and formula are within 15 points of each other."""
     predicted = bubble(ranks, micro_batches, CASES[schedule])
     shares = [median(values) for values in zip(*(step["idle"] for step in steps), strict=True)]
     mean = sum(shares) / len(shares)

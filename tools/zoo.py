@@ -32,22 +32,22 @@ HEAD = """\
 
 > {line}
 
-Each fault below was put into the package's own code (or into a model) by a patch of a few lines, on both sides, as a
-mistake of ours would be; none of them raises an error by itself, and with most of them the loss goes on falling. Then
-the guards were asked. The list was made from published ones: [TTrace](https://arxiv.org/abs/2506.09280),
+Each fault below was put into the package's own code (or into a model) by a patch of a few lines, on both sides, like a
+mistake of our own; none of them raises an error by itself, and with most of them the loss keeps falling. Then the proof
+and the other checks ran. The list was made from published ones: [TTrace](https://arxiv.org/abs/2506.09280),
 [Megatron-LM #7452](https://github.com/NVIDIA/Megatron-LM/issues/7452) and other trackers' issues, what fleet and Paddle
 do themselves, and our own mistakes. The patches are in `tests/proof/zoo/faults`, the honest models in
-`tests/proof/zoo/honest.py` and `models.py`. This page is written by its tool, numbers and all:
+`tests/proof/zoo/honest.py` and `models.py`. A tool writes this page, with its numbers:
 
     python tools/zoo.py --page docs/zoo.md
 
 {machine}; {jobs}, {seconds} s.
 
-Who says so: **verify**, the comparison with one process, at the step named; **weights**, the same, and the ranks'
-digests of their weights, which every training compares, notice it too; **gradients**, the check before the first update
-that every gradient is exchanged; **evaluation**, **resume** and **rehearsal**, the training itself on both sides, with
-an evaluation, a checkpoint, a second epoch and a resume in its midst (`paddle_dp/proof/rehearsal.py`); **door**, a
-refusal.
+*Caught by*: **verify**, the comparison with one process, at the step named; **weights**, the same, and also the ranks'
+digests of their weights, which every training compares; **gradients**, the check before the first update that every
+gradient is exchanged; **evaluation**, **resume** and **rehearsal**, the training itself on both sides, with an
+evaluation, a checkpoint, a second epoch and a resume (`paddle_dp/proof/rehearsal.py`);
+**door**, refused before training.
 """
 
 

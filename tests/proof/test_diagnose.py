@@ -8,7 +8,7 @@ import pytest
 from paddle_dp.proof import diagnose
 
 DEGREES = {"data": 1, "pipeline": 1, "sharding": 1, "sequence": 1, "tensor": 2}
-SEATS = [{"data": 0, "pipeline": 0, "sharding": 0, "sequence": 0, "tensor": seat} for seat in range(2)]
+PLACES = [{"data": 0, "pipeline": 0, "sharding": 0, "sequence": 0, "tensor": rank} for rank in range(2)]
 G = np.linspace(-1, 2, 12).reshape(3, 4)
 
 
@@ -66,13 +66,13 @@ def test_half_of_something_else_is_said_with_care():
 
 def test_ranks_that_hold_parts_of_a_sum_lack_that_sum():
     part = np.where(G > 0.5, G, 0.0)
-    said = diagnose.unmet(G, {0: part, 1: G - part}, SEATS, DEGREES)
+    said = diagnose.unmet(G, {0: part, 1: G - part}, PLACES, DEGREES)
     assert said.startswith("on the tensor axis is ")
     assert "a sum over the axis is missing (what ranks 0, 1 hold adds up to one process's)" in said
 
 
 def test_one_rank_that_is_right_and_one_that_is_not():
-    said = diagnose.unmet(G, {0: G, 1: 1.5 * G}, SEATS, DEGREES)
+    said = diagnose.unmet(G, {0: G, 1: 1.5 * G}, PLACES, DEGREES)
     assert said == "is one process's on rank 0; on rank 1 it is 1.5 × one process's"
 
 

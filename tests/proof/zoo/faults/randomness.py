@@ -85,7 +85,7 @@ FAULTS = (
     ),
     Fault(
         name="masks of the first slice",
-        says="On stretches of the sequence every seat drops what the first one drops.",
+        says="On stretches of the sequence every rank drops what the first one drops.",
         source="Megatron-LM, equal seeds in the tensor-parallel region",
         setting=strategy("gpt", tensor=2, sequence_parallel=True).with_(*DROPS),
         patch=the_first_slice_of_masks,

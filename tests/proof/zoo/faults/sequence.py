@@ -1,4 +1,4 @@
-"""Split sequences: stretches of the tokens on each seat (sequence parallelism), and along an axis of their own."""
+"""Split sequences: stretches of the tokens on each rank (sequence parallelism), and along an axis of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def marked_sums_twice() -> AbstractContextManager[None]:
 
 
 def not_divided() -> AbstractContextManager[None]:
-    """Each seat's mean over its stretch is added up as if it were a part of the mean."""
+    """Each rank's mean over its stretch is added up as if it were a part of the mean."""
 
     def make(added: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, value: added(self, value) * self.group.nranks
@@ -42,7 +42,7 @@ def not_divided() -> AbstractContextManager[None]:
 
 
 def attention_at_home() -> AbstractContextManager[None]:
-    """No trade of tokens for heads: every seat attends to its own stretch."""
+    """No trade of tokens for heads: every rank attends to its own stretch."""
     return replaced(f"{SEQUENCE}:_with_all_to_all", lambda original: lambda attend, group: attend)
 
 
@@ -66,7 +66,7 @@ def no_gradient_through_the_trade() -> AbstractContextManager[None]:
 
 
 def trade_keeps_its_order() -> AbstractContextManager[None]:
-    """What comes back from the trade is put together in the wrong order of seats."""
+    """What comes back from the trade is put together in the wrong order of ranks."""
 
     def make(traded: Callable[..., Any]) -> Callable[..., Any]:
         return lambda parts, group: traded(parts, group).flip(0)
@@ -87,7 +87,7 @@ SEQUENCE_SHARDS, SEQUENCE2 = strategy("gpt", tensor=2, sequence_parallel=True), 
 FAULTS = (
     Fault(
         name="unmarked norms",
-        says="On stretches of the sequence, gradients of norms and biases are not added up over the seats.",
+        says="On stretches of the sequence, gradients of norms and biases are not added up over the ranks.",
         source="fleet; TTrace; Megatron-LM #1446; PaddleFleet #1162",
         setting=SEQUENCE_SHARDS,
         patch=unmarked,

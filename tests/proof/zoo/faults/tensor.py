@@ -1,4 +1,4 @@
-"""The tensor axis: sums that are missing or taken twice, slices of the wrong seat, norms over some of the parts."""
+"""The tensor axis: sums that are missing or taken twice, slices of the wrong rank, norms over some of the parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MPU = "paddle.distributed.fleet.layers.mpu.mp_layers"
 
 
 def rows_not_added_up() -> AbstractContextManager[None]:
-    """A layer cut by rows hands on its own terms only, times the number of seats so that sizes look right."""
+    """A layer cut by rows hands on its own terms only, times the number of ranks so that sizes look right."""
 
     def make(forward: Callable[..., Any]) -> Callable[..., Any]:
         def alone(self: Any, x: Any) -> Any:
@@ -29,8 +29,8 @@ def rows_not_added_up() -> AbstractContextManager[None]:
     return replaced(f"{MPU}:RowParallelLinear.forward", make)
 
 
-def bias_on_every_seat() -> AbstractContextManager[None]:
-    """The bias is added before the seats' terms are: it counts once a seat."""
+def bias_on_every_rank() -> AbstractContextManager[None]:
+    """The bias is added before the ranks' terms are: it counts once per rank."""
 
     def make(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, x: forward(self, x) + self.bias * (self.world_size - 1)
@@ -39,7 +39,7 @@ def bias_on_every_seat() -> AbstractContextManager[None]:
 
 
 def columns_keep_their_input_gradient() -> AbstractContextManager[None]:
-    """Megatron's f is left out: what a layer cut by columns gives back to its input is this seat's part only."""
+    """Megatron's f is left out: what a layer cut by columns gives back to its input is this rank's part only."""
     return replaced("paddle_dp.gloo.tensor_ops:reduced", _only_forward)
 
 
@@ -47,9 +47,9 @@ def _only_forward(reduced: Callable[..., Any]) -> Callable[..., Any]:
     """`reduced` where it is called by a forward (Sum), and the tensor itself where by a backward (Copy)."""
     import inspect
 
-    def partly(seats: Any, tensor: Any) -> Any:
+    def partly(ranks: Any, tensor: Any) -> Any:
         caller = inspect.stack()[1].function
-        return tensor.clone() if caller == "backward" else reduced(seats, tensor)
+        return tensor.clone() if caller == "backward" else reduced(ranks, tensor)
 
     return partly
 
@@ -58,8 +58,8 @@ def summed_twice() -> AbstractContextManager[None]:
     import inspect
 
     def make(reduced: Callable[..., Any]) -> Callable[..., Any]:
-        def twice(seats: Any, tensor: Any) -> Any:
-            found = reduced(seats, tensor)
+        def twice(ranks: Any, tensor: Any) -> Any:
+            found = reduced(ranks, tensor)
             return found * 2 if inspect.stack()[1].function == "backward" else found
 
         return twice
@@ -67,8 +67,8 @@ def summed_twice() -> AbstractContextManager[None]:
     return replaced("paddle_dp.gloo.tensor_ops:reduced", make)
 
 
-def words_of_other_seats() -> AbstractContextManager[None]:
-    """A seat answers for words that it does not hold, with its first word, where zeros belong."""
+def words_of_other_ranks() -> AbstractContextManager[None]:
+    """A rank answers for words that it does not hold, with its first word, where zeros belong."""
 
     def make(forward: Callable[..., Any]) -> Callable[..., Any]:
         def unmasked(self: Any, x: Any) -> Any:
@@ -114,7 +114,7 @@ def classes_counted_twice() -> AbstractContextManager[None]:
 
 
 def norm_without_slices() -> AbstractContextManager[None]:
-    """The clip's norm takes every slice for a copy of the first seat's."""
+    """The clip's norm takes every slice for a copy of the first rank's."""
 
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def first_only(self: Any) -> Any:
@@ -142,8 +142,8 @@ def norm_of_whole_parameters_twice() -> AbstractContextManager[None]:
     return replaced(f"{HYBRID}.gradient_norm", make)
 
 
-def seats_read_other_samples() -> AbstractContextManager[None]:
-    """The last seat is one sample ahead."""
+def ranks_read_other_samples() -> AbstractContextManager[None]:
+    """The last rank is one sample ahead."""
 
     def make(order: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: np.roll(order(*given), -1) if last() else order(*given)
@@ -152,7 +152,7 @@ def seats_read_other_samples() -> AbstractContextManager[None]:
 
 
 def first_slice_everywhere() -> AbstractContextManager[None]:
-    """Every seat begins with the first seat's slices, as if each had drawn its part from one seed."""
+    """Every rank begins with the first rank's slices, as if each had drawn its part from one seed."""
 
     def make(of: Callable[..., Any]) -> Callable[..., Any]:
         def first(self: Any, whole: Any) -> Any:
@@ -170,14 +170,14 @@ def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:
 
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         class Confused:
-            def __init__(self, seats: Any):
-                self._seats = seats
+            def __init__(self, ranks: Any):
+                self._ranks = ranks
 
             def __getattr__(self, name: str) -> Any:
                 mixed = {"get_data_parallel_group": "get_model_parallel_group"}
-                return getattr(self._seats, mixed.get(name, name))
+                return getattr(self._ranks, mixed.get(name, name))
 
-        return lambda parameters, seats: exchange(parameters, Confused(seats))
+        return lambda parameters, ranks: exchange(parameters, Confused(ranks))
 
     return replaced("paddle_dp.parallel.hybrid:fused_allreduce_gradients", make)
 
@@ -196,8 +196,8 @@ def decayed_norms() -> AbstractContextManager[None]:
     return replaced("paddle.optimizer:AdamW.__init__", make)
 
 
-def one_seat_forgets_its_bias() -> AbstractContextManager[None]:
-    """The last seat's part of a bias cut by columns never moves."""
+def one_rank_forgets_its_bias() -> AbstractContextManager[None]:
+    """The last rank's part of a bias cut by columns never moves."""
 
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def still(self: Any) -> None:
@@ -216,7 +216,7 @@ TENSOR2 = strategy("gpt", tensor=2)
 FAULTS = (
     Fault(
         name="rows not added up",
-        says="A layer cut by rows passes on its own terms, twice, instead of the sum over the seats.",
+        says="A layer cut by rows passes on its own terms, twice, instead of the sum over the ranks.",
         source="TTrace, missing all-reduce behind a row-parallel layer",
         setting=TENSOR2,
         patch=rows_not_added_up,
@@ -224,15 +224,15 @@ FAULTS = (
         where=("blocks.1.out",),
     ),
     Fault(
-        name="bias per seat",
-        says="The bias of a layer cut by rows is added on every seat before the sum.",
+        name="bias per rank",
+        says="The bias of a layer cut by rows is added on every rank before the sum.",
         source="Megatron-LM, row-parallel bias",
         setting=TENSOR2,
-        patch=bias_on_every_seat,
+        patch=bias_on_every_rank,
     ),
     Fault(
         name="input gradient kept",
-        says="What a layer cut by columns gives back to its input is not added up over the seats.",
+        says="What a layer cut by columns gives back to its input is not added up over the ranks.",
         source="TTrace, wrong gradients of column-parallel layers",
         setting=TENSOR2,
         patch=columns_keep_their_input_gradient,
@@ -249,50 +249,50 @@ FAULTS = (
     ),
     Fault(
         name="wrong embedding mask",
-        says="A seat answers for words that it does not hold.",
+        says="A rank answers for words that it does not hold.",
         source="TTrace, wrong embedding mask under tensor parallelism",
         setting=TENSOR2,
-        patch=words_of_other_seats,
+        patch=words_of_other_ranks,
     ),
     Fault(
         name="softmax over half",
-        says="Each seat's softmax is over its own classes.",
+        says="Each rank's softmax is over its own classes.",
         source="silent-fault catalogue, PAR",
         setting=TENSOR2,
         patch=softmax_over_some_classes,
     ),
     Fault(
         name="classes twice",
-        says="The loss counts every class once a seat: log 2 too high, with gradients that are right.",
+        says="The loss counts every class once per rank: log 2 too high, with gradients that are right.",
         source="silent-fault catalogue: cross-entropy of gathered scores",
         setting=TENSOR2,
         patch=classes_counted_twice,
     ),
     Fault(
         name="norm without slices",
-        says="The clip's norm leaves out the slices of all seats but the first.",
+        says="The clip's norm leaves out the slices of all ranks but the first.",
         source="Megatron-LM #7452 (8), #5916, #7530",
         setting=TENSOR2,
         patch=norm_without_slices,
     ),
     Fault(
         name="norm of whole ones twice",
-        says="The clip's norm counts parameters that every seat holds whole once a seat.",
+        says="The clip's norm counts parameters that every rank holds whole once per rank.",
         source="silent-fault catalogue, OPT",
         setting=TENSOR2,
         patch=norm_of_whole_parameters_twice,
     ),
     Fault(
-        name="seats read apart",
-        says="The seats of a tensor axis read different samples, as data ranks do.",
+        name="ranks read apart",
+        says="The ranks of a tensor axis read different samples, as data ranks do.",
         source="Megatron-LM #7452 (7): scattered over the wrong group",
         setting=TENSOR2,
-        patch=seats_read_other_samples,
+        patch=ranks_read_other_samples,
         guard="door",
     ),
     Fault(
         name="first slice everywhere",
-        says="Every seat begins with the first seat's slice of each weight.",
+        says="Every rank begins with the first rank's slice of each weight.",
         source="silent-fault catalogue: parts drawn from one seed",
         setting=TENSOR2,
         patch=first_slice_everywhere,
@@ -314,10 +314,10 @@ FAULTS = (
     ),
     Fault(
         name="bias stands still",
-        says="One seat's part of one bias gets no update.",
+        says="One rank's part of one bias gets no update.",
         source="TTrace, parameters that are not updated",
         setting=TENSOR2,
-        patch=one_seat_forgets_its_bias,
+        patch=one_rank_forgets_its_bias,
         where=("blocks.2.up.bias",),
     ),
 )

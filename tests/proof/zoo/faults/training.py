@@ -119,7 +119,7 @@ def loads_the_first_slice() -> AbstractContextManager[None]:
 
 
 def saves_the_first_place() -> AbstractContextManager[None]:
-    """Every seat saves its slice as the first one."""
+    """Every rank saves its slice as the first one."""
 
     def make(owned: Callable[..., Any]) -> Callable[..., Any]:
         def first(*given: Any) -> Any:
@@ -355,14 +355,14 @@ FAULTS = (
     ),
     _fault(
         "load: first slice",
-        "Every seat of the tensor axis loads the first one's slice.",
+        "Every rank of the tensor axis loads the first one's slice.",
         "silent-fault catalogue, CKPT",
         loads_the_first_slice,
         setting=TENSOR2,
     ),
     _fault(
         "save: first place",
-        "Every seat of the tensor axis saves its slice as the first one.",
+        "Every rank of the tensor axis saves its slice as the first one.",
         "silent-fault catalogue, CKPT",
         saves_the_first_place,
         setting=TENSOR2,
@@ -409,7 +409,7 @@ FAULTS = (
     ),
     _fault(
         "save: one update late",
-        "One seat's slices are copied in the midst of the next update.",
+        "One rank's slices are copied in the midst of the next update.",
         "silent-fault catalogue, CKPT: asynchronous saves of live memory",
         saved_one_update_late,
         setting=TENSOR2,
