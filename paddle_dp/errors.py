@@ -93,6 +93,10 @@ class JobError(PaddleDPError):
     """A job of several processes that failed; the message holds the error of the rank that failed first."""
 
 
+class LostPeerError(JobError):
+    """A rank that waited for one that is gone or does not come: what became of that one is the cause."""
+
+
 class EndedError(JobError):
     """A job ended by a signal from outside; the steps that would follow it are skipped, too."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 from paddle.base import core
 
-from paddle_dp.errors import JobError
+from paddle_dp.errors import JobError, LostPeerError
 
 ATTEMPTS = 20
 
@@ -116,14 +116,14 @@ def _ports(connection: socket.socket) -> set[int]:
 def named_barrier(store: Any, name: str, member: int, size: int, rank: int) -> None:
     """Returns when all `size` members have called it with this `name`, each once with its own number.
 
-    Raises JobError, naming the barrier, this rank and the missing members, after `Patience.seconds`.
+    Raises LostPeerError, naming the barrier, this rank and the missing members, after `Patience.seconds`.
     """
     store.add(f"{name}/member/{member}", 1)
     arrived, pause, end = store.add(f"{name}/arrived", 1), 0.001, time.monotonic() + Patience.seconds
     while arrived < size:
         if time.monotonic() > end:
             missing = [other for other in range(size) if not store.add(f"{name}/member/{other}", 0)]
-            raise JobError(
+            raise LostPeerError(
                 f"{name}: rank {rank} (member {member} of 0 to {size - 1}) waited {Patience.seconds:g} s for members "
                 f"{missing}. Did those ranks fail earlier, or take another branch of the program? See their logs."
             )

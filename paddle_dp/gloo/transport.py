@@ -18,7 +18,7 @@ from typing import Any
 
 from paddle.base import core
 
-from paddle_dp.errors import JobError
+from paddle_dp.errors import LostPeerError
 from paddle_dp.gloo.rendezvous import Patience, own_host
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -54,7 +54,7 @@ class Endpoint:
         self._outgoing[rank].send(group, data)
 
     def receive(self, group: int, rank: int) -> bytearray:
-        """Waits for the next message of a peer in a group. Raises JobError when the peer is gone, or after
+        """Waits for the next message of a peer in a group. Raises LostPeerError when the peer is gone, or after
         `Patience.seconds`."""
         inbox = self._inbox[group, rank]
         with self._arrived:
@@ -64,7 +64,7 @@ class Endpoint:
             if inbox:
                 return inbox.popleft()
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"
-        raise JobError(
+        raise LostPeerError(
             f"rank {self.rank} waits for rank {rank} in gloo group {group}, which {why}. See its log."
         )
 

@@ -9,12 +9,13 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from paddle_dp.errors import PaddleDPError
+from paddle_dp.errors import LostPeerError, PaddleDPError
 
+MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"
@@ -80,9 +81,16 @@ class Failure:
     @property
     def consequence(self) -> bool:
         """Whether it looks like the failure of a rank that lost a peer."""
-        if self.kind in ("SIGABRT", "SIGTERM"):
+        if self.kind in ("SIGABRT", "SIGTERM", LostPeerError.__name__):
             return True
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
+
+    @property
+    def in_short(self) -> str:
+        """A line: the kind and the beginning of the message."""
+        words = " ".join(self.message.split())
+        words = words if self.kind.startswith(("SIG", "signal", "left")) else f"{self.kind}: {words}"
+        return words if len(words) <= WIDTH else f"{words[: WIDTH - 1]}…"
 
     def write(self, folder: Path) -> None:
         """Writes this failure to `folder` for the supervisor, whole or not at all. Does not raise on a full disk."""
@@ -104,12 +112,15 @@ def first(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
-def describe(failure: Failure, ranks: int, log: Path | None, nodes: int = 1) -> str:
-    """The last lines on the screen: the failure's message or traceback, then its rank, host and log.
+def describe(
+    failure: Failure, ranks: int, log: Path | None, nodes: int = 1, consequences: Sequence[Failure] = ()
+) -> str:
+    """The last lines on the screen: the failure's message or traceback, its rank and host, what followed from it in the
+    other ranks, a line for each, and its log.
 
     Of an error that another command line or recipe would avoid, the message alone.
     """
-    if failure.expected and (failure.exit_status == 2 or failure.kind == "stood still"):
+    if failure.expected and (failure.exit_status == 2 or failure.kind in ("stood still", "launcher")):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
     how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
@@ -122,6 +133,9 @@ def describe(failure: Failure, ranks: int, log: Path | None, nodes: int = 1) -> 
         else:
             others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, beside its own,"
             lines.append(f"It lost a peer: look at the other {others} for the cause.")
+    later = [other for other in consequences if other.rank != failure.rank]
+    lines += [f"then rank {other.rank}: {other.in_short}" for other in later[:MOST]]
+    lines.append(f"then {len(later) - MOST} more" if len(later) > MOST else "")
     if log is not None and ranks > 1:
         lines.append(f"log: {log}")
     return "\n".join(filter(None, lines))

@@ -124,7 +124,7 @@ def _together(plan: Plan, attempt: Path, inherited: dict[str, str]) -> int:
     _announce(plan, variables, attempt)
     outcome, supervision, signals = watched(argv(plan, attempt, meeting), plan, attempt, variables, screen)
     if isinstance(outcome, Failure):
-        return _answer(outcome, plan, attempt, supervision.log_of(outcome.rank))
+        return _answer(outcome, plan, attempt, supervision.log_of(outcome.rank), supervision.consequences)
     if outcome > 128 and signals.number:
         _end(f"ended by {signals.name}: no process is left.", plan, attempt)
     elif outcome:
@@ -179,14 +179,16 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
 
 
-def _answer(failure: Failure | None, plan: Plan, attempt: Path, log: Path | None) -> int:
+def _answer(
+    failure: Failure | None, plan: Plan, attempt: Path, log: Path | None, consequences: Sequence[Failure] = ()
+) -> int:
     """Shows the failure, and how to resume, last on the screen; returns its exit status."""
     if failure is None:
         return 0
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")  # an interrupted progress bar has left the cursor hidden
         sys.stdout.flush()
-    text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes)
+    text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes, consequences)
     if failure.exit_status == UsageError.exit_status:  # it needs another command line, not a resume
         _say(text)
     else:

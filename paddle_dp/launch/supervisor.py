@@ -46,6 +46,7 @@ class Supervision:
         self.stalled, self.board = stalled, board
         self.standing = None if board is None or plan.limits is None else Standing(plan.limits)
         self.standstill: Standstill | None = None
+        self.consequences: list[Failure] = []  # what followed from the first cause, in order
         self.watch = Watch(process.pid)
         self.first_rank = (plan.job.node_rank or 0) * plan.ranks
 
@@ -71,12 +72,13 @@ class Supervision:
     def _over(self) -> bool:
         """Whether all ranks ended well, the launcher is gone, a rank has failed, or the job is stalled."""
         self.watch.look()
-        done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks)
+        done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks) and not self._left_early()
         return (
             done
             or self.process.poll() is not None
             or bool(self.watch.failed)
             or bool(read_all(self.attempt))
+            or bool(self._left_early())
             or self.stalled()
             or self._stands()
         )
@@ -112,16 +114,40 @@ class Supervision:
 
     def _cause(self) -> Failure | None:
         """The first cause, from the failures that ranks have written and from how they ended."""
+        if (status := self.process.poll()) is not None and status < 0:
+            return self._of_launcher(-status)
         failures = read_all(self.attempt)
         wrote = {failure.rank for failure in failures}
-        failures += [self._of(departure) for departure in self.watch.failed if departure.rank not in wrote]
+        ended = [*self.watch.failed, *self._left_early()]
+        failures += [self._of(departure) for departure in ended if departure.rank not in wrote]
         cause = first(failures)
         if cause is not None and cause.consequence:
             for departure in self.watch.departures.values():
                 # None: the launcher saw it first, and its code is lost. Other codes are among `failures`.
-                if departure.code in (0, None) and departure.time < cause.time + SETTLE:
-                    return self._of(departure)
+                late = departure.time >= cause.time + SETTLE
+                if departure.code in (0, None) and not late and not self._is_done(departure.rank):
+                    cause = self._of(departure)
+                    break
+        self.consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
         return cause
+
+    def _left_early(self) -> list[Departure]:
+        """The ranks that left with 0 before their work was done; unknown, and so none, where they do not say so."""
+        if self.board is None:
+            return []
+        return [d for d in self.watch.departures.values() if d.code == 0 and not self._is_done(d.rank)]
+
+    def _is_done(self, rank: int) -> bool:
+        beat = None if self.board is None else self.board.read(rank - self.first_rank)
+        return beat is not None and beat.phase == "done"
+
+    def _of_launcher(self, number: int) -> Failure:
+        """The end of Paddle's launcher by a signal, which ends its ranks, too."""
+        ended = Failure.by_signal(self.first_rank, self.process.pid, number, time.time(), "")
+        message = (
+            f"Paddle's launcher (process {self.process.pid}) was {ended.message}; its ranks ended with it."
+        )
+        return replace(ended, kind="launcher", message=message, expected=True)
 
     def _stood_still(self, found: Standstill) -> Failure:
         """Why nothing goes on, in a sentence, with the stacks of the ranks that the others wait for."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
     sys.path[0] = os.getcwd()
@@ -21,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.errors import JobError, UsageError, did_you_mean
 from paddle_dp.launch import stacks
 from paddle_dp.launch.command import Job, Plan, headline, settings
 from paddle_dp.launch.failures import Failure
@@ -56,7 +57,23 @@ def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options:
     heartbeat.enter("start" if entry_point in WATCHED else "unwatched")
     if entry_point not in WATCHED:
         heartbeat.detach()
-    _find(entry_point)(recipe, dict(options))
+    try:
+        _find(entry_point)(recipe, dict(options))
+    except SystemExit as leave:
+        if entry_point not in WATCHED or leave.code not in (None, 0):
+            raise
+        raise _left_early(leave, entry_point) from leave
+
+
+def _left_early(leave: SystemExit, entry_point: str) -> JobError:
+    """What to say of sys.exit(0) in the midst of the work: without a word, the job would look done."""
+    frames = traceback.extract_tb(leave.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}"
+    done = f" after step {heartbeat.step}" if heartbeat.step else ""
+    return JobError(
+        f"sys.exit({'' if leave.code is None else leave.code}) at {where} ended this rank{done}, before "
+        f"'{entry_point}' was done. A callback that wants to end a training early calls moment.trainer.stop(reason)."
+    )
 
 
 def _find(entry_point: str) -> Callable[[Any, dict[str, Any]], None]:

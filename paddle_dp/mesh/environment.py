@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paddle_dp.errors import JobError, UsageError
+from paddle_dp.errors import JobError, LostPeerError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
     """Returns once something listens at `address` ("host:port").
 
     Paddle's store sleeps 3 s when rank 1 connects before rank 0 listens (no FLAG changes it); polling every 20 ms
-    saves most of that at every start. Raises JobError after `patience` seconds.
+    saves most of that at every start. Raises LostPeerError after `patience` seconds.
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + patience
@@ -51,7 +51,7 @@ def wait_for_port(address: str, patience: float = 300.0) -> None:
             if probe.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.02)
-    raise JobError(
+    raise LostPeerError(
         f"rank 0 did not open its store at {address} within {patience:g} s: did it start? See its log."
     )
 

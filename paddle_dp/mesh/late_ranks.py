@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.errors import JobError
+from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh.heartbeat import heartbeat
 
 Counts = dict[str, int]
@@ -65,7 +65,7 @@ class Arrivals:
 
     @contextmanager
     def waiting(self, group: str, members: Sequence[int], what: str) -> Iterator[None]:
-        """Around an exchange among `members`. Raises JobError with the late ranks if it fails by its time limit."""
+        """Around an exchange among `members`. Raises LostPeerError, naming the late ranks, after its limit."""
         self.counts[group] = self.counts.get(group, 0) + 1
         wait = Wait(group, members, what, time.monotonic())
         self._changed = wait.since
@@ -77,7 +77,7 @@ class Arrivals:
             waited = time.monotonic() - wait.since
             if not wait.late or waited < 0.9 * self.patience:
                 raise
-            raise JobError(
+            raise LostPeerError(
                 f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {what}, which is the limit "
                 f"(train.patience). See the log of {_ranks(wait.late)}, or set a larger train.patience."
             ) from error

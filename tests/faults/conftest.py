@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -59,6 +60,13 @@ class Started:
         """Exit status, standard output and standard error."""
         said, complained = self.process.communicate(timeout=timeout)
         return self.process.returncode, said, complained
+
+    def seconds_from_fault(self) -> float:
+        """How long ago the first rank did what it was told to do wrong: it says so in its log."""
+        logs = [log.read_text(errors="replace") for log in self.out.glob("logs/*/workerlog.*")]
+        return time.time() - min(
+            float(word) for log in logs for word in re.findall(r"the fault is at (\S+)", log)
+        )
 
     def left(self) -> list[int]:
         """The processes of this job that still run."""

@@ -15,7 +15,7 @@ LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 @pytest.fixture
 def supervision(tmp_path):
     plan = SimpleNamespace(job=SimpleNamespace(node_rank=None), ranks=2)
-    made = Supervision(plan, SimpleNamespace(pid=2**22), tmp_path, "mark")
+    made = Supervision(plan, SimpleNamespace(pid=2**22, poll=lambda: None), tmp_path, "mark")
     Failure(rank=0, kind="RuntimeError", message=LOST, time=100.0).write(tmp_path)
     return made
 

@@ -1,9 +1,12 @@
-"""Parts of a recipe that stand still on one rank, wherever the environment says: FAULT="WHERE RANK STEP"."""
+"""Parts of a recipe that go wrong wherever the environment says: FAULT="WHERE RANK STEP DEED"; RANK may be "all"."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +17,8 @@ import numpy as np
 
 from paddle_dp.train import Callback, Moment, Run
 
-WHERE, _RANK, _STEP = os.environ.get("FAULT", "nowhere -1 0").split()
-HERE = os.environ.get("PADDLE_TRAINER_ID", "0") == _RANK
+WHERE, _RANK, _STEP, _DEED = (os.environ.get("FAULT", "nowhere -1 0") + " stand_still").split()[:4]
+HERE = _RANK in ("all", os.environ.get("PADDLE_TRAINER_ID", "0"))
 STEP = int(_STEP)
 begun: list[int] = []  # not empty once the training has begun: samples are looked at before
 STANDS_AT = {
@@ -24,13 +27,35 @@ STANDS_AT = {
 }  # the how manieth sample that a rank reads, once the training has begun
 
 
-def stand_still(*_: Any) -> None:
+def stand_still() -> None:
     while True:
         time.sleep(1)
 
 
+def _raise() -> None:
+    raise ValueError("the culprit's own words")
+
+
+DEEDS: dict[str, Callable[[], None]] = {
+    "stand_still": stand_still,
+    "raise": _raise,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda: ctypes.string_at(0) and None,
+    "abort": os.abort,
+    "exit_0": lambda: sys.exit(0),
+    "exit_3": lambda: sys.exit(3),
+    "leave_0": lambda: os._exit(0),
+    "leave_5": lambda: os._exit(5),
+}
+
+
+def do(*_: Any) -> None:
+    print("the fault is at", time.time(), flush=True)
+    DEEDS[_DEED]()
+
+
 if WHERE == "import" and HERE and "PADDLE_TRAINER_ID" in os.environ:
-    stand_still()
+    do()
 
 
 class Samples:
@@ -45,13 +70,13 @@ class Samples:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         self.read += bool(begun)
         if self.read == self.stands_at:
-            stand_still()
+            do()
         return np.full([64], index / 200, "float32"), np.array(index % 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """`use: tests.faults.hangs.Dataset`."""
+    """`use: tests.faults.parts.Dataset`."""
 
     def build(self, split: str) -> Any:
         stands = HERE and {"train": "data", "test": "evaluate"}[split] == WHERE
@@ -60,7 +85,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """`use: tests.faults.hangs.Hang`: makes what the trainer is made of stand still, and stands still itself."""
+    """`use: tests.faults.parts.Hang`: makes what the trainer is made of stand still, and stands still itself."""
 
     def build(self, run: Run) -> Callback:
         return Hanging()
@@ -76,7 +101,8 @@ class Hanging(Callback):
             return
         learner = moment.trainer.learner
         if WHERE == "forward":
-            learner.model.register_forward_pre_hook(_from_step(moment))
+            for layer in learner.model.sublayers():  # a pipeline's stage calls its own layers alone
+                layer.register_forward_pre_hook(_from_step(moment))
         if WHERE == "backward":
             learner.trainable[0].register_hook(_from_step(moment))
         if WHERE == "exchange":
@@ -86,7 +112,7 @@ class Hanging(Callback):
         if WHERE == "checkpoint":
             from paddle_dp.checkpoint import saving
 
-            saving._write_rank = stand_still
+            saving._write_rank = do
 
     def step(self, moment: Moment) -> None:
         if moment.progress.step == STEP:
@@ -98,13 +124,13 @@ class Hanging(Callback):
     def end(self, moment: Moment) -> None:
         self._is_now("callback end")
         if HERE and WHERE == "atexit":
-            atexit.register(stand_still)
+            atexit.register(do)
         if HERE and WHERE == "thread":
-            threading.Thread(target=stand_still, name="left running").start()
+            threading.Thread(target=do, name="left running").start()
 
     def _is_now(self, where: str) -> None:
         if HERE and where.replace(" ", "-") == WHERE:
-            stand_still()
+            do()
 
 
 def _from_step(moment: Moment, until_then: Callable[[], None] = lambda: None) -> Any:
@@ -112,7 +138,7 @@ def _from_step(moment: Moment, until_then: Callable[[], None] = lambda: None) ->
 
     def stand(*_: Any) -> None:
         if trainer.progress.step >= STEP:  # type: ignore[attr-defined]
-            stand_still()
+            do()
         until_then()
 
     return stand

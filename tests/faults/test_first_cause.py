@@ -1,0 +1,107 @@
+"""Whatever ends one rank of a training, in any layout: that rank is named, with how it ended, and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+
+import psutil
+import pytest
+
+RECIPE = "tests/faults/faulty.yaml"
+LAYOUTS = {
+    "data 2": [],
+    "pipeline 2": ["strategy={use: hybrid, pipeline: 2}", "train.micro_batches=2"],
+    "tensor 2 x pipeline 2": ["strategy={use: hybrid, tensor: 2, pipeline: 2}", "train.micro_batches=2"],
+}
+# What rank 1 does in the forward of step 7, the status that the job ends with, and what the screen says.
+DEEDS = {
+    "raise": (1, r"ValueError: the culprit's own words\nrank 1 of \d on \S+ failed first\n"),
+    "kill": (137, r"rank 1 of \d on \S+ failed first: ended by SIGKILL"),
+    "segv": (139, r"rank 1 of \d on \S+ failed first: ended by SIGSEGV"),
+    "abort": (134, r"rank 1 of \d on \S+ failed first: ended by SIGABRT"),
+    "exit_0": (
+        1,
+        r"sys.exit\(0\) at \S+parts.py:\d+ ended this rank after step 6, .*\nrank 1 of \d on \S+ failed first",
+    ),
+    "exit_3": (3, r"SystemExit: 3\nrank 1 of \d on \S+ failed first"),
+    "leave_0": (1, r"rank 1 of \d on \S+ failed first: left with exit status 0 while the job was running"),
+    "leave_5": (5, r"rank 1 of \d on \S+ failed first: left with exit status 5 while the job was running"),
+}
+QUICK = [("data 2", "abort"), ("pipeline 2", "kill"), ("pipeline 2", "leave_0")]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("layout", "deed"),
+    [
+        (layout, deed) if (layout, deed) in QUICK else pytest.param(layout, deed, marks=pytest.mark.long)
+        for layout in ("data 2", "pipeline 2")
+        for deed in DEEDS
+    ],
+)
+def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
+    status, words = DEEDS[deed]
+    job = start("train", recipe=RECIPE, overrides=LAYOUTS[layout], env={"FAULT": f"forward 1 6 {deed}"})
+    ended, _, complained = job.finish(timeout=110)
+    named = re.search(words, complained) is not None
+    found(f"rank 1, {layout}: {deed} in forward", job.seconds_from_fault(), named)
+    assert named and ended == status and not job.left(), complained
+
+
+@pytest.mark.timeout(120)
+def test_a_training_that_all_ranks_leave_with_0_is_not_done(start, found):
+    jobs = [
+        start("train", recipe=RECIPE, env={"FAULT": f"forward all 6 {deed}"})
+        for deed in ("exit_0", "leave_0")
+    ]
+    for job, words in zip(
+        jobs, (r"sys.exit\(0\) at \S+parts.py", "left with exit status 0 while"), strict=True
+    ):
+        status, _, complained = job.finish(timeout=110)
+        named = re.search(words, complained) is not None
+        found(
+            f"both ranks: {'sys.exit' if 'sys' in words else 'os._exit'}(0) in forward",
+            job.seconds_from_fault(),
+            named,
+        )
+        assert status == 1 and named, complained
+
+
+@pytest.mark.timeout(120)
+def test_the_launcher_that_was_killed_is_named_and_not_a_rank(start, found):
+    job = start("train", recipe=RECIPE, overrides=["train.length=100000 steps", "callbacks=[]"])
+    pids = job.training_pids(2)
+    launcher = psutil.Process(pids[0]).ppid()
+    begun = time.monotonic()
+    os.kill(launcher, signal.SIGKILL)
+    status, _, complained = job.finish(timeout=60)
+    named = f"Paddle's launcher (process {launcher}) was ended by SIGKILL" in complained
+    found("Paddle's launcher: kill -9", time.monotonic() - begun, named)
+    assert status == 137 and named and "failed first" not in complained and not job.left(), complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 20), (signal.SIGSTOP, 20)])
+def test_on_four_hybrid_ranks_the_right_one_is_named_at_any_moment(start, found, number, times):
+    draw, wrong, took = random.Random(7), [], []
+    for _ in range(times):
+        job = start(
+            "train", ranks=4, recipe=RECIPE,
+            overrides=[*LAYOUTS["tensor 2 x pipeline 2"], "train.length=100000 steps", "callbacks=[]"],
+        )  # fmt: skip
+        pids, rank = job.training_pids(4), draw.randrange(4)
+        time.sleep(draw.random())
+        begun = time.monotonic()
+        os.kill(pids[rank], number)
+        _, _, complained = job.finish(timeout=60)
+        took.append(time.monotonic() - begun)
+        said = "failed first: ended by SIGKILL" if number == signal.SIGKILL else "is stopped (by SIGSTOP"
+        if not re.search(rf"rank {rank} (of 4 on \S+ )?{re.escape(said)}", complained) or job.left():
+            wrong.append(f"rank {rank}: {complained}")
+    found(f"4 hybrid ranks, {times} times: {number.name} at a random moment", max(took), not wrong)
+    assert not wrong, f"{len(wrong)} of {times}:\n" + "\n".join(wrong)
