@@ -8,7 +8,7 @@ import inspect
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class Attributes:
     """
 
     def __init__(self, owners: Mapping[str, Any]):
-        self._owners = {word: own for word, own in owners.items() if not is_library(type(own).__module__)}
+        self._owners = {word: own for word, own in owners.items() if not is_library(_module_of(own))}
         self._made_with = self._found()
 
     def changed(self) -> list[str]:
@@ -44,10 +44,17 @@ class Attributes:
         }
 
 
+def _module_of(own: Any) -> str:
+    return own.__module__ if isinstance(own, FunctionType) else type(own).__module__
+
+
 def _attributes(own: Any) -> dict[str, Any]:
     """Without those that every layer has, those that are Paddle's, and those that a state_dict has."""
     if isinstance(own, nn.Layer):
         return {name: value for name, value in vars(own).items() if name not in _OF_EVERY_LAYER}
+    if isinstance(own, FunctionType):
+        cells = zip(own.__code__.co_freevars, own.__closure__ or (), strict=True)
+        return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
     saved = own.state_dict() if hasattr(own, "state_dict") else {}
     known = {*saved, *set_by_paddle(type(own))}
     return {name: value for name, value in getattr(own, "__dict__", {}).items() if name not in known}

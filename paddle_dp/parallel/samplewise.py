@@ -34,8 +34,8 @@ Backward = Callable[[paddle.Tensor], Sketches]
 Tried = tuple[float, Sketches]  # a total, and its gradients
 
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample that looks at another far above
-SAMPLES = 8  # at least, that forward and loss together are tried on, and all of a micro-batch of up to
-BYTES = 2**26
+# That forward and loss together are tried on: at least, and at most, of a micro-batch of so many bytes.
+SAMPLES, MOST, BYTES = 8, 64, 2**26
 # Of a gradient, and of the largest one: a ReLU that turns over for the last place of its input is far below.
 SLOPES, SLIGHT = 0.01, 1e-3
 _SAME = 1e-5  # the same function of the same numbers
@@ -104,7 +104,7 @@ class Samplewise:
         began = self._kept is None
         if self._kept is None:
             self._modes = [(layer, layer.training) for layer in self._model.sublayers(include_self=True)]
-            self._kept = _part(micro_batch, slice(None if _bytes(micro_batch) <= BYTES else SAMPLES))
+            self._kept = _part(micro_batch, slice(MOST if _bytes(micro_batch) <= BYTES else SAMPLES))
         else:
             try:
                 self._kept = _joined(self._kept, _part(micro_batch, slice(SAMPLES - self._kept.samples)))

@@ -60,9 +60,9 @@ def settings_of(thing: Any, depth: int = _DEPTH, named: frozenset[str] | None = 
     if inspect.ismethod(thing):
         return {**settings_of(thing.__self__, depth), **settings_of(thing.__func__, depth)}
     if inspect.isfunction(thing):
-        return described(
-            {**_globals(thing), **_closed(thing), **_defaults(thing)}, depth, names_in(thing.__code__)
-        )
+        names, around = names_in(thing.__code__), {**_globals(thing), **_closed(thing)}
+        read = {name: _entries_named(value, names) for name, value in around.items()}
+        return described({**read, **_defaults(thing)}, depth, names)
     kind: Any = type(thing)
     own, names = {**_class_settings(kind), **_attributes(thing)}, _named_by(kind)
     if named is not None:
@@ -272,6 +272,15 @@ def _defaults(function: FunctionType) -> dict[str, Any]:
 def _closed(function: FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
+
+
+def _entries_named(value: Any, names: frozenset[str]) -> Any:
+    """Of a dict around a function, the entries whose keys the function names, if it names any: the settings of a whole
+    script may be in it."""
+    if not isinstance(value, Mapping):
+        return value
+    some = {key: entry for key, entry in value.items() if isinstance(key, str) and key in names}
+    return some or value
 
 
 def _globals(function: FunctionType) -> dict[str, Any]:

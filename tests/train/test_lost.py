@@ -240,3 +240,23 @@ def test_a_callback_that_changes_weights_at_a_resume_is_told(
         trainer.fit(until)
         said = capsys.readouterr().err
         assert ("bias: a callback changed it in `start`, after 2 updates" in said) == resume
+
+
+def test_what_a_loss_remembers_in_its_closure_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = 0
+
+    def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    model = nn.Linear(4, 3)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    trainer = Trainer.of(
+        model=model, loss=loss, optimizer=optimizer, train=Points(), batch=4, folder=tmp_path / "run",
+        callbacks=SAVES,
+    )  # fmt: skip
+    trainer.fit("2 steps")
+    assert "loss.calls: changed in training, and not in the checkpoint" in capsys.readouterr().err

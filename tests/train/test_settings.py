@@ -164,6 +164,19 @@ def test_what_nobody_reads_of_a_configuration_is_no_setting() -> None:
     assert "given.resume" not in settings_of(Configured(Given(resume=True)))
 
 
+def test_what_a_function_reads_of_a_dict_is_a_setting() -> None:
+    every = {"alpha": 1.0, "resume": False}
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return outputs * every["alpha"]
+
+    def given(outputs: Any, targets: Any) -> Any:
+        return Given(**every)
+
+    assert settings_of(loss)["every"] == {"alpha": 1.0}
+    assert settings_of(given)["every"] == every
+
+
 def test_weights_are_no_settings_wherever_they_are_held() -> None:
     """Each rank may draw others before rank 0's are sent."""
     layer = nn.Linear(2, 2)
