@@ -125,7 +125,9 @@ TWO = cases(
     *(hybrid(sharding=2, sharding_stage=stage) for stage in (1, 2, 3)),
 )
 FOUR = cases(
-    *(hybrid(data=2, sharding=2, sharding_stage=stage) for stage in (1, 2, 3)), hybrid(data=2, pipeline=2)
+    *(hybrid(data=2, sharding=2, sharding_stage=stage) for stage in (1, 2, 3)),
+    hybrid(data=2, pipeline=2),
+    *(hybrid(pipeline=2, sharding=2, sharding_stage=stage) for stage in (2, 3)),
 )
 
 

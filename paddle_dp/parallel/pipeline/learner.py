@@ -114,6 +114,10 @@ class PipelineLearner(HybridLearner):
         heartbeat.enter(work.kind)
         with self.recorder.span(work), self._dummy() if micro_batch.is_dummy else nullcontext(), drawing:
             yield
+            # Ranks that hold one stage do the same works in one order. One that left a work while another still needs
+            # it, for an expert of its own, would wait for the next stage, which waits for the other.
+            if work.kind == "backward" or self.predict_is_collective:
+                self._finish_exchange()
 
     def _drawing(self, micro_batch: Micro) -> AbstractContextManager[Any]:
         assert self.batch is not None
