@@ -44,7 +44,7 @@ class Script:
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
         launcher = [sys.executable, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks)]
         launcher += ["--log_dir", str(folder), "--job_id", "audit"]
-        launcher += ["--devices", ",".join(plan.gpus)] if plan.gpus else []
+        launcher += ["--devices", ",".join(plan.devices)] if plan.devices else []
         command: Sequence[str] = [*launcher, str(RUNNER), str(self.path), *self.arguments]
         outcome, _, ending = watched(command, plan, folder, variables, None, self._stalled(folder))
         if ending.number:

@@ -72,9 +72,10 @@ class Profile(Callback):
     def _begin(self) -> None:
         from paddle import profiler
 
-        targets = [profiler.ProfilerTarget.CPU]
-        if self.run.mesh.device.startswith("gpu"):
-            targets.append(profiler.ProfilerTarget.GPU)
+        target = profiler.ProfilerTarget
+        kinds = {"cpu": target.CPU, "gpu": target.GPU, "xpu": target.XPU}
+        here = kinds.get(self.run.mesh.device.partition(":")[0], target.CUSTOM_DEVICE)
+        targets = list(dict.fromkeys([target.CPU, here]))
         # Without a scheduler, which the profiler would call at every step of the training.
         self._profiler = profiler.Profiler(targets=targets, on_trace_ready=lambda _: None)
         self._profiler.start()

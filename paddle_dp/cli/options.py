@@ -23,7 +23,9 @@ Ranks = Annotated[
     int | None,
     typer.Option(metavar="N", help="Processes on each node; without it, one for each visible GPU, or one."),
 ]
-Devices = Annotated[str | None, typer.Option(metavar="0,1,…", help="These GPUs, one process each.")]
+Devices = Annotated[
+    str | None, typer.Option(metavar="0,1,…", help="These GPUs or other devices, one process each.")
+]
 Nodes = Annotated[int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")]
 Master = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0.")

@@ -112,4 +112,6 @@ def current_place() -> Any:
     kind, _, number = paddle.device.get_device().partition(":")
     if kind == "cpu":
         return paddle.CPUPlace()
-    return paddle.CUDAPlace(int(number)) if kind == "gpu" else None
+    if kind == "gpu":
+        return paddle.CUDAPlace(int(number))
+    return paddle.XPUPlace(int(number)) if kind == "xpu" else paddle.CustomPlace(kind, int(number))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job that this machine can run: `ranks` processes on each of `nodes`, on `gpus` or on the CPU.
+    """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU.
 
     `began`: its start, in seconds by the clock of the disk of its run folder. `limits`: when it counts as standing
     still; None: it is not watched for that.
@@ -97,9 +98,14 @@ class Plan:
     machine: Machine
     ranks: int
     nodes: int = 1
-    gpus: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     began: float = 0.0
     limits: Limits | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that its ranks compute on."""
+        return self.machine.kind if self.devices else "cpu"
 
     @property
     def alone(self) -> bool:
@@ -116,8 +122,8 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     words = [python, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(plan.ranks)]
     # All nodes have to say the same name, and their logs may be counted differently.
     words += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
-    if plan.gpus:
-        words += ["--devices", ",".join(plan.gpus)]
+    if plan.devices:
+        words += ["--devices", ",".join(plan.devices)]
     if meeting is not None:
         words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(job.node_rank)]
         words += ["--host", meeting.host]
@@ -140,7 +146,7 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
         wanted["GLOO_SOCKET_IFNAME"] = (
             "lo"  # or gloo would resolve the host's name, which may have no address
         )
-    if not plan.gpus:
+    if not plan.devices:
         wanted["OMP_NUM_THREADS"] = str(plan.threads)
     if plan.machine.slow_mkl and inherited.get("PADDLE_DP_MKL", "").lower() not in (
         "off",
@@ -163,14 +169,18 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
     kept["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
     if meeting is not None and meeting.interface:
         kept.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
-    if not plan.gpus:
+    if not plan.devices:
         # The launcher counts its words as devices, even on a CPU, even "".
         kept.pop("CUDA_VISIBLE_DEVICES", None)
-        if plan.machine.cuda:
+        if plan.machine.kind == "gpu":
             # "all" hides every GPU from CUDA, and is the one word that the launcher does not count.
             kept["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"
-    elif plan.alone:
-        kept["CUDA_VISIBLE_DEVICES"] = plan.gpus[0]
+        elif plan.machine.kind not in ("cpu", "xpu"):
+            kept["CUSTOM_DEVICE_ROOT"] = ""  # Paddle loads no plugin then
+    elif plan.alone and plan.kind == "gpu":
+        kept["CUDA_VISIBLE_DEVICES"] = plan.devices[0]
+    elif plan.alone:  # by its number among the visible ones, as the launcher says it
+        kept[f"FLAGS_selected_{plan.kind}s"] = str(plan.machine.devices.index(plan.devices[0]))
     return kept
 
 
@@ -180,11 +190,11 @@ def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
     if plan.nodes > 1:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"
     threads = variables.get("OMP_NUM_THREADS")
-    where = f"GPU {','.join(plan.gpus)}" if plan.gpus else "CPU"
+    where = " ".join([spoken(plan.kind), *filter(None, [",".join(plan.devices)])])
     words = [f"{ranks} on {where}"]
     if threads:
         words.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
-    if "MKL_DEBUG_CPU_TYPE" in variables and not plan.gpus:
+    if "MKL_DEBUG_CPU_TYPE" in variables and not plan.devices:
         words.append(
             f"MKL_DEBUG_CPU_TYPE={variables['MKL_DEBUG_CPU_TYPE']} (PADDLE_DP_MKL=off leaves it out)"
         )

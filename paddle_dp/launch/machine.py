@@ -1,34 +1,34 @@
-"""This machine's cores and GPUs, and whether MKL needs a switch, found without importing paddle."""
+"""This machine's cores and devices, and whether MKL needs a switch, found without importing paddle."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
-from paddle_dp.errors import InstallError
+from paddle_dp.launch.devices import found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`cores` that this process may use; `gpus` that the installed paddle can use, named as in CUDA_VISIBLE_DEVICES."""
+    """`cores` that this process may use; the `kind` of device that the installed paddle computes on ("gpu", "xpu", a
+    plugin's own word; "cpu" where it knows no other), and the visible `devices` of that kind, by the launcher's names.
+    """
 
     cores: int
     slow_mkl: bool = False
-    cuda: bool = False
-    gpus: tuple[str, ...] = ()
+    kind: str = "cpu"
+    devices: tuple[str, ...] = ()
 
     @classmethod
     def here(cls, variables: Mapping[str, str] | None = None) -> Machine:
         """This machine under the environment `variables`. Raises InstallError if paddle is not installed."""
         given = os.environ if variables is None else variables
-        cuda = paddle_has_cuda()
-        return cls(cores=cores(), slow_mkl=slow_mkl(), cuda=cuda, gpus=visible_gpus(given) if cuda else ())
+        kind, devices = found(given)
+        return cls(cores=cores(), slow_mkl=slow_mkl(), kind=kind, devices=devices)
 
 
 @cache
@@ -48,29 +48,3 @@ def slow_mkl() -> bool:
 def cores() -> int:
     """The number of processors that this process may run on (of its container or taskset, not of the machine)."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-@cache
-def paddle_has_cuda() -> bool:
-    """Whether the installed paddle was built for CUDA, read from its version file (importing it takes over a second).
-
-    Raises InstallError if paddle is not installed.
-    """
-    spec = find_spec("paddle")
-    if spec is None or not spec.origin:
-        raise InstallError.of_paddle()
-    version = Path(spec.origin).parent / "version" / "__init__.py"
-    text = version.read_text() if version.exists() else ""
-    match = re.search(r"^cuda_version\s*=\s*'([^']*)'", text, re.MULTILINE)
-    return match is not None and match[1] not in ("False", "")
-
-
-def visible_gpus(
-    variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
-) -> tuple[str, ...]:
-    """The GPUs that a process with these environment variables may use, named as the launcher takes them."""
-    chosen = variables.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(word for word in chosen.replace(" ", "").split(",") if word not in ("", "-1"))
-    number = len(list(driver.iterdir())) if driver.is_dir() else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return tuple(map(str, range(number)))

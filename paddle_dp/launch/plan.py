@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 
 
 def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
-    """The plan of the job on this machine; `device` is the recipe's train.device: auto, cpu or gpu.
+    """The plan of the job on this machine; `device` is the recipe's train.device.
 
     Raises UsageError if the job contradicts itself or asks for devices that are not here.
     """
     nodes = _nodes(job)
     check_ranks(job.ranks)
     if job.devices is not None:
-        gpus = _devices(job, job.devices, machine, device)
-        return Plan(job=job, machine=machine, ranks=len(gpus), nodes=nodes, gpus=gpus)
-    if device == "gpu" and not machine.gpus:
-        reason = "sees no GPU here" if machine.cuda else "has no GPU support (it is the CPU package)"
-        raise UsageError(
-            f"train.device is gpu, but the installed paddle {reason}. Set train.device=cpu or auto."
-        )
-    if device == "cpu" or not machine.gpus:
+        devices = _devices(job, job.devices, machine, device)
+        return Plan(job=job, machine=machine, ranks=len(devices), nodes=nodes, devices=devices)
+    if device not in ("auto", "cpu") and not (device == machine.kind and machine.devices):
+        raise UsageError(_not_here(device, machine))
+    if device == "cpu" or not machine.devices:
         return Plan(job=job, machine=machine, ranks=job.ranks or 1, nodes=nodes)
-    ranks = job.ranks or len(machine.gpus)
-    if ranks > len(machine.gpus):
+    ranks = job.ranks or len(machine.devices)
+    if ranks > len(machine.devices):
+        seen = f"{len(machine.devices)} {spoken(machine.kind)}{'s' * (len(machine.devices) > 1)}"
         raise UsageError(
-            f"--ranks {ranks}: only {len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)} can be seen here "
-            f"({','.join(machine.gpus)}), and each rank takes one. Set train.device=cpu to use the processor instead."
+            f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and each rank takes one. "
+            "Set train.device=cpu to use the processor instead."
         )
-    return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, gpus=machine.gpus[:ranks])
+    return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, devices=machine.devices[:ranks])
+
+
+def _not_here(device: str, machine: Machine) -> str:
+    name = spoken(device)
+    if machine.kind == device:
+        reason = f"sees no {name} here"
+    elif machine.kind == "cpu":
+        reason = f"has no {name} support (it is the CPU package)"
+    else:
+        reason = f"computes on {spoken(machine.kind)} {','.join(machine.devices)}".rstrip()
+    return f"train.device is {device}, but the installed paddle {reason}. Set train.device=cpu or auto."
 
 
 def check_ranks(ranks: int | None) -> None:
@@ -41,25 +51,27 @@ def check_ranks(ranks: int | None) -> None:
 
 def _devices(job: Job, devices: tuple[int, ...], machine: Machine, device: str) -> tuple[str, ...]:
     names = tuple(map(str, devices))
-    given = f"--devices {','.join(names)}"
+    given, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)
     if not names or len(set(names)) < len(names):
-        raise UsageError(f"{given}: name each GPU once, at least one.")
+        raise UsageError(f"{given}: name each {kind} once, at least one.")
     if job.ranks not in (None, len(names)):
         raise UsageError(
             f"{given} means {len(names)} ranks, but --ranks says {job.ranks}. Leave one of the two out."
         )
     if device == "cpu":
         raise UsageError(
-            f"{given} names GPUs, but train.device is cpu. Use --ranks N, or set train.device=auto."
+            f"{given} names {kind}s, but train.device is cpu. Use --ranks N, or set train.device=auto."
         )
-    if not machine.cuda:
+    if device not in ("auto", machine.kind):
+        raise UsageError(_not_here(device, machine))
+    if machine.kind == "cpu":
         raise UsageError(
             f"{given} names GPUs, but the installed paddle has no GPU support (it is the CPU package). "
             f"For {len(names)} processes on the CPU: --ranks {len(names)}."
         )
-    if missing := [name for name in names if name not in machine.gpus]:
-        seen = ",".join(machine.gpus) or "none"
-        raise UsageError(f"{given}: there is no GPU {','.join(missing)} here. Visible are: {seen}.")
+    if missing := [name for name in names if name not in machine.devices]:
+        seen = ",".join(machine.devices) or "none"
+        raise UsageError(f"{given}: there is no {kind} {','.join(missing)} here. Visible are: {seen}.")
     return names
 
 

@@ -55,7 +55,7 @@ def _run(job: Job) -> int:
     recipe = read_recipe(job.recipe, job.all_overrides)
     plan = plan_of(job, machine, recipe.train.device)
     for part in (recipe.strategy, *recipe.callbacks):
-        part.refuse(recipe, plan.ranks * plan.nodes, "gpu" if plan.gpus else "cpu")
+        part.refuse(recipe, plan.ranks * plan.nodes, plan.kind)
     _check_resume(job)
     folder, path = _claimed(job, recipe.folder)
     attempt = logs.fresh(folder)

@@ -165,7 +165,7 @@ def _prepare_process(job: Job, supervised: bool) -> None:
         return
     here = Machine.here()
     ranks, nodes = int(os.environ.get("PADDLE_LOCAL_SIZE", "1")), int(os.environ.get("PADDLE_NNODES", "1"))
-    plan = Plan(job=job, machine=here, ranks=ranks, nodes=nodes, gpus=here.gpus[:ranks])
+    plan = Plan(job=job, machine=here, ranks=ranks, nodes=nodes, devices=here.devices[:ranks])
     os.environ.update(settings(plan, os.environ))
     if _rank() == 0:
         print(headline(plan, os.environ, job.recipe), flush=True)

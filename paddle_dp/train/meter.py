@@ -59,9 +59,12 @@ def tokens(batch: Batch) -> int:
 
 
 def peak_memory(device: str) -> int:
-    """Peak bytes: allocated on the GPU, or resident in this process on the CPU."""
-    if device.startswith("gpu"):
+    """Peak bytes: allocated on the GPU or other device, or resident in this process on the CPU."""
+    if device != "cpu":
         import paddle
 
-        return paddle.device.cuda.max_memory_allocated()
+        gpu = device.startswith("gpu")
+        return (
+            paddle.device.cuda.max_memory_allocated() if gpu else paddle.device.max_memory_allocated(device)
+        )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

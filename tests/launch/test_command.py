@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from paddle_dp.launch.command import Job, Meeting, Plan, argv, environment, headline, settings
 from paddle_dp.launch.machine import Machine
 
 CPU = Machine(cores=8, slow_mkl=True)
-GPU = Machine(cores=8, cuda=True, gpus=("0", "1", "2"))
+GPU = Machine(cores=8, kind="gpu", devices=("0", "1", "2"))
 
 
-def plan(machine: Machine = CPU, ranks: int = 2, gpus: tuple[str, ...] = (), nodes: int = 1, **job) -> Plan:
-    return Plan(job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, gpus=gpus, nodes=nodes)
+def plan(
+    machine: Machine = CPU, ranks: int = 2, devices: tuple[str, ...] = (), nodes: int = 1, **job
+) -> Plan:
+    return Plan(
+        job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, devices=devices, nodes=nodes
+    )
 
 
 def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder():
@@ -27,7 +32,7 @@ def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder(
 
 def test_devices_and_nodes_are_passed_on():
     meeting = Meeting(master="10.0.0.1:9701", host="10.0.0.2", interface="eth0")
-    words = argv(plan(GPU, gpus=("0", "2"), nodes=2, node_rank=1), Path("logs"), meeting)
+    words = argv(plan(GPU, devices=("0", "2"), nodes=2, node_rank=1), Path("logs"), meeting)
     for pair in ("--devices 0,2", "--nnodes 2", "--master 10.0.0.1:9701", "--rank 1", "--host 10.0.0.2"):
         assert pair in " ".join(words)
 
@@ -57,7 +62,7 @@ def test_threads_are_the_ranks_share_of_the_cores_and_never_none():
     assert settings(plan(ranks=2), {})["OMP_NUM_THREADS"] == "4"
     assert settings(plan(ranks=16), {})["OMP_NUM_THREADS"] == "1"
     assert "OMP_NUM_THREADS" not in settings(plan(), {"OMP_NUM_THREADS": "3"})
-    assert "OMP_NUM_THREADS" not in settings(plan(GPU, gpus=("0", "1")), {})
+    assert "OMP_NUM_THREADS" not in settings(plan(GPU, devices=("0", "1")), {})
 
 
 def test_mkl_gets_its_word_on_amd_only_and_can_be_left_out():
@@ -77,16 +82,30 @@ def test_gloo_stays_on_this_machine_unless_there_are_others():
 
 def test_gpus_are_seen_by_those_who_use_them():
     seen = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
-    assert environment(plan(GPU, gpus=("0", "1")), seen)["CUDA_VISIBLE_DEVICES"] == "0,1,2"
-    assert environment(plan(GPU, ranks=1, gpus=("2",)), seen)["CUDA_VISIBLE_DEVICES"] == "2"
+    assert environment(plan(GPU, devices=("0", "1")), seen)["CUDA_VISIBLE_DEVICES"] == "0,1,2"
+    assert environment(plan(GPU, ranks=1, devices=("2",)), seen)["CUDA_VISIBLE_DEVICES"] == "2"
     assert environment(plan(GPU, ranks=1), seen)["CUDA_VISIBLE_DEVICES"] == ""
     assert environment(plan(GPU, ranks=2), seen)["CUDA_VISIBLE_DEVICES"] == "all"
+
+
+def test_a_plugin_s_devices_are_seen_by_those_who_use_them():
+    npu = Machine(cores=8, kind="npu", devices=("4", "5"))
+    given = {"CUSTOM_DEVICE_ROOT": "/plugins", "FLAGS_selected_npus": "0"}
+    assert environment(plan(npu, devices=("4", "5")), given)["CUSTOM_DEVICE_ROOT"] == "/plugins"
+    assert environment(plan(npu), given)["CUSTOM_DEVICE_ROOT"] == ""
+    alone = environment(plan(npu, ranks=1, devices=("5",)), given)
+    assert (alone["CUSTOM_DEVICE_ROOT"], alone["FLAGS_selected_npus"]) == ("/plugins", "1")
+    assert headline(plan(npu, devices=("4", "5")), {}, Path("r")) == "2 ranks on NPU 4,5 · r"
+    assert (
+        headline(plan(replace(npu, kind="sim"), devices=("4",), ranks=1), {}, Path("r"))
+        == "1 rank on sim 4 · r"
+    )
 
 
 def test_one_line_says_how_it_runs():
     line = headline(plan(), environment(plan(), {}), Path("runs/x"))
     assert line.startswith("2 ranks on CPU · 4 threads each · MKL_DEBUG_CPU_TYPE=5 (")
     assert line.endswith(" · runs/x") and "\n" not in line
-    assert headline(plan(GPU, gpus=("0", "2")), {}, Path("r")) == "2 ranks on GPU 0,2 · r"
+    assert headline(plan(GPU, devices=("0", "2")), {}, Path("r")) == "2 ranks on GPU 0,2 · r"
     assert headline(plan(nodes=3, node_rank=1), {}, Path("r")) == "node 1 of 3, 2 ranks here on CPU · r"
     assert "1 thread ·" in headline(plan(ranks=1), {"OMP_NUM_THREADS": "1"}, Path("r"))

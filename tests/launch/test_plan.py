@@ -12,8 +12,9 @@ from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 
 CPU = Machine(cores=2)
-BLIND = Machine(cores=2, cuda=True)
-GPU = Machine(cores=8, cuda=True, gpus=("0", "3"))
+BLIND = Machine(cores=2, kind="gpu")
+GPU = Machine(cores=8, kind="gpu", devices=("0", "3"))
+NPU = Machine(cores=8, kind="npu", devices=("0", "1"))
 
 
 def job(**words) -> Job:
@@ -21,7 +22,7 @@ def job(**words) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("words", "machine", "device", "ranks", "gpus"),
+    ("words", "machine", "device", "ranks", "devices"),
     [
         ({}, CPU, "auto", 1, ()),
         ({"ranks": 3}, CPU, "auto", 3, ()),
@@ -31,11 +32,14 @@ def job(**words) -> Job:
         ({"devices": (3,)}, GPU, "auto", 1, ("3",)),
         ({"devices": (3, 0), "ranks": 2}, GPU, "auto", 2, ("3", "0")),
         ({"ranks": 2}, BLIND, "auto", 2, ()),
+        ({}, NPU, "auto", 2, ("0", "1")),
+        ({"devices": (1,)}, NPU, "npu", 1, ("1",)),
+        ({"ranks": 4}, NPU, "cpu", 4, ()),
     ],
 )
-def test_ranks_and_devices(words, machine, device, ranks, gpus):
+def test_ranks_and_devices(words, machine, device, ranks, devices):
     found = plan_of(job(**words), machine, device)
-    assert (found.ranks, found.gpus) == (ranks, gpus)
+    assert (found.ranks, found.devices) == (ranks, devices)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,11 @@ def test_ranks_and_devices(words, machine, device, ranks, gpus):
         ({"ranks": 3}, GPU, "auto", "only 2 GPUs"),
         ({}, CPU, "gpu", "has no GPU support"),
         ({}, BLIND, "gpu", "sees no GPU here"),
+        ({}, CPU, "npu", "has no NPU support"),
+        ({}, NPU, "gpu", "train.device is gpu, but the installed paddle computes on NPU 0,1"),
+        ({"devices": (0,)}, GPU, "xpu", "train.device is xpu, but the installed paddle computes on GPU 0,3"),
+        ({"devices": (2,)}, NPU, "auto", "there is no NPU 2 here. Visible are: 0,1"),
+        ({"ranks": 3}, NPU, "auto", "only 2 NPUs can be seen here"),
         ({"nodes": 0}, CPU, "auto", "--nodes 0"),
         ({"nodes": 2, "node_rank": 0}, CPU, "auto", "needs --master HOST:PORT"),
         ({"nodes": 2, "master": "a", "node_rank": 0}, CPU, "auto", "give it as HOST:PORT"),

@@ -6,6 +6,7 @@ model and to 1e-2 in a deep one with BatchNorm.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -15,6 +16,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, Micro
+from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision.emulated_amp import Rounder
 from paddle_dp.recipe import Precision
 
@@ -80,6 +82,23 @@ class LossScale:
         self.scale, self.good, self.skipped = state["scale"], state["good"], state["skipped"]
 
 
+def check_autocast(precision: Precision, device: str) -> None:
+    """Raises UsageError where Paddle's autocast would compute in float32 after all.
+
+    On a device whose type or version it does not know it only warns, and the run would be called what it is not.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with paddle.amp.auto_cast(True, level=precision.level, dtype=precision.dtype):
+            one = paddle.ones([1, 1])
+            computed = paddle.matmul(one, one).dtype
+    if computed != getattr(paddle, precision.dtype):
+        raise UsageError(
+            f"train.precision is {precision.dtype}, and Paddle's autocast leaves it float32 on {device}. "
+            "Set train.precision to float32, or to the other 16-bit type."
+        )
+
+
 class MixedPrecision:
     """Runs a model's forward in the recipe's precision. Weights, gradients and optimizer states stay float32; under
     float64 everything is float64.
@@ -94,6 +113,8 @@ class MixedPrecision:
         self.reads = read_by(model)
         self.scale = LossScale(precision.scale) if precision.dtype == "float16" else None
         self._rounder = Rounder(model, precision.dtype) if self.low and device == "cpu" else None
+        if self.low and self._rounder is None:
+            check_autocast(precision, device)
 
     def place(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
         """O2 on an accelerator casts the model and gives the optimizer float32 master weights."""
@@ -125,7 +146,7 @@ class MixedPrecision:
             return nullcontext()
         if self._rounder is not None:
             return self._rounding()
-        return paddle.amp.autocast(True, level=self.precision.level, dtype=self.precision.dtype)
+        return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
 
     def backward_context(self) -> AbstractContextManager[Any]:
         """Around a backward, in which recompute may run forwards again: they are rounded as the first time.

@@ -26,11 +26,11 @@ class Offload:
             return
         for tensor in states(self.optimizer):
             place = tensor.place
-            self._on_host.append((tensor, tensor.cpu() if place.is_gpu_place() else tensor.clone(), place))
+            self._on_host.append((tensor, tensor.clone() if place.is_cpu_place() else tensor.cpu(), place))
             tensor._clear_data()
 
     def to_device(self) -> None:
         """Copies the states back to their device; does nothing if they are there already."""
         for tensor, host, place in self._on_host:
-            (paddle.to_tensor(host, place=place) if place.is_gpu_place() else host)._share_buffer_to(tensor)
+            (host if place.is_cpu_place() else paddle.to_tensor(host, place=place))._share_buffer_to(tensor)
         self._on_host.clear()

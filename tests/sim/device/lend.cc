@@ -210,7 +210,7 @@ int lend_kernels(const char* device_type) {
           lend(name, key, kernel, backend, narrow, &kernels);
     }
   }
-  add_wide_kernels(backend);
+  add_missing_types(backend);
   add_classes_kernels(backend);
   return used;
 }

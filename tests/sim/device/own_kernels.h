@@ -12,6 +12,6 @@ void* function_instead(const std::string& kernel, phi::DataType type);  // of a 
 bool adds_up(const std::string& kernel);  // whether its 16-bit CPU kernel would add up in 16 bits
 // The 16-bit type of which a float32 kernel may be given tensors, or UNDEFINED.
 phi::DataType mixed_in(const std::string& kernel);
-void add_wide_kernels(phi::Backend backend);  // c_concat and c_split for 8-byte types
+void add_missing_types(phi::Backend backend);  // of kernels that Paddle has for every custom device
 
 }  // namespace sim

@@ -1,0 +1,115 @@
+"""The devices that the installed Paddle can compute on, found before a rank starts: kind, and the visible ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from paddle_dp.errors import InstallError
+
+SPOKEN = {"cpu": "CPU", "gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
+VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}
+# What `paddle/version/__init__.py` says of a Paddle that was built for no such device.
+BUILT_FOR = {"gpu": "cuda_version", "xpu": "xpu_xre_version"}
+
+
+def spoken(kind: str) -> str:
+    """How a person calls a kind of device: "GPU"; a plugin's own word otherwise."""
+    return SPOKEN.get(kind, kind)
+
+
+def visible_in(kind: str) -> str:
+    """The environment variable that says which devices of this kind a process may use."""
+    return VISIBLE.get(kind, f"{kind.upper()}_VISIBLE_DEVICES")
+
+
+def found(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The kind of device that Paddle prefers here ("cpu" where it has no other), and the visible ones by number.
+
+    As Paddle's launcher chooses: a plugin's devices, else GPUs or XPUs. Raises InstallError if there is no paddle.
+    """
+    if root := plugins(variables):
+        kind, count = ask_paddle(root)
+        if count:
+            chosen = variables.get(visible_in(kind))
+            return kind, numbers(chosen) if chosen is not None else tuple(map(str, range(count)))
+    kind = built_for()
+    return kind, visible_gpus(variables) if kind == "gpu" else visible_xpus(
+        variables
+    ) if kind == "xpu" else ()
+
+
+def plugins(variables: Mapping[str, str]) -> str | None:
+    """The folder from which Paddle would load plugins; None where there are none."""
+    root = variables.get("CUSTOM_DEVICE_ROOT")
+    folder = paddle_folder().parent / "paddle_custom_device" if root is None else Path(root) if root else None
+    return str(folder) if folder is not None and any(folder.glob("*.so")) else None
+
+
+@cache
+def ask_paddle(root: str) -> tuple[str, int]:
+    """The type of the plugin's devices in the folder `root`, and how many there are.
+
+    Nobody knows but the plugin. It is loaded in a process of its own: a job must not begin with its threads.
+    """
+    code = "import json, paddle; print(json.dumps(paddle.device.get_available_custom_device()))"
+    variables = {**os.environ, "CUSTOM_DEVICE_ROOT": root, "GLOG_minloglevel": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise InstallError(f"The plugin of a device in {root} cannot be loaded: {done.stderr.strip()[-300:]}")
+    devices = [name.partition(":")[0] for name in json.loads(done.stdout.strip().splitlines()[-1] or "[]")]
+    return (devices[0], devices.count(devices[0])) if devices else ("cpu", 0)
+
+
+def paddle_folder() -> Path:
+    """Where paddle is installed. Raises InstallError where it is not."""
+    spec = find_spec("paddle")
+    if spec is None or not spec.origin:
+        raise InstallError.of_paddle()
+    return Path(spec.origin).parent
+
+
+@cache
+def built_for() -> str:
+    """ "gpu", "xpu" or "cpu", from the version file of the installed paddle (importing it takes over a second).
+
+    Raises InstallError if paddle is not installed.
+    """
+    version = paddle_folder() / "version" / "__init__.py"
+    text = version.read_text() if version.exists() else ""
+    for kind, name in BUILT_FOR.items():
+        match = re.search(rf"^{name}\s*=\s*'([^']*)'", text, re.MULTILINE)
+        if match is not None and match[1] not in ("False", ""):
+            return kind
+    return "cpu"
+
+
+def visible_gpus(
+    variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
+) -> tuple[str, ...]:
+    """The GPUs that a process with these environment variables may use, by the names that the launcher takes."""
+    chosen = variables.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return numbers(chosen)
+    number = len(list(driver.iterdir())) if driver.is_dir() else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return tuple(map(str, range(number)))
+
+
+def visible_xpus(variables: Mapping[str, str], nodes: Path = Path("/dev")) -> tuple[str, ...]:
+    """The same for XPUs: the launcher reads XPULINK_VISIBLE_DEVICES first, as here."""
+    for name in ("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"):
+        if (chosen := variables.get(name)) is not None:
+            return numbers(chosen)
+    return tuple(map(str, range(len(list(nodes.glob("xpu[0-9]*"))))))
+
+
+def numbers(chosen: str) -> tuple[str, ...]:
+    """«0, 3» as ("0", "3"); no device for «» and «-1»."""
+    return tuple(word for word in chosen.replace(" ", "").split(",") if word not in ("", "-1"))
