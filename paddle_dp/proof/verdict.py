@@ -165,9 +165,13 @@ class Verdict:
         if turned:
             worst = max(turned, key=lambda name: turned[name])
             more = f" and {len(turned) - 1} more" if len(turned) > 1 else ""
+            alone = (
+                "" if self.wide else " Without float64, a fault of the first batch alone would look the same."
+            )
             yield (
                 f"In {self.own.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise apart, "
                 "and those of other batches are not, as a fault's would be: rounding turned a ReLU or a pooling over."
+                f"{alone}"
             )
 
     def _lost(self) -> Iterator[str]:

@@ -29,7 +29,10 @@ _PATHS = {"path", "folder", "dir", "directory", "file", "filename", "name", "roo
 _DEVICES = re.compile(
     r"(place\()?(undefined|cpu|[a-z]*gpu(_pinned)?|cuda|xpu|npu|mlu|dcu|custom\w*)(:\d+)?\)?"
 )
-_NUMBERS = {"rank", "pid", "port"}  # of this process
+_NUMBERS, _PLACED = (
+    {"rank", "pid", "port"},
+    {"device", "gpu", "cuda"},
+)  # of this process: `local_rank`, `gpu_id`
 _ENTRIES = 100  # of a list or dict whose entries are looked into one by one
 _GENERATED = re.compile(r"\w+_\d+(\.\w+)*")  # Paddle's names of layers and parameters, which count up
 _DEPTH = 3  # objects within objects that are looked into
@@ -132,7 +135,8 @@ def may_differ(name: str, value: Any) -> bool:
         if {"device", "place"} & {*words} and _DEVICES.fullmatch(value.lower()):
             return True
         return bool(_PATHS & {*words}) and os.sep in value
-    return name == "training" or (words[-1] in _NUMBERS and type(value) is int)
+    numbered = words[-1] in _NUMBERS or not _PLACED.isdisjoint(words)
+    return name == "training" or (numbered and type(value) is int)
 
 
 def _plain(value: Any) -> Any:
