@@ -17,6 +17,7 @@ from paddle import nn
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphShardingOptimizer
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.offload import Offload
@@ -60,6 +61,10 @@ class Zero:
         if stage >= 2:
             for parameter in self.parameters:
                 parameter._register_backward_hook(partial(self._after_gradient, parameter))
+            for layer in model.sublayers(include_self=True):
+                if isinstance(layer, SyncBatchNorm):
+                    layer.register_forward_pre_hook(self._meet)
+                    layer.register_forward_post_hook(self._meet_in_backward)
         self.stage3 = (
             Stage3(model, self.group, self.parameters, self.owner, self._request) if stage == 3 else None
         )
@@ -110,6 +115,14 @@ class Zero:
         self._pending_bytes += _bytes(parameter)
         if self._pending_bytes >= self._round_bytes:
             self._rounds.begin(self._take_pending())
+
+    def _meet(self, *_: Any) -> None:
+        """Before a layer exchanges with all ranks: takes part in rounds until all of them have come to it."""
+        self._rounds.finish(self._take_pending())
+
+    def _meet_in_backward(self, layer: nn.Layer, inputs: Any, output: paddle.Tensor) -> None:
+        if not output.stop_gradient:
+            output.register_hook(self._meet)
 
     def _request(self, parameters: Sequence[paddle.Tensor]) -> None:
         """Begins a round for the values of parameters; it takes the pending gradients, too."""
