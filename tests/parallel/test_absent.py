@@ -51,9 +51,9 @@ class Experts(nn.Layer):
 class Mixture(nn.Layer):
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
-        between = (
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1D(WIDTH)) if norm else nn.Linear(WIDTH, WIDTH)
-        )
+        # Without a bias, which has no true gradient before a BatchNorm.
+        normed = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias_attr=False), nn.BatchNorm1D(WIDTH))
+        between = normed if norm else nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.LayerList([Experts(), between, Experts(), nn.Linear(WIDTH, 3)])
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
