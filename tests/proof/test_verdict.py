@@ -60,6 +60,15 @@ def test_what_made_no_difference_is_not_said_to_differ(tmp_path):
     assert not any("Differs" in sentence for sentence in said)
 
 
+def test_what_rounding_excuses_without_float64_is_said_to_be_no_proof(tmp_path):
+    verdict = compared(tmp_path, 0.5)
+    verdict.own.turned["w"] = 1e5
+    (said,) = [sentence for sentence in verdict.sentences if "turned a ReLU" in sentence]
+    assert said.endswith("Without float64, a fault of the first batch alone would look the same.")
+    verdict.wide = verdict.own
+    assert not any(sentence.endswith("would look the same.") for sentence in verdict.sentences)
+
+
 def test_what_may_have_made_a_difference_is_said_before_it(tmp_path):
     said = compared(tmp_path, 0.6).sentences
     assert f"Differs by nature: {DRAWS}." in said
