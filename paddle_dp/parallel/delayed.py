@@ -19,6 +19,10 @@ class LearnerWithDelayedAllReduce(Learner):
     one used on one rank is updated on that rank alone.
     """
 
+    @property
+    def _may_freeze(self) -> bool:
+        return True
+
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return self.parallel_model.no_sync()
 

@@ -46,6 +46,10 @@ class HybridLearner(Learner):
         with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._exchange()
 
+    @property
+    def _may_freeze(self) -> bool:
+        return True
+
     def _finish_exchange(self) -> None:
         if self.zero is not None:
             self.zero.finish()

@@ -30,6 +30,7 @@ from paddle_dp.parallel.optimizer_memory import OptimizerMemory
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
+from paddle_dp.parallel.trainable import Trainable
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
@@ -80,6 +81,7 @@ class Learner(PlacedModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
+        self._placed_trainable = Trainable(self.named_parameters())
         updated = {id(p) for p in parameters_of(self.optimizer)}
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
@@ -124,6 +126,8 @@ class Learner(PlacedModel):
         """
         heartbeat.enter("forward")
         batch = self.mixed.cast_batch(batch)
+        if self.mesh.ranks > 1:
+            self._placed_trainable.check(self._may_freeze)
         self._look_for_frozen()
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
@@ -180,6 +184,11 @@ class Learner(PlacedModel):
         """Keeps the first samples for the trial in `differences`."""
         if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
             self._tried = replace(batch, micro_batches=())
+
+    @property
+    def _may_freeze(self) -> bool:
+        """Whether a parameter may lose its gradient in the midst of a training: DataParallel waits for all of them."""
+        return False
 
     def _look_for_frozen(self) -> None:
         """Before an update: BatchNorms that were frozen since the last one now use their running statistics, so these

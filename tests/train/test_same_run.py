@@ -571,3 +571,12 @@ def test_own_callbacks_of_a_recipe_are_told(tmp_path: Path) -> None:
 
 def freezes(run: Any, after: int) -> Freezes:
     return Freezes(after)
+
+
+def test_a_resume_may_unfreeze_on_purpose(tmp_path: Path) -> None:
+    script(tmp_path, model=frozen()).fit("2 steps")
+    model = dropping()
+    trainer = script(tmp_path, model=model, resume=True, accept=["frozen"])
+    before = model[0].weight.numpy()  # type: ignore[index]
+    assert trainer.fit("4 steps").step == 4
+    assert (model[0].weight.numpy() != before).all()  # type: ignore[index]
