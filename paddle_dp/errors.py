@@ -97,6 +97,12 @@ class LostPeerError(JobError):
     """A rank that waited for one that is gone or does not come: what became of that one is the cause."""
 
 
+class StoppedError(PaddleDPError):
+    """A training that stopped before its end because it was asked to; `--resume` goes on. 75 is EX_TEMPFAIL."""
+
+    exit_status = 75
+
+
 class EndedError(JobError):
     """A job ended by a signal from outside; the steps that would follow it are skipped, too."""
 

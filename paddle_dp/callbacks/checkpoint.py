@@ -76,6 +76,9 @@ class Checkpoint(Callback):
                     self.folder, self.config.keep, trusted=path
                 )  # the previous best may be deleted
 
+    def interrupted(self, moment: Moment) -> None:
+        self._save(moment)
+
     def end(self, moment: Moment) -> None:
         self._save(moment)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from paddle_dp.errors import LostPeerError, PaddleDPError
+from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
 MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
@@ -120,7 +120,8 @@ def describe(
 
     Of an error that another command line or recipe would avoid, the message alone.
     """
-    if failure.expected and (failure.exit_status == 2 or failure.kind in ("stood still", "launcher")):
+    of_the_job = failure.kind in ("stood still", "launcher", StoppedError.__name__)  # and not one rank's
+    if failure.expected and (failure.exit_status == 2 or of_the_job):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
     how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""

@@ -32,6 +32,9 @@ def tied_to(parent: int) -> Callable[[], None]:
 
     def tie() -> None:
         die_with_parent()
+        signal.signal(
+            signal.SIGUSR1, signal.SIG_IGN
+        )  # schedulers send it to all; who can stop in order takes it
         if os.getppid() != parent:
             os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Signals to the supervisor while it waits: interrupt, terminate, hang up."""
+"""Signals to the supervisor while it waits: interrupt, terminate, hang up; and SIGUSR1, which schedulers send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
@@ -24,7 +24,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in ASKED_TO_END:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: SIGHUP stays ignored
+                # nohup: SIGHUP stays ignored; ranks that are not there yet ignore SIGUSR1 for our sake alone
+                if number == signal.SIGUSR1 or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
+from paddle_dp.errors import StoppedError
 from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
@@ -52,18 +54,24 @@ class Supervision:
 
     def wait(self, signals: Signals, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
-        patience, failed = 0.0, False
+        patience, failed, asked = 0.0, False, False
         try:
             written = follower.size
-            while not (signals.number or self._over()):
+            while not self._over():
+                if signals.number and not asked and self._stops():
+                    asked = True
+                    self._ask_to_stop(signals)
+                if signals.times > asked:
+                    break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
                 self.watch.rest(INTERVAL)
                 written = follower.size
-            if signals.number:
-                patience = GRACE
+            if signals.times > asked:
+                patience = 0.0 if asked else GRACE
                 return 128 + signals.number
             outcome = self._outcome(signals)
-            failed = isinstance(outcome, Failure)
+            stopped = isinstance(outcome, Failure) and outcome.kind == StoppedError.__name__
+            patience, failed = GRACE * stopped, isinstance(outcome, Failure) and not stopped
             return outcome
         finally:
             self._end(signals, patience)
@@ -82,6 +90,19 @@ class Supervision:
             or self.stalled()
             or self._stands()
         )
+
+    def _stops(self) -> bool:
+        """Whether each rank of this node is in a training that stops in good order."""
+        return self.board is not None and all(beat and beat.stops for beat in self.beats.values())
+
+    def _ask_to_stop(self, signals: Signals) -> None:
+        """Passes the signal on; the ranks of the other nodes hear of it from ours."""
+        print(
+            f"{signals.name}: stopping after one of the next updates, with a checkpoint (once more: at once)",
+            file=sys.stderr,
+            flush=True,
+        )
+        send(self.watch.living, signals.number)
 
     def _stands(self) -> bool:
         """Whether no rank of this node has given a sign of life for too long."""
@@ -103,8 +124,9 @@ class Supervision:
     def _outcome(self, signals: Signals) -> Failure | int:
         if self.standstill is not None:
             return self._stood_still(self.standstill)
+        times = signals.times
         end = time.monotonic() + SETTLE
-        while self.watch.living and not signals.number and time.monotonic() < end:
+        while self.watch.living and signals.times == times and time.monotonic() < end:
             self.watch.rest(INTERVAL)
             self.watch.look()
         cause = self._cause()
@@ -199,7 +221,7 @@ class Supervision:
 
         Only the ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
-        if patience:
+        if patience and signals.number and not self._has_stopped():
             send(self.watch.living, signal.SIGTERM)
         times, end = signals.times, time.monotonic() + patience
         while self.watch.living and signals.times == times and time.monotonic() < end:
@@ -208,6 +230,10 @@ class Supervision:
         kill_all(self._left)
         self.process.wait()
         self.watch.close()
+
+    def _has_stopped(self) -> bool:
+        """Whether the ranks end by themselves, as they were asked to."""
+        return any(failure.kind == StoppedError.__name__ for failure in read_all(self.attempt))
 
     def _left(self) -> list[int]:
         launcher = self.process.pid

@@ -42,7 +42,7 @@ _SLOT = 128
 class Beat:
     """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
     the machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
-    sample that is read, or -1. `waits`: for other ranks."""
+    sample that is read, or -1. `waits`: for other ranks. `stops`: when it is asked to, in good order."""
 
     count: int
     time: float
@@ -51,6 +51,7 @@ class Beat:
     first: int = 0
     sample: int = -1
     waits: bool = False
+    stops: bool = False
     what: str = ""
 
 
@@ -62,6 +63,8 @@ class Heartbeat:
         self._at = 0
         self._count, self.step, self.first = 0, 0, 0
         self._phase, self._what, self._waits = "start", b"", False
+        self.stops = False
+        self.born = time.monotonic()
 
     def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
         """From now on this record is the one at `place` of `memory`."""
@@ -108,7 +111,7 @@ class Heartbeat:
         self._count += 1
         _RECORD.pack_into(
             self._memory, self._at, self._count, time.monotonic(), self.step, _NUMBER[self._phase], -1,
-            self._waits, self.first, self._what,
+            self._waits + 2 * self.stops, self.first, self._what,
         )  # fmt: skip
 
 
@@ -123,7 +126,8 @@ def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
         return None
     said = what.rstrip(b"\0").decode(errors="ignore")
     return Beat(
-        count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits),
+        count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits & 1),
+        stops=bool(waits & 2),
         what=said,
     )  # fmt: skip
 

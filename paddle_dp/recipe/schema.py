@@ -72,6 +72,10 @@ class Train:
     """`auto`, `cpu`, `gpu`, `xpu`, `npu`, or another type of device that a plugin of Paddle brings. `auto` takes what
     Paddle sees for each rank: a plugin's device, else a GPU, else the CPU."""
 
+    max_time: Duration | None = None
+    """After so long, counted from the start of the process, the training stops with a checkpoint and leaves with 75; to
+    be gone on with by `--resume` ([reliability.md](reliability.md))."""
+
     patience: Duration = Duration.parse("600 s")
     """How long an exchange between ranks on CPUs waits for one that is late, before the job ends."""
 

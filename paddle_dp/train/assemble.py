@@ -126,6 +126,7 @@ class Assembly:
             layout=self.setup.strategy.config.layout(self.mesh.ranks),
             identity=identity,
             changes=tuple(changes),
+            max_time=self.setup.max_time,
         )
         trainer = kind(
             self._placed(task),

@@ -38,6 +38,7 @@ def setup(recipe: Recipe) -> Setup:
         drop_last=train.drop_last,
         seed=train.seed,
         length=train.length,
+        max_time=None if train.max_time is None else train.max_time.seconds,
         loader=recipe.loader,
         callbacks=lambda run: [part.build(run) for part in recipe.callbacks],
         asked=recipe,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paddle_dp.parallel import Learner
     from paddle_dp.train.evaluation import Evaluation
 
-Name = Literal["start", "step", "epoch", "evaluated", "saved", "end", "failed"]
+Name = Literal["start", "step", "epoch", "evaluated", "saved", "interrupted", "end", "failed"]
 
 
 class Training(Protocol):
@@ -92,6 +92,10 @@ class Callback:
 
     def saved(self, moment: Moment, path: Path) -> None:
         """After a checkpoint was completely written to the folder `path`."""
+
+    def interrupted(self, moment: Moment) -> None:
+        """When the training is asked to stop early, by a signal or train.max_time, after the update that all ranks
+        have agreed on. Somebody waits: save what is needed to go on, and no more. `failed` follows, not `end`."""
 
     def end(self, moment: Moment) -> None:
         """After the last update."""

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
 from paddle_dp.data import Batch, Loader
-from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError, UsageError
+from paddle_dp.errors import DivergenceError, NotFiniteError, StoppedError, TargetError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.train import blame, consistency, state
@@ -23,6 +23,7 @@ from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.train.sound import Soundness
+from paddle_dp.train.stopping import StopRequests
 from paddle_dp.train.unsaved import Unsaved, changes_printed
 from paddle_dp.units import Every, Length
 
@@ -50,6 +51,8 @@ class TrainingLoop:
         self.check_every = check_every
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
+        self._requests = StopRequests(self.mesh)
+        self._interrupted: str | None = None  # by whom
         self.differences: list[str] = []  # from one process's result; complete at the end
         self.empty_batches = 0  # in which no target counted, so that no update was made
         self.soundness = Soundness(self.run, loader)
@@ -84,21 +87,7 @@ class TrainingLoop:
         self.until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = self.until.steps(self.loader.batches)
         try:
-            consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
-            with changes_printed(self.learner, self.progress.step):
-                self.tell_start()
-            self.check("before the first update", states=True)
-            self._train()
-            heartbeat.enter("end", "the last checks")
-            self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
-            self.check("at the end of the training")
-            self.differences = self.learner.differences()
-            moment = self._moment("end")
-            for reads in (
-                False,
-                True,
-            ):  # the last evaluation and checkpoint may fail: report a good end after them
-                self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+            self._train_to_the_end()
         except BaseException as error:
             self._call_failed(error)
             raise
@@ -106,6 +95,34 @@ class TrainingLoop:
             heartbeat.enter("end", "closing the loader")
             self.loader.close()
         return self.progress
+
+    def _train_to_the_end(self) -> None:
+        with StopRequests(self.mesh, self.run.max_time) as self._requests:
+            consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
+            with changes_printed(self.learner, self.progress.step):
+                self.tell_start()
+            self.check("before the first update", states=True)
+            self._train()
+            if self._interrupted:
+                self._interrupt(self._interrupted)
+        heartbeat.enter("end", "the last checks")
+        self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
+        self.check("at the end of the training")
+        self.differences = self.learner.differences()
+        moment = self._moment("end")
+        for reads in (
+            False,
+            True,
+        ):  # the last evaluation and checkpoint may fail: report a good end after them
+            self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+
+    def _interrupt(self, reason: str) -> NoReturn:
+        """Lets the callbacks save, and raises StoppedError."""
+        moment = self._moment("interrupted")
+        self._call("interrupted", self.callbacks, lambda c: c.interrupted(moment))
+        raise StoppedError(
+            f"stopped by {reason} after step {self.progress.step} of {self.total_steps}: the training is not done."
+        )
 
     def stop(self, reason: str) -> None:
         """Ends the training after the current update; `end` is still called. Call it on every rank."""
@@ -184,12 +201,12 @@ class TrainingLoop:
         self.meter.read()
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
-        while self.progress.step < self.total_steps and not self.stopped:
+        while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):
             for batch in self.loader.read(self.progress.epoch, self.progress.batch):
                 self._update(batch)
-                if self.stopped or self.progress.step >= self.total_steps:
+                if self.stopped or self._interrupted or self.progress.step >= self.total_steps:
                     break
-            if self.progress.batch >= self.loader.batches:
+            if self.progress.batch >= self.loader.batches and not self._interrupted:
                 self.progress = self.progress.next_epoch()
                 self._call_epoch()
 
@@ -212,6 +229,8 @@ class TrainingLoop:
             numbers = {} if metrics is None else self._numbers(metrics, rate, batch)
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
             self._call("step", due, lambda c: c.step(moment))
+        if not last and not self.stopped:
+            self._interrupted = self._requests.due(step)
         heartbeat.enter("data")
 
     def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:

@@ -23,6 +23,7 @@ MOMENTS = {
     "epoch": ("moment",),
     "evaluated": ("moment", "evaluation"),
     "saved": ("moment", "path"),
+    "interrupted": ("moment",),
     "end": ("moment",),
     "failed": ("moment", "error"),
 }

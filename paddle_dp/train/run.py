@@ -23,7 +23,7 @@ class Run:
 
     `recipe` is None for a training described in Python. `resumed`: the checkpoint that it resumes, and `changes`:
     sentences on the settings that differ from that checkpoint's. `layout`: how the model is split over the ranks.
-    `identity`: the facts that its checkpoints keep.
+    `identity`: the facts that its checkpoints keep. `max_time`: after so many seconds of this process it stops.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Run:
     layout: Layout = field(default_factory=lambda: Layout(degrees=Degrees()))
     identity: Identity | None = None
     changes: tuple[str, ...] = ()
+    max_time: float | None = None
 
     @property
     def steps_per_epoch(self) -> int:

@@ -40,6 +40,7 @@ class Setup:
     drop_last: bool = False
     seed: int = 0
     length: Length | None = None
+    max_time: float | None = None
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
     recipe: Recipe | None = None

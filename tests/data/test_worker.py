@@ -42,8 +42,12 @@ def test_signals_to_the_parent_are_not_for_the_child():
     assert (
         os.getsid(worker.pid) == worker.pid != os.getsid(0)
     )  # a signal to the parent's group does not reach it
-    os.kill(worker.pid, signal.SIGTERM)
-    with pytest.raises(WorkerEndedError, match="ended by SIGTERM"):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # as a scheduler: to all processes
+        os.kill(worker.pid, number)
+    worker.send(b"c")
+    assert worker.receive(10)["word"] == "c"
+    os.kill(worker.pid, signal.SIGSEGV)
+    with pytest.raises(WorkerEndedError, match="ended by SIGSEGV"):
         worker.receive(10)
     worker.end()
 

@@ -1,0 +1,89 @@
+"""Requests to stop a training before its end: signals, and a time limit. All ranks agree on the step.
+
+A rank cannot stop by itself: the others would wait for it in the next exchange. So every two seconds or so, after the
+same update on every rank, one small all_reduce says whether somebody was asked to stop, and after how many updates the
+ranks meet for this again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.mesh.heartbeat import heartbeat
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+EVERY = 2.0  # seconds between two agreements
+MOST = 1000  # updates between them
+
+
+class StopRequests:
+    """Within `with StopRequests(mesh, max_time) as requests:` a signal is a request, and a second SIGINT ends at once.
+
+    `max_time`: seconds that this process may live before it is asked to stop; None: any number.
+    """
+
+    def __init__(
+        self, mesh: Mesh, max_time: float | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        self.mesh, self.max_time, self._clock = mesh, max_time, clock
+        self.asked = 0  # the signal's number
+        self.times = 0
+        self._before: dict[int, Any] = {}
+        self._meets: int | None = None  # the step of the next agreement
+        self._met = (0, 0.0)
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no signals
+            # Ignored stay SIGINT in a shell's background, SIGHUP under nohup; the launcher lets ranks ignore SIGUSR1.
+            ours = [n for n in SIGNALS if n == signal.SIGUSR1 or signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) for number in ours}
+        heartbeat.stops = bool(self._before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        heartbeat.stops = False
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def due(self, step: int) -> str | None:
+        """Why to stop after this update, on every rank alike; None: go on. Collective every `EVERY` seconds or so."""
+        if self.mesh.ranks == 1:
+            return self._reason([self.asked], self._over())
+        if self._meets is None:
+            self._meets, self._met = step + 1, (step, self._clock())
+        if step < self._meets:
+            return None
+        now, (since, when) = self._clock(), self._met
+        pace = (now - when) / max(step - since, 1)
+        wait = min(max(round(EVERY / max(pace, 1e-9)), 1), MOST)
+        asked = [float(self.asked == number) for number in SIGNALS]
+        main = [float(self._over()), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
+        *asked, over, wait_of_main = self.mesh.sum([*asked, *main])
+        self._meets, self._met = step + int(wait_of_main), (step, now)
+        return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], bool(over))
+
+    def _over(self) -> bool:
+        return self.max_time is not None and self._clock() - heartbeat.born >= self.max_time
+
+    def _reason(self, asked: list[int], over: bool) -> str | None:
+        for number in filter(None, asked):
+            return signal.Signals(number).name
+        return f"train.max_time ({self.max_time:g} s)" if over else None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.times += 1
+        if self.mesh.ranks == 1 and number == signal.SIGINT and self.asked:
+            raise KeyboardInterrupt
+        self.asked = self.asked or number
+        if self.mesh.ranks == 1:
+            line = f"{signal.Signals(number).name}: stopping after this update, with a checkpoint (Ctrl-C: at once)\n"
+            os.write(2, line.encode())

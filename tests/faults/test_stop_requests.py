@@ -1,0 +1,114 @@
+"""A training that is asked to stop: all ranks stop after one update, write one checkpoint, and leave with 75."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+
+import psutil
+import pytest
+
+RECIPE = "tests/faults/faulty.yaml"
+LONG = [
+    "train.length=100000 steps",
+    "callbacks=[{use: metrics, every: 1000 steps}, {use: checkpoint, every: null}]",
+]
+SOON = 10.0  # seconds: an agreement every 2 s, and a checkpoint
+
+
+def stopped(job, begun: float) -> tuple[float, int, str]:
+    """How long it took, at which step it stopped, and all that the screen said; after looking at what was left."""
+    status, _, complained = job.finish(timeout=60)
+    seconds = time.monotonic() - begun
+    assert status == 75 and not job.left(), (status, complained)
+    step = int(
+        re.search(r"stopped by .* after step (\d+) of 100000: the training is not done\.", complained)[1]
+    )
+    assert [path.name for path in job.out.glob("checkpoints/step-*")] == [f"step-{step:08d}"]
+    assert re.search(rf"^go on from step {step}: paddle-dp train ", complained, re.MULTILINE), complained
+    last = json.loads((job.out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["kind"], last["step"]) == ("failed", "StoppedError", step)
+    return seconds, step, complained
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("number", "ranks", "whom"),
+    [
+        (signal.SIGTERM, 2, "supervisor"),
+        pytest.param(signal.SIGINT, 2, "supervisor", marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 2, "supervisor", marks=pytest.mark.long),
+        pytest.param(signal.SIGUSR1, 2, "supervisor", marks=pytest.mark.long),
+        (signal.SIGUSR1, 2, "rank 1"),
+        pytest.param(signal.SIGTERM, 2, "rank 1", marks=pytest.mark.long),
+        pytest.param(signal.SIGUSR1, 2, "all processes", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 2, "all processes", marks=pytest.mark.long),
+        (signal.SIGTERM, 1, "supervisor"),
+        pytest.param(signal.SIGINT, 1, "supervisor", marks=pytest.mark.long),
+        pytest.param(signal.SIGUSR1, 1, "supervisor", marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_stops_all_ranks_after_one_update(start, found, number, ranks, whom):
+    job = start("train", ranks=ranks, recipe=RECIPE, overrides=[*LONG, "loader.num_workers=1"])
+    if ranks == 1:
+        wait_for_metrics(job)
+        pids = [job.process.pid]
+    else:
+        pids = job.training_pids(ranks)
+    begun = time.monotonic()
+    aims = {
+        "supervisor": [job.process.pid],
+        "rank 1": pids[-1:],
+        "all processes": [one.pid for one in psutil.Process(job.process.pid).children(recursive=True)],
+    }
+    for pid in aims[whom]:
+        os.kill(pid, number)
+    seconds, _, complained = stopped(job, begun)
+    named = f"stopped by {number.name}" in complained
+    found(
+        f"{ranks} rank{'s' * (ranks > 1)}, {number.name} to {whom}: one checkpoint, status 75", seconds, named
+    )
+    assert named and seconds < SOON
+
+
+@pytest.mark.timeout(180)
+def test_max_time_stops_as_a_signal_does(start, found):
+    job = start("train", recipe=RECIPE, overrides=[*LONG, "train.max_time=8 s"])
+    begun = time.monotonic()
+    seconds, _, complained = stopped(job, begun)
+    named = "stopped by train.max_time (8 s)" in complained
+    found("2 ranks, train.max_time: one checkpoint, status 75", seconds - 8, named)
+    assert named
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_second_interrupt_ends_at_once(start, found):
+    """While rank 1 stands still, so that the first one is never answered."""
+    job = start(
+        "train", recipe=RECIPE, overrides=["watch.callbacks=100 s"], env={"FAULT": "callback-step 1 6"}
+    )
+    job.training_pids(2, steps=6)
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(3)
+    assert job.process.poll() is None
+    begun = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    status, _, complained = job.finish(timeout=30)
+    found("a second SIGINT", time.monotonic() - begun, "SIGINT" in complained)
+    assert (
+        status == 130 and time.monotonic() - begun < 3 and "ended by SIGINT: no process is left" in complained
+    )
+
+
+def wait_for_metrics(job) -> None:
+    end = time.monotonic() + 60
+    while (
+        not (job.out / "metrics.jsonl").exists()
+        or '"step": 1000' not in (job.out / "metrics.jsonl").read_text()
+    ):
+        assert time.monotonic() < end and job.process.poll() is None, job.process.communicate()
+        time.sleep(0.05)

@@ -1,0 +1,98 @@
+"""Requests to stop: how ranks agree on the step, and how rarely they ask."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.train.stopping import EVERY, MOST, StopRequests
+
+
+class Pair:
+    """Two ranks' requests, driven one after the other; each step's sum is over what both brought."""
+
+    def __init__(self, seconds_per_step: float, max_time: float | None = None):
+        self.now, self.pace = 0.0, seconds_per_step
+        self.ranks = [StopRequests(_OfTwo(rank, self), max_time, lambda: self.now) for rank in range(2)]
+        self.brought: list[list[float]] = []
+        self.exchanges = 0
+
+    def step(self, step: int) -> list[str | None]:
+        """What `due` answers on both ranks. A first pass collects what each brings, the second hands out the sum."""
+        self.now += self.pace
+        before = [(r._meets, r._met) for r in self.ranks]
+        self.brought, self.total = [], None
+        for rank in self.ranks:
+            rank.due(step)
+        if self.brought:
+            assert len(self.brought) == 2, "one rank meets, and the other does not come"
+            self.exchanges += 1
+            self.total = [sum(column) for column in zip(*self.brought, strict=True)]
+            for rank, (meets, met) in zip(self.ranks, before, strict=True):
+                rank._meets, rank._met = meets, met
+            return [rank.due(step) for rank in self.ranks]
+        return [None, None]
+
+
+class _OfTwo(Mesh):
+    def __init__(self, rank: int, pair: Pair):
+        super().__init__(rank=rank, ranks=2)
+        object.__setattr__(self, "pair", pair)
+
+    def sum(self, values):
+        if self.pair.total is None:
+            self.pair.brought.append(list(values))
+            return list(values)
+        return self.pair.total
+
+
+@pytest.mark.parametrize(("pace", "expected"), [(0.001, 10_000 / MOST), (0.1, 100 / 20), (10.0, 100)])
+def test_ranks_meet_every_two_seconds_and_not_at_every_step(pace, expected):
+    pair = Pair(pace)
+    for step in range(1, 101 if pace > 0.01 else 10_001):
+        assert pair.step(step) == [None, None]
+    assert pair.exchanges <= expected + 2
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_whoever_is_asked_both_stop_after_the_same_update_and_soon(who):
+    pair = Pair(0.1)
+    answers = []
+    for step in range(1, 200):
+        if step == 100:
+            pair.ranks[who].asked = signal.SIGUSR1
+        answers.append(pair.step(step))
+        if answers[-1] != [None, None]:
+            break
+    assert answers[-1] == ["SIGUSR1", "SIGUSR1"] and 100 <= len(answers) <= 100 + 2 * EVERY / 0.1
+
+
+def test_the_main_ranks_clock_decides_for_all():
+    began = heartbeat.born
+    try:
+        heartbeat.born = 0.0
+        pair = Pair(0.1, max_time=5.0)
+        pair.ranks[1]._clock = lambda: 1e9  # another machine's clock says something else
+        step, answer = 0, [None, None]
+        while answer == [None, None]:
+            step += 1
+            answer = pair.step(step)
+        assert answer == ["train.max_time (5 s)"] * 2 and 5.0 <= pair.now <= 5.0 + 2 * EVERY
+    finally:
+        heartbeat.born = began
+
+
+def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    with StopRequests(Mesh.alone()) as requests:
+        assert heartbeat.stops and requests.due(1) is None
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert requests.due(2) == "SIGUSR1"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert not heartbeat.stops and {n: signal.getsignal(n) for n in before} == before
+    assert "SIGUSR1: stopping after this update" in capfd.readouterr().err
