@@ -27,5 +27,5 @@ class LearnerWithDelayedAllReduce(Learner):
         return self.parallel_model.no_sync()
 
     def _all_reduce_gradients(self) -> None:
-        with self._absent.as_zeros(self.named_parameters(trainable=True)), self._waiting_for_exchange():
+        with self._absent.as_zeros(self._named_trainable), self._waiting_for_exchange():
             fused_allreduce_gradients(self.trainable, None)  # averages, as paddle.DataParallel does

@@ -42,7 +42,7 @@ class HybridLearner(Learner):
     def _all_reduce_gradients(self) -> None:
         zero = self.zero
         self._finish_exchange()
-        named = self.named_parameters(trainable=True)
+        named = self._named_trainable
         with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._exchange()
 
