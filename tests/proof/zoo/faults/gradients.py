@@ -100,9 +100,9 @@ def norm_of_every_copy() -> AbstractContextManager[None]:
     """The clip's norm counts each rank's copy of the gradients."""
 
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self: norm(self) * self.mesh.axes.data**0.5
+        return lambda self, lists: norm(self, lists) * self.mesh.axes.data**0.5
 
-    return replaced(f"{HYBRID}.gradient_norm", make)
+    return replaced(f"{HYBRID}._norms_over", make)
 
 
 def exchanged_in_bfloat16() -> AbstractContextManager[None]:

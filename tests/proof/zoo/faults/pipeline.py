@@ -34,18 +34,18 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 
 def tied_counted_per_stage() -> AbstractContextManager[None]:
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
-        def each(self: Any) -> Any:
+        def each(self: Any, lists: Any) -> Any:
             tied = [p for p in self.trainable if not self.placements.of(p).first_copy]
             for parameter in tied:
                 self.placements.record(parameter, first_copy=True)
-            found = norm(self)
+            found = norm(self, lists)
             for parameter in tied:
                 self.placements.record(parameter, first_copy=False)
             return found
 
         return each
 
-    return replaced("paddle_dp.parallel.hybrid:HybridLearner.gradient_norm", make)
+    return replaced("paddle_dp.parallel.hybrid:HybridLearner._norms_over", make)
 
 
 def divided_by_micro_batches_twice() -> AbstractContextManager[None]:

@@ -117,29 +117,32 @@ def norm_without_slices() -> AbstractContextManager[None]:
     """The clip's norm takes every slice for a copy of the first rank's."""
 
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
-        def first_only(self: Any) -> Any:
-            from paddle_dp.parallel import gradients
-
-            first = float(self.mesh.coords["tensor"] == 0)
-            squares = gradients.global_norm(self.trainable).square().reshape([1]) * first
-            return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
+        def first_only(self: Any, lists: Any) -> Any:
+            squares = _squares(lists) * float(self.mesh.coords["tensor"] == 0)
+            return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()
 
         return first_only
 
-    return replaced(f"{HYBRID}.gradient_norm", make)
+    return replaced(f"{HYBRID}._norms_over", make)
+
+
+def _squares(lists: Any) -> Any:
+    """Of each list of parameters, the squared norm over what lies here of their gradients."""
+    import paddle
+
+    from paddle_dp.parallel import gradients
+
+    return paddle.stack([gradients.global_norm(parameters).square() for parameters in lists])
 
 
 def norm_of_whole_parameters_twice() -> AbstractContextManager[None]:
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
-        def all_of_them(self: Any) -> Any:
-            from paddle_dp.parallel import gradients
-
-            squares = gradients.global_norm(self.trainable).square().reshape([1])
-            return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()[0]
+        def all_of_them(self: Any, lists: Any) -> Any:
+            return (self.mesh.sum_tensor(_squares(lists)) / self.mesh.axes.data).sqrt()
 
         return all_of_them
 
-    return replaced(f"{HYBRID}.gradient_norm", make)
+    return replaced(f"{HYBRID}._norms_over", make)
 
 
 def ranks_read_other_samples() -> AbstractContextManager[None]:
