@@ -51,6 +51,7 @@ def _run(job: Job) -> int:
         _become(environment(plan, inherited))
         import_paddle()
     from paddle_dp.recipe import read_recipe
+    from paddle_dp.recipe.folder import release
 
     recipe = read_recipe(job.recipe, job.all_overrides)
     plan = plan_of(job, machine, recipe.train.device)
@@ -62,7 +63,10 @@ def _run(job: Job) -> int:
     job = replace(job, recipe=path, extra={**job.extra, "claimed": True})
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds)
     plan = replace(plan, job=job, began=attempt.stat().st_mtime, limits=limits)
-    return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
+    try:
+        return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)
+    finally:
+        release(folder)
 
 
 def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:

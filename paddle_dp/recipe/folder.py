@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
 
+LOCK = ".lock"  # held while a job works in the folder; the kernel lets go, however the process ends
+_held: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
 SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
 
@@ -14,8 +18,9 @@ def claim(folder: Path, resume: str | None) -> Path | None:
     """Makes `folder` ready for a run and returns where an older run went, if there was one.
 
     A new run never mixes with an old one: what stood in `folder` becomes `<folder>.1`, `.2`, … With `resume` it stays,
-    and unless that is a path ("newest", "best", a step are none), a run must be there. Raises UsageError when none is,
-    or when the folder cannot be made or written.
+    and unless that is a path ("newest", "best", a step are none), a run must be there. Until `release`, or the end of
+    this process, no other one can claim the folder. Raises UsageError when there is no run to resume, when the folder
+    cannot be made or written, and when it belongs to a job that is running.
     """
     older = any((folder / sign).exists() for sign in SIGNS)
     if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
@@ -24,8 +29,11 @@ def claim(folder: Path, resume: str | None) -> Path | None:
             "--output-dir DIR."
         )
     try:
+        if folder.is_dir():
+            _lock(folder)
         moved = _move_aside(folder) if older and not resume else None
         folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -41,4 +49,48 @@ def _move_aside(folder: Path) -> Path:
     while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     folder.rename(aside)
+    release(aside)
     return aside
+
+
+def _lock(folder: Path) -> None:
+    """Locks the folder for this process. Raises UsageError if another one has it; nothing where disks know no locks."""
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    place = _place(file)
+    if place in _held:
+        os.close(file)
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(file, 200).decode(errors="replace") or "another process"
+        os.close(file)
+        raise UsageError(
+            f"{folder} belongs to a job that is running ({holder}). Wait for its end, or end it; or choose another "
+            "folder with --output-dir DIR."
+        ) from None
+    except OSError:  # a network disk without locks
+        os.close(file)
+        return
+    _held[place] = file
+    try:
+        os.truncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except OSError:  # a full disk: the lock holds, and only its holder is not named
+        pass
+
+
+def release(folder: Path) -> None:
+    """Lets other processes claim the folder; nothing where this one has not."""
+    try:
+        status = (folder / LOCK).stat()
+    except OSError:
+        return
+    held = _held.pop((status.st_dev, status.st_ino), None)
+    if held is not None:
+        os.close(held)
+
+
+def _place(file: int) -> tuple[int, int]:
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino

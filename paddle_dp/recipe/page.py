@@ -36,10 +36,21 @@ class Page:
         self.mistakes.append(Mistake(where=self.place(path), what=what, path=path))
 
 
+LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; values that it stands for, its aliases written out
+
+
+class _TooMuchError(Exception):
+    """A recipe that stands for more values than any recipe needs."""
+
+
 def read_page(path: Path) -> Page:
     """The recipe file as a page. Raises RecipeError if it cannot be read as one group of settings."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise _refuse(path, f"is larger than {LARGEST >> 10} KB: that is data, not a recipe")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise _refuse(path, _unreadable(path, error)) from None
     except UnicodeDecodeError as error:
@@ -65,6 +76,10 @@ def parse(text: str, name: str, numbered: bool = True) -> Page:
         where = f"{name}:{mark.line + 1}" if mark and numbered else name
         what = ", ".join(filter(None, (error.context, error.problem)))
         page.mistakes.append(Mistake(where=where, what=f"this is not YAML: {what}"))
+    except _TooMuchError:
+        what = f"stands for more than {MOST} values, its aliases written out: no recipe needs so many"
+        page.mistakes.append(Mistake(where=name, what=what))
+        page.places.clear()
     except (YAMLError, RecursionError) as error:
         page.mistakes.append(Mistake(where=name, what=f"this is not YAML: {str(error).splitlines()[0]}"))
     return page
@@ -78,10 +93,14 @@ class _Walk:
     constructor: Any
     numbered: bool
     above: list[Node] = field(default_factory=list)
+    values: int = 0
 
     def value(self, node: Node | None, path: Keys) -> Any:
         if node is None:
             return None
+        self.values += 1
+        if self.values > MOST:
+            raise _TooMuchError
         self.page.places.setdefault(path, self._place(node))
         if str(node.tag) not in _KNOWN or node in self.above:
             odd = f"the tag {node.tag}" if str(node.tag) not in _KNOWN else "an alias of what it stands in"

@@ -14,6 +14,7 @@ from paddle_dp.data import Batch, Loader
 from paddle_dp.errors import DivergenceError, NotFiniteError, StoppedError, TargetError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
+from paddle_dp.recipe.folder import release
 from paddle_dp.train import blame, consistency, state
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate
@@ -94,6 +95,7 @@ class TrainingLoop:
         finally:
             heartbeat.enter("end", "closing the loader")
             self.loader.close()
+            release(self.run.folder)
         return self.progress
 
     def _train_to_the_end(self) -> None:

@@ -104,6 +104,24 @@ def test_a_second_interrupt_ends_at_once(start, found):
     )
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("resume", ["newest", None])
+def test_a_second_job_in_the_folder_of_a_live_one_is_refused(start, found, resume):
+    job = start("train", ranks=1, recipe=RECIPE, overrides=LONG)
+    wait_for_metrics(job)
+    begun = time.monotonic()
+    status, said, complained = start("train", recipe=RECIPE, output_dir=str(job.out), resume=resume).finish()
+    named = f"belongs to a job that is running (process {job.process.pid} on " in complained
+    found(
+        f"a second job {'resumes' if resume else 'starts in'} the folder of a live one",
+        time.monotonic() - begun,
+        named,
+    )
+    assert (status, said) == (2, "") and named and job.process.poll() is None
+    job.process.send_signal(signal.SIGTERM)
+    stopped(job, begun)
+
+
 def wait_for_metrics(job) -> None:
     end = time.monotonic() + 60
     while (

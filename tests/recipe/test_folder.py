@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.recipe.folder import claim
+from paddle_dp.recipe.folder import LOCK, claim, release
 
 
 def test_an_older_run_is_moved_aside_and_stays_at_a_resume(tmp_path: Path) -> None:
@@ -15,7 +17,28 @@ def test_an_older_run_is_moved_aside_and_stays_at_a_resume(tmp_path: Path) -> No
     assert claim(folder, None) is None and folder.is_dir()
     (folder / "metrics.jsonl").touch()
     assert claim(folder, "newest") is None and (folder / "metrics.jsonl").exists()
-    assert claim(folder, None) == tmp_path / "run.1" and not any(folder.iterdir())
+    assert claim(folder, None) == tmp_path / "run.1"
+    assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+@pytest.mark.parametrize("which_of_two", ["newest", None])
+def test_a_folder_in_which_a_job_runs_is_refused_and_not_moved(
+    tmp_path: Path, which_of_two: str | None
+) -> None:
+    folder = tmp_path / "run"
+    words = f"from paddle_dp.recipe.folder import claim; from pathlib import Path; claim(Path({str(folder)!r}), None)"
+    hold = f"{words}; Path({str(folder / 'metrics.jsonl')!r}).touch(); print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None and job.stdout.readline() == b"held\n"
+        with pytest.raises(UsageError, match=rf"belongs to a job that is running \(process {job.pid} on "):
+            claim(folder, which_of_two)
+        assert (folder / "metrics.jsonl").exists() and not (tmp_path / "run.1").exists()
+        job.kill()  # the kernel lets go
+    assert claim(folder, "newest") is None
+    assert claim(folder, "newest") is None  # one process may, again and again
+    release(folder)
+    with subprocess.Popen([sys.executable, "-c", words], stdin=subprocess.PIPE) as other:
+        assert other.wait(timeout=30) == 0
 
 
 @pytest.mark.parametrize("which", ["newest", "best", "120"])

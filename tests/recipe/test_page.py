@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paddle_dp.errors import RecipeError
+from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.page import parse, read_page
 
 
@@ -113,9 +115,43 @@ def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path) -> bytes:
+    def denied(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(RecipeError, match=r"a.yaml: cannot be read: Permission denied"):
         read_page(tmp_path / "a.yaml")
+
+
+def bomb(depth: int) -> str:
+    """Nine aliases of nine aliases of …"""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    return "\n".join([*lines, *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, depth))])
+
+
+def test_aliases_are_bounded_by_what_they_stand_for() -> None:
+    assert not parse(bomb(3), "a.yaml").mistakes
+    begun = time.perf_counter()
+    for depth in (6, 9, 40):
+        (mistake,) = parse(bomb(depth), "a.yaml").mistakes
+        assert (
+            str(mistake)
+            == "a.yaml: stands for more than 50000 values, its aliases written out: no recipe needs so many"
+        )
+    assert time.perf_counter() - begun < 5
+
+
+def test_a_recipe_of_the_size_of_data_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("\n".join(f"key_{number}: 1" for number in range(60_000)))
+    begun = time.perf_counter()
+    with pytest.raises(RecipeError, match=r"a.yaml: is larger than 128 KB: that is data, not a recipe"):
+        read_page(tmp_path / "a.yaml")
+    assert time.perf_counter() - begun < 1
+
+
+def test_as_many_keys_as_fit_are_told_apart_in_seconds(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("\n".join(f"key_{number}: 1" for number in range(9_000)))
+    begun = time.perf_counter()
+    with pytest.raises(RecipeError):
+        read_recipe(tmp_path / "a.yaml")
+    assert time.perf_counter() - begun < 5

@@ -86,6 +86,15 @@ def test_the_main_ranks_clock_decides_for_all():
         heartbeat.born = began
 
 
+@pytest.fixture
+def heard():
+    """SIGINT as it is in the foreground: a shell's background ignores it from the beginning, which is respected."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     with StopRequests(Mesh.alone()) as requests:
