@@ -7,15 +7,14 @@ from paddle import nn
 from tests.ranks import run_ranks
 
 
-def model_and_optimizer():
-    paddle.seed(1)
+def sequential():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     for parameter in model[2].parameters():
         parameter.stop_gradient = True
-    return model, paddle.optimizer.AdamW(0.1, parameters=model.parameters())
+    return model
 
 
-def learn(strategy):
+def learn(strategy, model="sequential"):
     from paddle_dp.data import Loader
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
@@ -23,7 +22,9 @@ def learn(strategy):
     from paddle_dp.part import read_part
 
     mesh = join(seed=1)
-    model, optimizer = model_and_optimizer()
+    paddle.seed(1)
+    model = {"sequential": sequential, "Tied": Tied}[model]()
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters())
     learner = (
         read_part("strategies", strategy)
         .build(mesh)
@@ -50,3 +51,28 @@ def test_frozen_parameters_of_an_optimizer_are_nobodys_in_every_stage():
         for name, value in together.items():
             np.testing.assert_allclose(value, one[name], rtol=0, atol=1e-6, err_msg=name)
         assert all({"2.weight", "2.bias"} <= set(found) for found in weights)  # each rank has them, whole
+
+
+class Tied(nn.Layer):
+    """The first block and the last one share a frozen weight."""
+
+    def __init__(self):
+        super().__init__()
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        first.weight.stop_gradient = True
+        last.weight = first.weight
+        self.blocks = nn.LayerList([first, nn.Tanh(), nn.Linear(4, 4), last])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_frozen_weight_that_two_stages_share_has_no_gradient_to_add_up():
+    one = run_ranks(learn, 1, {"use": "single"}, "Tied")[0]
+    stages = run_ranks(learn, 2, {"use": "hybrid", "pipeline": 2}, "Tied")
+    together = {name: value for found in stages for name, value in found.items()}
+    assert set(together) == set(one)
+    for name, value in together.items():
+        np.testing.assert_allclose(value, one[name], rtol=0, atol=1e-6, err_msg=name)

@@ -136,7 +136,8 @@ class PipelineLearner(HybridLearner):
         super()._exchange()
         # After the data axis, so that the copies of all replicas stay bit-equal.
         for tied in self.local_stages.tied:
-            tied.add_up()
+            if not tied.parameter.stop_gradient:  # the same on all stages; a frozen one has no gradient
+                tied.add_up()
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Over the ranks that hold the same stage."""
