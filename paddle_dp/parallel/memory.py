@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -14,7 +15,12 @@ from paddle_dp.parallel.learner import Learner
 def size(tensors: Iterable[paddle.Tensor | None]) -> int:
     """The bytes of the tensors; one whose memory was freed still has its shape, but counts 0."""
     allocated = (t for t in tensors if t is not None and t._is_initialized())
-    return sum(t.size * t.element_size() for t in allocated)
+    return sum(_bytes(t) for t in allocated)
+
+
+def _bytes(tensor: paddle.Tensor) -> int:
+    """What the whole tensor takes. `tensor.size` takes 4 µs, and this is asked for each parameter at each gradient."""
+    return math.prod(tensor.shape) * tensor.element_size()
 
 
 def states(optimizer: Any) -> list[paddle.Tensor]:
@@ -56,7 +62,7 @@ class MemoryMeter:
 
     def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
         """Runs after the hooks of sharding, so it adds what they have just freed of this parameter."""
-        counts, own = self._count(), parameter.size * parameter.element_size()
+        counts, own = self._count(), _bytes(parameter)
         counts["parameters"] += 0 if parameter._is_initialized() else own
         counts["gradients"] += 0 if parameter.grad is not None else own
         self.most = {name: max(self.most[name], counts[name]) for name in counts}
