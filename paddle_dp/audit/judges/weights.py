@@ -85,6 +85,7 @@ def _missing(trace: Trace) -> Iterator[Finding]:
                 rule="gradient-missing", severity="fault", where=trace.together(step)[0].where,
                 what=f"{plural(len(some), 'parameter')} got a gradient on some ranks only, in update {step}",
                 evidence=f"{few(some, 3)}: none on rank {few(lacking)}",
-                remedy="let every rank use every parameter, or DataParallel(model, find_unused_parameters=True)",
+                remedy="let every rank use every parameter, or DataParallel(model, find_unused_parameters=True); with "
+                "gradients accumulated over micro-batches that looks at the last of them only",
             )  # fmt: skip
             return
