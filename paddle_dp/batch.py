@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Micro:
+class MicroBatch:
     """One forward and backward pass: inputs [n, ...], targets [n, ...], and how many of the n samples count.
 
     `samples` is 0 for a *dummy*: one sample that a data rank without any reads, so that it takes part in the
@@ -39,14 +39,9 @@ class Batch:
     random numbers of the update are drawn from `seed`, (epoch, index) and the samples' positions.
     """
 
-    micro_batches: tuple[Micro, ...]
+    micro_batches: tuple[MicroBatch, ...]
     samples: int
     index: int
     epoch: int
     waited: float = 0.0
     seed: int = 0
-
-    @property
-    def mine(self) -> int:
-        """The number of samples of the global batch that this rank reads."""
-        return sum(micro_batch.samples for micro_batch in self.micro_batches)

@@ -4,8 +4,8 @@ The data sets themselves are in `datasets/`, the coordinates of ranks in `mesh/`
 `parallel/`.
 """
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.loader import Loader
 from paddle_dp.data.sampler import Sampler
 
-__all__ = ["Batch", "Loader", "Micro", "Sampler"]
+__all__ = ["Batch", "Loader", "MicroBatch", "Sampler"]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.sample import Dataset, InProcess, Source
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
@@ -82,7 +82,7 @@ class Loader:
             begun = time.perf_counter()
             size = self.sampler.size(k)
             micro_batches = tuple(
-                Micro(
+                MicroBatch(
                     paddle.to_tensor(inputs, place=place),
                     paddle.to_tensor(targets, place=place),
                     count,

@@ -146,7 +146,7 @@ def _some(indices: Indices) -> str:
 
 
 MicroArrays = tuple[Array, Array, int]
-"""One micro-batch in arrays: inputs, targets, and how many of the samples count (see Micro)."""
+"""One micro-batch in arrays: inputs, targets, and how many of the samples count (see MicroBatch)."""
 
 
 class Source(Protocol):

@@ -110,7 +110,7 @@ class Sampler:
         size = self.size(k)
         return self.order(epoch)[k * self.batch : k * self.batch + size]
 
-    def mine(self, epoch: int, k: int) -> list[Indices]:
+    def local_batch(self, epoch: int, k: int) -> list[Indices]:
         """This data rank's samples of each micro-batch of global batch `k`; some may be empty."""
         batch = self.global_batch(epoch, k)
         return [batch[start:stop] for start, stop in self.cuts(len(batch))]

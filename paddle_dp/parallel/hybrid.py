@@ -14,7 +14,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 )
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
-from paddle_dp.batch import Micro
+from paddle_dp.batch import MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.finished import parameters_of
@@ -96,7 +96,7 @@ class HybridLearner(Learner):
         with self._serving_others():
             return super().predict(inputs)
 
-    def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
         with self._serving_others():
             return super()._forward_again(micro_batch)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
@@ -181,7 +181,7 @@ class Learner(PlacedModel):
                 seen.append(self._sums(outputs, total, micro_batch))
         return seen, counted
 
-    def _keep(self, batch: Batch, micro_batch: Micro) -> None:
+    def _keep(self, batch: Batch, micro_batch: MicroBatch) -> None:
         """Keeps the first samples for the trial in `differences`."""
         if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
             self._tried = replace(batch, micro_batches=())
@@ -283,7 +283,7 @@ class Learner(PlacedModel):
             )
         return count
 
-    def score(self, micro_batch: Micro) -> Score | None:
+    def score(self, micro_batch: MicroBatch) -> Score | None:
         """The loss and scores of these samples, in the model's current mode and without gradients.
 
         None for a dummy, and on a rank whose stage does not have the outputs. All ranks of a reader call it together;
@@ -318,13 +318,13 @@ class Learner(PlacedModel):
         """Whether all readers must call every `predict` together, because it gathers weights from other ranks."""
         return False
 
-    def _forward(self, micro_batch: Micro) -> tuple[Any, paddle.Tensor, Count]:
+    def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
             outputs = self.parallel_model(micro_batch.inputs)
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
-    def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
         """Forward and loss of samples that were kept, with the same dropout masks as before."""
         assert self._tried is not None
         with self._draws.scope(self._tried, micro_batch), self.mixed.context():
@@ -344,7 +344,7 @@ class Learner(PlacedModel):
         """The relative difference that is allowed between totals of the same numbers."""
         return 1e-7 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
 
-    def _factor(self, micro_batch: Micro, divisor: float) -> float:
+    def _factor(self, micro_batch: MicroBatch, divisor: float) -> float:
         """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean."""
         if micro_batch.is_dummy:
             return 0.0
@@ -387,7 +387,7 @@ class Learner(PlacedModel):
             )
         return usable
 
-    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: Micro) -> dict[str, float]:
+    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> dict[str, float]:
         """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
         sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.mesh.is_loss_rank and not micro_batch.is_dummy

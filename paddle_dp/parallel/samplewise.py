@@ -17,7 +17,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Micro
+from paddle_dp.batch import MicroBatch
 from paddle_dp.errors import LossError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import is_batch_norm
@@ -29,7 +29,7 @@ from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 from paddle_dp.parallel.trial import random_state
 from paddle_dp.parallel.untouched import untouched
 
-Forward = Callable[[Micro], tuple[paddle.Tensor, Count]]
+Forward = Callable[[MicroBatch], tuple[paddle.Tensor, Count]]
 Backward = Callable[[paddle.Tensor], Sketches]
 Tried = tuple[float, Sketches]  # a total, and its gradients
 
@@ -51,7 +51,7 @@ class Samplewise:
         self._loss = loss
         self._owner = loss.owner
         self._model = model
-        self._kept: Micro | None = None  # the first samples
+        self._kept: MicroBatch | None = None  # the first samples
         self._full = False
         self._modes: list[tuple[nn.Layer, bool]] = []  # of the layers in that update
         self._known = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
@@ -96,7 +96,7 @@ class Samplewise:
                 "computes it over its own samples only"
             )
 
-    def keep(self, micro_batch: Micro) -> bool:
+    def keep(self, micro_batch: MicroBatch) -> bool:
         """Keeps the first micro-batch that is learned from, and more until there are SAMPLES samples. True for the very
         first."""
         if micro_batch.is_dummy or self._full:
@@ -189,7 +189,7 @@ class Samplewise:
         )
 
     def _try(
-        self, forward: Forward, backward: Backward | None, part: Micro, watch: Watch, noise: bool
+        self, forward: Forward, backward: Backward | None, part: MicroBatch, watch: Watch, noise: bool
     ) -> Tried:
         with untouched(self._model, self._owner):
             for layer, training in self._modes:
@@ -282,7 +282,7 @@ def _rows(data: Any, cut: slice) -> Any:
     return paddle.utils.map_structure(lambda x: x[cut], data)
 
 
-def _part(whole: Micro, cut: slice) -> Micro:
+def _part(whole: MicroBatch, cut: slice) -> MicroBatch:
     """Some of a micro-batch's samples, each in its place in the global batch."""
     places = tuple(range(whole.first, whole.first + whole.samples)) if whole.places is None else whole.places
     mine = places[cut]
@@ -296,7 +296,7 @@ def _part(whole: Micro, cut: slice) -> Micro:
     )
 
 
-def _joined(one: Micro, other: Micro) -> Micro:
+def _joined(one: MicroBatch, other: MicroBatch) -> MicroBatch:
     """Two micro-batches as one."""
     assert one.places is not None and other.places is not None
     inputs, targets = (
@@ -330,7 +330,7 @@ def _close(a: paddle.Tensor, b: paddle.Tensor) -> bool:
     return not apart > CLOSE * largest  # NaN is another's to judge
 
 
-def _bytes(micro_batch: Micro) -> int:
+def _bytes(micro_batch: MicroBatch) -> int:
     leaves = paddle.utils.flatten([micro_batch.inputs, micro_batch.targets])
     return sum(leaf.size * leaf.element_size() for leaf in leaves if isinstance(leaf, paddle.Tensor))
 

@@ -50,7 +50,9 @@ def of_target(
     loader: Loader, epoch: int, batch: int, error: TargetError, what: str = "training"
 ) -> LossError:
     """The same error with the name of the sample, which this rank read in global batch `batch`."""
-    rows = [indices[error.row] for indices in loader.sampler.mine(epoch, batch) if error.row < len(indices)]
+    rows = [
+        indices[error.row] for indices in loader.sampler.local_batch(epoch, batch) if error.row < len(indices)
+    ]
     for index in map(int, rows):
         with globals_kept():
             _, targets = read_samples(loader.dataset, np.array([index]), loader.sampler.seed, epoch)
@@ -79,7 +81,7 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
 def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:
     for step in steps:
         epoch, batch = divmod(step - 1, loader.batches)
-        for indices in loader.sampler.mine(epoch, batch):
+        for indices in loader.sampler.local_batch(epoch, batch):
             if len(indices):
                 yield step, indices
 

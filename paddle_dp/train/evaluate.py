@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.batch import Micro
+from paddle_dp.batch import MicroBatch
 from paddle_dp.data import Loader
 from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, TargetError
@@ -30,7 +30,7 @@ class _Tally:
     samples: int = 0
     confusion: np.ndarray | None = None
 
-    def add(self, learner: Learner, micro_batch: Micro) -> None:
+    def add(self, learner: Learner, micro_batch: MicroBatch) -> None:
         score = learner.score(micro_batch)
         if score is None:
             return

@@ -49,7 +49,7 @@ def test_batches_hold_the_shares_samples_as_tensors():
     assert [batch.samples for batch in batches] == [4, 4, 2]
     assert [batch.index for batch in batches] == [0, 1, 2]
     for batch in batches:
-        expected = loader.sampler.mine(3, batch.index)
+        expected = loader.sampler.local_batch(3, batch.index)
         assert [micro_batch.targets.tolist() for micro_batch in batch.micro_batches] == [
             (10 * part).tolist() for part in expected
         ]
@@ -58,7 +58,7 @@ def test_batches_hold_the_shares_samples_as_tensors():
         ]
     first = batches[0].micro_batches[0]
     assert first.inputs.shape == [2, 2] and first.inputs.dtype == paddle.float32
-    assert first.targets.dtype == paddle.int64 and batches[0].epoch == 3 and batches[0].mine == 4
+    assert first.targets.dtype == paddle.int64 and batches[0].epoch == 3
 
 
 def test_take_gives_what_one_by_one_gives():
@@ -122,7 +122,7 @@ def test_reading_leaves_the_programs_own_randomness_alone():
 def test_a_reader_without_a_sample_gets_a_dummy():
     batches = list(Loader(Numbers(9), Sampler(9, 8, dp_rank=0, dp_size=2)).read(0))
     dummy = batches[1].micro_batches[0]
-    assert dummy.is_dummy and dummy.samples == 0 and batches[1].samples == 1 and batches[1].mine == 0
+    assert dummy.is_dummy and dummy.samples == 0 and batches[1].samples == 1
     assert dummy.targets.tolist() == (10 * batches_first(9, 8)).tolist()
 
 

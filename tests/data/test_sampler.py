@@ -24,7 +24,7 @@ def shares(samples, batch, dp_size, micro_batches, **settings):
 def test_every_sample_is_read_exactly_once(samples, batch, dp_size, micro_batches):
     everyone = shares(samples, batch, dp_size, micro_batches, seed=3)
     read = np.concatenate(
-        [part for sampler in everyone for k in range(sampler.batches) for part in sampler.mine(5, k)]
+        [part for sampler in everyone for k in range(sampler.batches) for part in sampler.local_batch(5, k)]
     )
     assert sorted(read) == list(range(samples))
 
@@ -37,8 +37,10 @@ def test_a_global_batch_and_its_micros_are_the_same_sets_for_any_number_of_reade
     alone = Sampler(samples, batch, micro_batches=micro_batches)
     everyone = shares(samples, batch, dp_size, micro_batches)
     for k in range(alone.batches):
-        together = [np.concatenate(parts) for parts in zip(*(s.mine(1, k) for s in everyone), strict=True)]
-        assert [list(part) for part in together] == [list(part) for part in alone.mine(1, k)]
+        together = [
+            np.concatenate(parts) for parts in zip(*(s.local_batch(1, k) for s in everyone), strict=True)
+        ]
+        assert [list(part) for part in together] == [list(part) for part in alone.local_batch(1, k)]
         assert list(np.concatenate(together)) == list(alone.global_batch(1, k))
         assert len(alone.global_batch(1, k)) == alone.size(k)
 
@@ -46,7 +48,7 @@ def test_a_global_batch_and_its_micros_are_the_same_sets_for_any_number_of_reade
 def test_readers_differ_by_at_most_one_sample_in_each_micro():
     for dp_size, micro_batches in LAYOUTS:
         for j in range(micro_batches):
-            sizes = [len(sampler.mine(0, 0)[j]) for sampler in shares(97, 50, dp_size, micro_batches)]
+            sizes = [len(sampler.local_batch(0, 0)[j]) for sampler in shares(97, 50, dp_size, micro_batches)]
             assert max(sizes) - min(sizes) <= 1
 
 

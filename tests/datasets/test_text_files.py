@@ -45,7 +45,7 @@ def test_windows_hold_every_token_once(texts):
 def sampler(data, rank):
     """How many windows one of three readers takes in an epoch."""
     mine = Sampler(len(data), 10, rank, 3)
-    return sum(len(micro_batch) for k in range(mine.batches) for micro_batch in mine.mine(0, k))
+    return sum(len(micro_batch) for k in range(mine.batches) for micro_batch in mine.local_batch(0, k))
 
 
 def test_take_gives_what_one_by_one_gives(texts):

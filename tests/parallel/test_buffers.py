@@ -160,7 +160,7 @@ def test_looking_moves_at_powers_of_two_only():
 
 def late() -> list[str]:
     """What is said of a buffer that forward changes in the seventh update, where the fourth was the last look."""
-    from paddle_dp.batch import Batch, Micro
+    from paddle_dp.batch import Batch, MicroBatch
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
     from paddle_dp.strategies.data_parallel import Config
@@ -174,7 +174,9 @@ def late() -> list[str]:
     learner = Config().build(mesh).place(task)
     x = paddle.full([2, FEATURES], 1.0 + mesh.rank)
     for index in range(7):
-        learner.train_batch(Batch((Micro(x, paddle.zeros([2], "int64"), 2, 2 * mesh.rank),), 4, index, 0))
+        learner.train_batch(
+            Batch((MicroBatch(x, paddle.zeros([2], "int64"), 2, 2 * mesh.rank),), 4, index, 0)
+        )
     model.late.set_value(x.mean(0))
     return learner.differences()
 

@@ -10,7 +10,7 @@ import pytest
 from paddle import nn
 from paddle.nn import ClipGradByGlobalNorm as Clip
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Precision, Task
@@ -75,7 +75,7 @@ def train(strategy: Any, kind: str) -> dict[str, Any]:
     learner, mesh = strategy.place(task), strategy.mesh
     share = 8 // mesh.dp_size
     mine = slice(mesh.dp_rank * share, (mesh.dp_rank + 1) * share)
-    micro_batch = Micro(paddle.to_tensor(x[mine]), paddle.to_tensor(y[mine]), share, mine.start)
+    micro_batch = MicroBatch(paddle.to_tensor(x[mine]), paddle.to_tensor(y[mine]), share, mine.start)
     for index in range(STEPS):
         learner.train_batch(Batch((micro_batch,), 8, index, 0))
     return {shard.name: [shard.offset, shard.array] for shard in shards(learner)}

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import join
 from paddle_dp.parallel import Task
 from paddle_dp.strategies.data_parallel import Config
@@ -31,7 +31,7 @@ def learn(interrupted: bool, sync: bool) -> list[Any]:
             norm.eval()
         draw = np.random.RandomState(10 * index + mesh.rank)
         x = paddle.to_tensor(draw.randn(4, 6).astype("float32") * (1 + mesh.rank))
-        micro_batch = Micro(x, paddle.to_tensor(draw.randint(0, 4, 4)), 4, 4 * mesh.rank)
+        micro_batch = MicroBatch(x, paddle.to_tensor(draw.randint(0, 4, 4)), 4, 4 * mesh.rank)
         learner.train_batch(Batch((micro_batch,), 4 * mesh.ranks, index, 0))
         if interrupted:
             learner.sync_buffers()

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.data import Batch, Micro
+from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
@@ -39,7 +39,7 @@ def learner(loss, precision="float32", model=None):
 def batch(*pieces):
     random = np.random.RandomState(0)
     micro_batches = tuple(
-        Micro(
+        MicroBatch(
             paddle.to_tensor(random.randn(max(n, 1), 3).astype("float32")),
             paddle.to_tensor(random.randn(max(n, 1), 2).astype("float32")),
             n,

@@ -194,7 +194,7 @@ def test_on_four_ranks():
 
 def met(strategy):
     """Of this rank's first norm: its name, its running mean, and what that is when the ranks have met."""
-    from paddle_dp.batch import Batch, Micro
+    from paddle_dp.batch import Batch, MicroBatch
     from paddle_dp.mesh import join
     from paddle_dp.part import read_part
 
@@ -202,8 +202,8 @@ def met(strategy):
     learner = placer.place(_task({"norms": True}))
     dp_rank = learner.mesh.dp_rank
     tokens = paddle.arange(24).reshape([2, 12]) + dp_rank
-    second = Micro(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a dummy
-    learner.train_batch(Batch((Micro(tokens, tokens, 2), second), 6, 0, 0))
+    second = MicroBatch(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a dummy
+    learner.train_batch(Batch((MicroBatch(tokens, tokens, 2), second), 6, 0, 0))
     name, mean = next((n, t) for n, t in learner.state().items() if n.endswith("_mean"))
     before = mean.tolist()
     learner.sync_buffers()

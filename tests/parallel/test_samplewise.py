@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
@@ -32,7 +32,7 @@ SEEN: list[str] = []  # not within a loss, whose own would be put back
 def batch(samples: int = 8) -> Batch:
     x = paddle.to_tensor(np.random.RandomState(0).randn(samples, 6).astype("float32"))
     y = x[:, :CLASSES].argmax(1)
-    return Batch((Micro(x, y, samples),), samples, 0, 0)
+    return Batch((MicroBatch(x, y, samples),), samples, 0, 0)
 
 
 def network(outputs: int = CLASSES) -> nn.Sequential:
@@ -204,7 +204,7 @@ def test_a_loss_that_no_number_of_ranks_can_share_is_refused(loss: Any, said: st
 
 def test_targets_that_are_broadcast_against_every_output_are_refused() -> None:
     (micro_batch,) = batch().micro_batches
-    of_floats = Batch((Micro(micro_batch.inputs, micro_batch.targets.astype("float32"), 8),), 8, 0, 0)
+    of_floats = Batch((MicroBatch(micro_batch.inputs, micro_batch.targets.astype("float32"), 8),), 8, 0, 0)
     with pytest.raises(
         LossError, match=r"64 things for 8 samples .* \[8, 1\] and targets \[8\] are probably broad"
     ):
@@ -325,9 +325,9 @@ def test_a_sample_at_a_time_is_joined_with_the_next() -> None:
     paddle.seed(1)
     model, whole = Balanced(), batch(10).micro_batches[0]
     tried = Samplewise(as_loss(model.loss), model)
-    singles = [Micro(whole.inputs[i : i + 1], whole.targets[i : i + 1], 1, i) for i in range(10)]
+    singles = [MicroBatch(whole.inputs[i : i + 1], whole.targets[i : i + 1], 1, i) for i in range(10)]
 
-    def forward(part: Micro) -> Any:
+    def forward(part: MicroBatch) -> Any:
         return tried._loss(model(part.inputs), part.targets)
 
     assert tried.keep(singles[1])
@@ -369,7 +369,7 @@ def named_differences() -> list[Any]:
     one = DataParallel(sync_batch_norm=True).build(mesh).place(task)
     half = 8 // mesh.ranks
     mine = slice(mesh.rank * half, (mesh.rank + 1) * half)
-    one.train_batch(Batch((Micro(whole.inputs[mine], whole.targets[mine], half),), 8, 0, 0))
+    one.train_batch(Batch((MicroBatch(whole.inputs[mine], whole.targets[mine], half),), 8, 0, 0))
     one.model.eval()
     return [one.differences(), bool(paddle.isfinite(one.predict(whole.inputs)).all())]
 
@@ -385,7 +385,7 @@ def differences_of(model: nn.Layer, loss: Any, strategy: Any, samples: int = 8) 
     share = samples // 2
     half = slice(one.mesh.dp_rank * share, (one.mesh.dp_rank + 1) * share)
     one.train_batch(
-        Batch((Micro(whole.inputs[half], whole.targets[half], share, half.start),), samples, 0, 0)
+        Batch((MicroBatch(whole.inputs[half], whole.targets[half], share, half.start),), samples, 0, 0)
     )
     before = {name: tensor.numpy() for name, tensor in one.state().items()}
     calls, drawn = getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()
@@ -492,7 +492,7 @@ def _updated(words: dict[str, Any], mesh: Mesh, asked: bool) -> Any:
     one = read_part("strategies", words).build(mesh).place(task)
     whole, share = batch().micro_batches[0], 8 // one.mesh.dp_size
     mine = slice(one.mesh.dp_rank * share, (one.mesh.dp_rank + 1) * share)
-    micro_batch = Micro(whole.inputs[mine], whole.targets[mine], share, mine.start)
+    micro_batch = MicroBatch(whole.inputs[mine], whole.targets[mine], share, mine.start)
     for index in range(4):
         one.train_batch(Batch((micro_batch,), 8, index, 0))
         if asked and index == 1:

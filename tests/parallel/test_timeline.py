@@ -50,7 +50,7 @@ def measure(cases):
     """For each case, the median over some steps of each stage's idle share."""
     from dataclasses import replace
 
-    from paddle_dp.batch import Batch, Micro
+    from paddle_dp.batch import Batch, MicroBatch
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
     from paddle_dp.part import read_part
@@ -67,7 +67,7 @@ def measure(cases):
         config = read_part("strategies", {**words, "pipeline_schedule": schedule}).config
         learner = replace(placer, config=config).place(task)
         x = paddle.ones([1, 4])
-        batch, shares = Batch((Micro(x, x, 1),) * micro_batches, micro_batches, 0, 0), []
+        batch, shares = Batch((MicroBatch(x, x, 1),) * micro_batches, micro_batches, 0, 0), []
         for step in range(STEPS + 1):
             learner.recorder.armed = step > 0
             learner.train_batch(batch)

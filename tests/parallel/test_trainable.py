@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task
@@ -39,7 +39,7 @@ def learn(mesh: Mesh, words: dict[str, Any], frozen_first: bool) -> Any:
     for index in range(4):
         weight.stop_gradient = frozen_first if index < 2 else not frozen_first
         try:
-            one.train_batch(Batch((Micro(x[mine], y[mine], share, mine.start),), 8, index, 0))
+            one.train_batch(Batch((MicroBatch(x[mine], y[mine], share, mine.start),), 8, index, 0))
         except UsageError as error:
             return str(error)
     return model[2].weight.numpy()

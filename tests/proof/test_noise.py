@@ -5,7 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel.precision.emulated_amp import Rounder
 from paddle_dp.proof import noise
 
@@ -26,7 +26,7 @@ def test_weights_move_by_their_last_place_and_seeds_differ():
 
 def test_permuted_samples_are_the_same_samples():
     x = paddle.arange(12, dtype="float32").reshape([6, 2])
-    batch = Batch((Micro(x, paddle.arange(6), 6),), 6, 0, 0)
+    batch = Batch((MicroBatch(x, paddle.arange(6), 6),), 6, 0, 0)
     moved = noise.permute(
         batch, next(one.order for one in noise.runs("float32", 2) if one.order)
     ).micro_batches[0]

@@ -6,7 +6,7 @@ import pytest
 from paddle import nn
 from paddle.optimizer.lr import StepDecay
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
@@ -40,7 +40,7 @@ def learner(optimizer):
 def batch(step):
     draw = np.random.RandomState(step)
     inputs, targets = (paddle.to_tensor(draw.randn(5, n).astype("float32")) for n in (3, 2))
-    return Batch((Micro(inputs, targets, 5),), 5, 0, 0)
+    return Batch((MicroBatch(inputs, targets, 5),), 5, 0, 0)
 
 
 def learned(folder, ours, hook=None):

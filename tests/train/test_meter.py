@@ -8,13 +8,13 @@ from typing import Any
 import paddle
 import pytest
 
-from paddle_dp.data import Batch, Micro
+from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.train.meter import Meter, tokens
 
 
 def batch(inputs: Any) -> Batch:
-    return Batch(micro_batches=(Micro(inputs, inputs, len(inputs)),), samples=8, index=0, epoch=0)
+    return Batch(micro_batches=(MicroBatch(inputs, inputs, len(inputs)),), samples=8, index=0, epoch=0)
 
 
 @pytest.mark.parametrize(

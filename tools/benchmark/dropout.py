@@ -32,7 +32,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional as F
 
-from paddle_dp.data import Batch, Micro
+from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task, place_whole
 from paddle_dp.parallel.dropout import Scope, install, masks
@@ -109,7 +109,7 @@ def updates(
     whole = model == "gpt"
     inputs = random.randint(0, classes, shape) if whole else random.randn(*shape).astype("float32")
     targets = random.randint(0, classes, shape if whole else shape[:1])
-    micro_batch = Micro(paddle.to_tensor(inputs), paddle.to_tensor(targets), shape[0])
+    micro_batch = MicroBatch(paddle.to_tensor(inputs), paddle.to_tensor(targets), shape[0])
     batch = Batch((micro_batch,), shape[0], 0, 0)
     ways = {"none (own)": (0.0, "own"), "none (exact)": (0.0, "exact")}
     ways |= {"0.1 (own)": (0.1, "own"), "0.1 (exact)": (0.1, "exact")}

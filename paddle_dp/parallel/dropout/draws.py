@@ -8,7 +8,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.dropout.places import install
 from paddle_dp.parallel.dropout.scope import Scope
@@ -33,7 +33,7 @@ class Draws:
             install()
 
     def around(
-        self, batch: Batch, micro_batch: Micro, layers: Callable[[], Layers]
+        self, batch: Batch, micro_batch: MicroBatch, layers: Callable[[], Layers]
     ) -> AbstractContextManager[Any]:
         """Around the forward of one micro-batch; `layers` returns this rank's layers of the model with their names."""
         if not self.exact and self._watch is None:
@@ -99,7 +99,7 @@ class Draws:
             f"{who} from {whose} generator, which differs on another number of ranks: only dropout is exact"
         ]
 
-    def scope(self, batch: Batch, micro_batch: Micro) -> AbstractContextManager[Any]:
+    def scope(self, batch: Batch, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
         """Around any forward of these samples of a batch: it draws their masks from the first call on."""
         if not self.exact:
             return nullcontext()

@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.data_group import DataGroup
@@ -30,14 +30,14 @@ class MicroBatchLoss:
 
     def __init__(self, loss: Loss):
         self.loss = loss
-        self.upcoming: Iterator[tuple[Micro, Any]] = iter(())
+        self.upcoming: Iterator[tuple[MicroBatch, Any]] = iter(())
         self.collect_metrics = False
         self.sums: list[Sums] = []
         self.counted: Count = 0
         # Outputs, targets and total of the first micro-batch with samples.
         self.first: tuple[Any, Any, paddle.Tensor] | None = None
 
-    def open(self, micro_batches: tuple[Micro, ...], factors: list[Any], collect_metrics: bool) -> None:
+    def open(self, micro_batches: tuple[MicroBatch, ...], factors: list[Any], collect_metrics: bool) -> None:
         """Before a batch: sets its micro-batches, the factor of each one's total, and whether to collect sums."""
         self.upcoming = iter(zip(micro_batches, factors, strict=True))
         self.collect_metrics, self.sums = collect_metrics, []
@@ -92,7 +92,7 @@ class PipelineLearner(HybridLearner):
             self._keep(batch, micro_batch)
         return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
-    def _forward_again(self, micro_batch: Micro) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
         """Through all stages; only the last one has a loss."""
         assert self._tried is not None
         engine: Engine = self.parallel_model
@@ -119,7 +119,7 @@ class PipelineLearner(HybridLearner):
             if work.kind == "backward" or self.predict_is_collective:
                 self._finish_exchange()
 
-    def _drawing(self, micro_batch: Micro) -> AbstractContextManager[Any]:
+    def _drawing(self, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
         assert self.batch is not None
         return self._draws.around(self.batch, micro_batch, self.named_layers)
 

@@ -15,7 +15,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch, Micro
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision.emulated_amp import Rounder
 from paddle_dp.recipe import Precision
@@ -122,7 +122,7 @@ class MixedPrecision:
             return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
         return model, optimizer
 
-    def cast_micro_batch(self, micro_batch: Micro) -> Micro:
+    def cast_micro_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """The micro-batch in the model's dtype: floating-point tensors become float64 under float64; otherwise float64
         tensors become float32 for a model that reads float32."""
         inputs, targets = micro_batch.inputs, micro_batch.targets
