@@ -80,10 +80,12 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """For how long nothing may happen on any rank: the recipe's `watch`, and what its loader allows one sample."""
+    """For how long nothing may happen on any rank: the recipe's `watch`, and what its loader allows one sample.
+    `nodes`: where there are several, a rank may wait for one whose heartbeat is on another node's board."""
 
     watch: Watch
     sample: float
+    nodes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

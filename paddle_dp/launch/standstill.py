@@ -15,6 +15,7 @@ STATUS = 124  # of a job that stood still: as of timeout(1)
 LEAST = 60.0  # seconds: however short a step is, a machine may have something else to do for a while
 STEPS = 10  # so many median steps without a sign of life are too many
 GAP = 2.0  # seconds between two looks that count at most: the whole machine may have been stopped
+CALLED = ("evaluate", "checkpoint", "callbacks")  # phases with a limit of their own
 BEYOND = 5.0  # seconds that a data worker's own time limit, which names the sample, has the first word
 
 Beats = Mapping[int, Beat | None]
@@ -100,7 +101,7 @@ class Standing:
     """Looks at the ranks' heartbeats again and again."""
 
     def __init__(self, limits: Limits):
-        self.watch, self.sample = limits.watch, limits.sample
+        self.watch, self.sample, self.nodes = limits.watch, limits.sample, limits.nodes
         self._counts: dict[int, int] = {}
         self._since: dict[int, float] = {}  # by each rank's own clock: seconds that we have seen it stand
         self._looked: float | None = None
@@ -121,7 +122,10 @@ class Standing:
         if not beats:
             return None
         seconds = min(self._since[rank] for rank in beats)
-        limit, setting = max(self._limit(beat) for beat in beats.values())
+        limits = [self._limit(beat) for beat in beats.values()]
+        if self.nodes > 1 and all(beat is not None and beat.waits for beat in beats.values()):
+            limits += [self._limit_in(phase) for phase in ("data", *CALLED)]  # of a rank on another node
+        limit, setting = max(limits)
         if seconds < limit:
             return None
         since = {rank: self._since[rank] for rank in beats}
@@ -141,14 +145,18 @@ class Standing:
             return self.watch.start.seconds, "watch.start"
         if beat.phase == "unwatched":
             return math.inf, ""
-        if beat.phase in ("evaluate", "checkpoint", "callbacks"):
-            return getattr(self.watch, beat.phase).seconds, f"watch.{beat.phase}"
+        return self._limit_in(beat.phase)
+
+    def _limit_in(self, phase: str) -> tuple[float, str]:
+        """For how long a rank that has begun to train may be in a phase."""
+        if phase in CALLED:
+            return getattr(self.watch, phase).seconds, f"watch.{phase}"
         within = (self.patience(), "watch.patience")
-        if beat.phase in ("end", "done"):
+        if phase in ("end", "done"):
             return within
         if not self._begun:  # a first step compiles, allocates, connects
             return max(within, (self.watch.start.seconds, "watch.start, until the first steps are done"))
-        if beat.phase == "data":
+        if phase == "data":
             return max(within, (self.sample + BEYOND, "loader.timeout"))
         return within
 

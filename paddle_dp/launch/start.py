@@ -61,7 +61,7 @@ def _run(job: Job) -> int:
     folder, path = _claimed(job, recipe.folder)
     attempt = logs.fresh(folder)
     job = replace(job, recipe=path, extra={**job.extra, "claimed": True})
-    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds)
+    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
     plan = replace(plan, job=job, began=attempt.stat().st_mtime, limits=limits)
     try:
         return _alone(plan, attempt) if plan.alone else _together(plan, attempt, inherited)

@@ -170,3 +170,20 @@ def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
         assert board.read(0) is None and board.read(2) is None
     finally:
         board.close()
+
+
+@pytest.mark.parametrize(("nodes", "allowed"), [(1, 60), (2, 1800)])
+def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowed):
+    """The first rank may write a long report: its own node sees that, the other one sees ranks that wait."""
+    standing = Standing(replace(limits(sample=1.0), nodes=nodes))
+    start = work(standing)
+    beats = {rank: beat(99, "backward", waits=True, what="the exchange of gradients") for rank in range(2)}
+    found, seconds = look_for(standing, beats, start, 2000)
+    assert found and allowed <= seconds <= allowed + 2
+
+
+def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
+    standing = Standing(replace(limits(sample=1.0), nodes=2))
+    start = work(standing)
+    found, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
+    assert found and found.behind == [0] and 60 <= seconds <= 62
