@@ -118,7 +118,7 @@ class Sampler:
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
         """For each micro-batch of global batch `k`: the samples to read, and how many of them count.
 
-        If `mine` is empty, that is a dummy, the first sample of the global batch, and 0.
+        Where `local_batch` has none, that is a dummy, the first sample of the global batch, and 0.
         """
         batch = self.global_batch(epoch, k)
         cuts = self.cuts(len(batch))
