@@ -134,6 +134,7 @@ source = Prefetched(Slow(range(64)), Sampler(64, 2, shuffle=False), 2, 4, 60.0)
 reading = source.read(0, 0)
 next(reading)
 print(*[worker.pid for worker in source._pool._workers], flush=True)
+sys.stdin.readline()
 {then}
 """
 
@@ -143,8 +144,9 @@ def test_they_die_with_their_parent_and_leave_nothing(then):
     """Workers in the middle of a sample that never ends: neither a kill -9 nor an end of the parent is outlived."""
     root = str(Path(__file__).resolve().parents[2])
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(root=root, then=then)], stdout=subprocess.PIPE, text=True
-    ) as parent:
+        [sys.executable, "-c", PARENT.format(root=root, then=then)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as parent:  # fmt: skip
         line = parent.stdout.readline()
         workers = [psutil.Process(int(pid)) for pid in line.replace("not yet written", "").split()]
         assert len(workers) == 2 and line.count("not yet written") == 1
@@ -152,6 +154,8 @@ def test_they_die_with_their_parent_and_leave_nothing(then):
         try:
             if "sleep" in then:
                 parent.kill()
+            else:
+                print("leave", file=parent.stdin, flush=True)  # not before its workers were looked at
             parent.wait(10)
             _until(lambda: not any(_alive(worker) for worker in workers))
         finally:
