@@ -16,6 +16,7 @@ from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import failures, logs
 from paddle_dp.launch.command import Job, Limits, Plan, argv, environment, headline
 from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.network import meet, reserved_ports
 from paddle_dp.launch.plan import plan_of
@@ -115,7 +116,8 @@ def _alone(plan: Plan, attempt: Path) -> int:
 
     job = plan.job
     _announce(plan, dict(os.environ), attempt)
-    failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)
+    with watched_inside(plan.limits, attempt, lambda failure: _answer(failure, plan, attempt, None)):
+        failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)
     return _answer(failure, plan, attempt, None)
 
 

@@ -155,6 +155,10 @@ class Board:
     def variables(self) -> dict[str, str]:
         return {VARIABLE: self._path}
 
+    def give(self, own: Heartbeat, place: int = 0) -> None:
+        """Gives the heartbeat of this very process its place here."""
+        own.attach(self._memory, place)
+
     def read(self, place: int) -> Beat | None:
         """The record of the rank with this number on this node; None before its first."""
         return read(self._memory, place)

@@ -61,9 +61,9 @@ class Started:
         said, complained = self.process.communicate(timeout=timeout)
         return self.process.returncode, said, complained
 
-    def seconds_from_fault(self) -> float:
-        """How long ago the first rank did what it was told to do wrong: it says so in its log."""
-        logs = [log.read_text(errors="replace") for log in self.out.glob("logs/*/workerlog.*")]
+    def seconds_from_fault(self, said: str = "") -> float:
+        """How long ago the first rank did what it was told to do wrong: it says so in its log, or to the screen."""
+        logs = [said, *(log.read_text(errors="replace") for log in self.out.glob("logs/*/workerlog.*"))]
         return time.time() - min(
             float(word) for log in logs for word in re.findall(r"the fault is at (\S+)", log)
         )

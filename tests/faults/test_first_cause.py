@@ -15,7 +15,6 @@ RECIPE = "tests/faults/faulty.yaml"
 LAYOUTS = {
     "data 2": [],
     "pipeline 2": ["strategy={use: hybrid, pipeline: 2}", "train.micro_batches=2"],
-    "tensor 2 x pipeline 2": ["strategy={use: hybrid, tensor: 2, pipeline: 2}", "train.micro_batches=2"],
 }
 # What rank 1 does in the forward of step 7, the status that the job ends with, and what the screen says.
 DEEDS = {
@@ -90,10 +89,7 @@ def test_the_launcher_that_was_killed_is_named_and_not_a_rank(start, found):
 def test_on_four_hybrid_ranks_the_right_one_is_named_at_any_moment(start, found, number, times):
     draw, wrong, took = random.Random(7), [], []
     for _ in range(times):
-        job = start(
-            "train", ranks=4, recipe=RECIPE,
-            overrides=[*LAYOUTS["tensor 2 x pipeline 2"], "train.length=100000 steps", "callbacks=[]"],
-        )  # fmt: skip
+        job = start("train", ranks=4, recipe="tests/faults/hybrid.yaml")
         pids, rank = job.training_pids(4), draw.randrange(4)
         time.sleep(draw.random())
         begun = time.monotonic()

@@ -87,3 +87,19 @@ def test_a_stopped_rank_is_named(start, found):
     named = "rank 1 is stopped (by SIGSTOP" in complained and "rank 0 waits in" in complained
     found("rank 1 of 2 is stopped by SIGSTOP (patience 3 s)", seconds, named)
     assert status == 124 and named and seconds < 3 + SLACK and not job.left(), complained
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["forward", pytest.param("callback-end", marks=pytest.mark.long)])
+def test_one_rank_alone_stands_still(start, found, where):
+    """It has no supervisor: a thread of its own watches, and the same words are said."""
+    job = start(
+        "train", ranks=1, recipe=RECIPE, overrides=["loader.num_workers=1"], env={"FAULT": f"{where} 0 6"}
+    )
+    status, said, complained = job.finish(timeout=110)
+    seconds = job.seconds_from_fault(said)
+    words = rf"rank 0 has been in {where[:8]}.* for \d+ s\.\nthe innermost call first"
+    named = re.search(words, complained) is not None
+    found(f"1 rank stands still: {where} (patience 3 s)", seconds, named)
+    assert status == 124 and named and "in stand_still" in complained, complained
+    assert seconds < 3 + SLACK and job.gone_within(2.0)

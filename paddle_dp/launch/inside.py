@@ -1,0 +1,70 @@
+"""The watch over a job of one rank, which has no supervisor: a thread of the rank's own process."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paddle_dp.launch import stacks
+from paddle_dp.launch.command import Limits
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.standstill import STATUS, Standing
+from paddle_dp.mesh.heartbeat import Board, heartbeat
+
+INTERVAL = 0.5  # seconds between two looks
+
+
+@contextmanager
+def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure], object]) -> Iterator[None]:
+    """Within it, a rank that stands still is ended: `show` is called with the failure, and the process leaves with 124.
+
+    Only Python that stands still, or waits, is found: C code that never gives the interpreter back stops this thread,
+    too.
+    """
+    board = None if limits is None else _board()
+    if limits is None or board is None:
+        yield
+        return
+    board.give(heartbeat)
+    over = threading.Event()
+
+    def look() -> None:
+        standing = Standing(limits)
+        while not over.wait(INTERVAL):
+            if found := standing.look({0: board.read(0)}, time.monotonic()):
+                show(_failure(str(found), attempt))
+                os._exit(STATUS)
+
+    thread = threading.Thread(target=look, name="standstill", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        heartbeat.detach()
+        board.close()
+
+
+def _board() -> Board | None:
+    try:
+        return Board(1)
+    except OSError:  # not Linux
+        return None
+
+
+def _failure(said: str, attempt: Path) -> Failure:
+    path = stacks.stack_file(attempt, 0)
+    try:
+        with path.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        stack = stacks.standing_in(path.read_text(errors="replace"))
+        said += f"\nthe innermost call first:\n{stacks.shown(stack)}\nstacks of all threads: {path}"
+    except OSError as error:  # a full disk
+        said += f"\n(its stacks could not be written to {path}: {error})"
+    return Failure(rank=0, kind="stood still", message=said, exit_status=STATUS, expected=True)
