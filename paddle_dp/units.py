@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 Positive = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
 Rate = Annotated[float, Ge(0)]
+AboveZero = Annotated[float, Gt(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import LoaderSettings, Train
+from paddle_dp.recipe.schema import LoaderSettings, Train, Watch
 
+# Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
+IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch")
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "<!-- Below this line everything is written by `make docs`. -->\n"
 
@@ -24,6 +26,7 @@ def recipe_keys() -> Iterator[str]:
     yield from ("## The recipe\n", *table(Recipe), "\n## train\n", *table(Train))
     yield from ("\nAs a mapping, `precision` takes:\n", *table(Precision))
     yield from ("\n## loader\n", *table(LoaderSettings))
+    yield from ("\n## watch\n", *table(Watch))
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
         yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"
@@ -52,8 +55,8 @@ def table(kind: type) -> Iterator[str]:
     yield from ("| key | default | meaning |", "|---|---|---|")
     for setting in settings_of(kind):
         default = "**must be given**" if setting.default is None else f"`{setting.default}`"
-        if setting.name in ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "precision"):
-            default = ""  # the meaning has it
+        if setting.name == "precision" or (kind is Recipe and setting.name in IN_WORDS):
+            default = ""
         yield f"| `{setting.name}` | {default} | {setting.meaning} |"
 
 

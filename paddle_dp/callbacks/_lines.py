@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -50,8 +51,13 @@ def numbers(found: Mapping[str, float]) -> list[str]:
 
 
 def step(progress: Progress, found: Mapping[str, float]) -> str:
-    """[epoch 0, step 5] loss 1.2345  acc1 0.5312  lr 3.0e-03  1234 samples/s"""
-    return f"[epoch {progress.epoch}, step {progress.step}] " + "  ".join([*numbers(found), *speed(found)])
+    """[epoch 1, step 5] loss 1.2345  acc1 0.5312  lr 3.0e-03  1234 samples/s"""
+    return at(progress) + "  ".join([*numbers(found), *speed(found)])
+
+
+def at(progress: Progress) -> str:
+    """«[epoch 1, step 5] »: the epoch of the last update, counted from 1 as the bar does."""
+    return f"[epoch {progress.epoch + bool(progress.batch)}, step {progress.step}] "
 
 
 def speed(found: Mapping[str, float]) -> list[str]:
@@ -74,7 +80,7 @@ def short(found: Mapping[str, float]) -> str:
 
 def evaluated(progress: Progress, found: Evaluation) -> str:
     """[epoch 1, step 23] held-out: loss 0.5310  acc1 0.8917"""
-    return f"[epoch {progress.epoch}, step {progress.step}] held-out: " + "  ".join(numbers(found.numbers))
+    return at(progress) + "held-out: " + "  ".join(numbers(found.numbers))
 
 
 def duration(seconds: float) -> str:
@@ -96,7 +102,7 @@ def summary(
 ) -> Iterable[str]:
     """The last lines: results, and commands for what to do next. `differences`: from one process's result."""
     if found is not None:  # its numbers are on the screen already
-        yield f"  each of the {found.samples} held-out samples counted once"
+        yield f"  {found.counted}"
     if run.mesh.ranks > 1 and steps:  # the ranks' weights are equal, or the training would have failed
         if differences:
             yield "  weights that ranks share are equal bit by bit; they are not those of one process:"
@@ -107,10 +113,11 @@ def summary(
     yield f"{steps} step{'s' * (steps != 1)} in {duration(seconds)}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
-    yield f"  dashboard    paddle-dp dashboard {run.folder.parent}"
+    yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"
     if run.recipe is not None:
         count = max(run.mesh.ranks, 2)
-        yield f"  the proof    paddle-dp verify {run.folder / 'recipe.yaml'} --ranks {count}"
+        words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), "--ranks", str(count)]
+        yield f"  the proof    {shlex.join(words)}"
 
 
 def _precision(run: Run) -> str:

@@ -67,7 +67,7 @@ def _devices(job: Job, devices: tuple[int, ...], machine: Machine, device: str) 
     if machine.kind == "cpu":
         raise UsageError(
             f"{given} names GPUs, but the installed paddle has no GPU support (it is the CPU package). "
-            f"For {len(names)} processes on the CPU: --ranks {len(names)}."
+            f"On the CPU: --ranks {len(names)}."
         )
     if missing := [name for name in names if name not in machine.devices]:
         seen = ",".join(machine.devices) or "none"

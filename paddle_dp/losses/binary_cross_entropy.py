@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from annotated_types import Gt
+from typing import TYPE_CHECKING
 
 from paddle_dp.losses._base import full_precision, paired
+from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
     import paddle
@@ -42,7 +41,7 @@ class BinaryCrossEntropy:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    positive_weight: Annotated[float, Gt(0)] = 1.0
+    positive_weight: AboveZero = 1.0
     """Weight of positive labels; that of negative ones is 1."""
 
     def build(self) -> BinaryCrossEntropy:

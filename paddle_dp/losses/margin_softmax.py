@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import cos, pi, sin
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._classes import NEVER, Exact, gather_target
 from paddle_dp.losses.cross_entropy import CrossEntropy, CrossEntropyIgnoring
-from paddle_dp.units import Probability
+from paddle_dp.units import AboveZero, Probability
 
 if TYPE_CHECKING:
     import paddle
@@ -76,7 +76,7 @@ class Config:
     cosine: Annotated[float, Ge(0), Le(1)] = 0.0
     """CosFace's margin: taken from the target's cosine."""
 
-    scale: Annotated[float, Gt(0)] = 64.0
+    scale: AboveZero = 64.0
     """Factor of all cosines."""
 
     label_smoothing: Probability = 0.0

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from annotated_types import Gt
-
-from paddle_dp.units import Rate
+from paddle_dp.units import AboveZero, Rate
 
 if TYPE_CHECKING:
     from paddle import Tensor
     from paddle.nn.clip import ClipGradBase
 
 Named = Sequence[tuple[str, "Tensor"]]
-AboveZero = Annotated[float, Gt(0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.optimizers._base import AboveZero, Named, OptimizerConfig
-from paddle_dp.units import Probability, Rate
+from paddle_dp.optimizers._base import Named, OptimizerConfig
+from paddle_dp.units import AboveZero, Probability, Rate
 
 if TYPE_CHECKING:
     from paddle.optimizer import Optimizer

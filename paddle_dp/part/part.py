@@ -160,5 +160,7 @@ def _unknown(shelf: str, use: str, known: list[str]) -> str:
 def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:
     known = ", ".join(names(shelf, home)) or "a dotted name"
     if isinstance(settings, str):
-        return f"{prefix}: a part is a group of settings: write {prefix}: {{use: {settings}}}"
+        written = f"{{use: {settings}}}"
+        written = f"[{written}]" if prefix == shelf else written  # a list of parts, as callbacks
+        return f"{prefix}: a part is a group of settings: write {prefix}: {written}"
     return f"{prefix} needs 'use', the name of a part on the shelf {shelf}: {known}"

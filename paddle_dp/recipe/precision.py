@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchema
 
 from paddle_dp.part import Owner, read_settings
 from paddle_dp.part.config import adapter
+from paddle_dp.units import AboveZero
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -26,7 +26,7 @@ class Precision:
     level: Literal["O1", "O2"] = "O1"
     """`O1` computes in it where that is safe; `O2` also keeps weights in it."""
 
-    scale: Annotated[float, Gt(0)] = 65536.0
+    scale: AboveZero = 65536.0
     """The loss scale to begin with, for float16 only; it then adapts."""
 
 

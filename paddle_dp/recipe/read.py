@@ -9,12 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from paddle_dp.errors import Mistake, RecipeError
-from paddle_dp.part import Owner, read_settings
+from paddle_dp.part import Owner, names, read_settings
 from paddle_dp.recipe.override import lay_over, override_place
 from paddle_dp.recipe.page import read_page
 from paddle_dp.recipe.schema import DEFAULTS, Recipe
 
-_RECIPE = Owner(subject="a recipe")
+
+def _in_callbacks(name: str) -> str:
+    """A sentence on where the settings of a callback are, for the name of one."""
+    return f" {name} is a callback: callbacks.{name}." if name in names("callbacks") else ""
+
+
+_RECIPE = Owner(subject="a recipe", hint=_in_callbacks)
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

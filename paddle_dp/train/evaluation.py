@@ -38,6 +38,16 @@ class Evaluation:
         return [name for name, value in self.numbers.items() if not math.isfinite(value)]
 
     @property
+    def counted(self) -> str:
+        """«each of the 360 held-out samples counted once»."""
+        which = (
+            f"each of the {self.samples} held-out samples"
+            if self.samples != 1
+            else "the only held-out sample"
+        )
+        return f"{which} counted once"
+
+    @property
     def bad_numbers(self) -> str:
         """«loss nan, perplexity inf»."""
         return ", ".join(f"{name} {self.numbers[name]}" for name in self.not_finite)

@@ -12,7 +12,7 @@ def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> Non
     numbers = "  ".join(f"{name} {value:.6g}" for name, value in found.numbers.items())
     print(f"{checkpoint}: {numbers}", flush=True)
     on = f"{ranks} ranks" if ranks > 1 else "1 process"
-    print(f"each of the {found.samples} held-out samples counted once, on {on}", flush=True)
+    print(f"{found.counted}, on {on}", flush=True)
     rows = found.per_class()
     if rows:
         print(f"{'class':>12}  precision  recall      f1  support")

@@ -30,7 +30,24 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_is_a_line_of_the_known_shape() -> None:
     line = _lines.step(Progress(epoch=0, batch=5, step=5, samples=10), NUMBERS | SPEED)
-    assert line == "[epoch 0, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s"
+    assert line == "[epoch 1, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s"
+
+
+def test_the_last_step_of_an_epoch_is_still_in_it() -> None:
+    assert _lines.at(Progress(epoch=2, batch=4, step=12)) == "[epoch 3, step 12] "
+    assert (
+        _lines.at(Progress(epoch=3, batch=0, step=12)) == "[epoch 3, step 12] "
+    )  # after it, the held-out line
+
+
+def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None:
+    spaced = dataclasses.replace(run, folder=Path("runs/my run"), recipe=SimpleNamespace())  # type: ignore[arg-type]
+    assert list(_lines.summary(spaced, 1, 1.0, Evaluation(numbers={}, samples=1), None)) == [
+        "  the only held-out sample counted once",
+        "1 step in 1.0 s. The run is in runs/my run",
+        "  dashboard    paddle-dp dashboard runs",
+        "  the proof    paddle-dp verify 'runs/my run/recipe.yaml' --ranks 2",
+    ]
 
 
 def test_waiting_for_data_is_mentioned_when_it_matters() -> None:
@@ -67,7 +84,7 @@ def test_plain_lines_tell_the_whole_story(
     said = re.sub(r"in \d+\.\d s", "in 1.0 s", capsys.readouterr().out)
     assert said.splitlines() == [
         "squares: 20 steps of 2 samples (5 epochs) on 1 process, cpu, going on from step 4",
-        "[epoch 1, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s",
+        "[epoch 2, step 5] loss 1.2346  acc1 0.5312  acc5 0.9000  lr 3.0e-03  1234 samples/s",
         "[epoch 2, step 8] held-out: loss 0.5000  acc1 0.8750",
         "stopped at step 8: it is enough",
         "  each of the 8 held-out samples counted once",
@@ -147,13 +164,13 @@ def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_th
     assert re.search(
         r"epoch 2/5 [━╸╺ ]+ loss 1\.2346  acc1 0\.5312  lr 3\.0e-03  1234/s +\d+\.\d s left", text
     )
-    assert "[epoch 2, step 8] held-out" in text and "[epoch 1, step 5]" not in text
+    assert "[epoch 2, step 8] held-out" in text and "[epoch 2, step 5]" not in text
     console.end(at("end", 20))
     text = drawn()
     assert "held-out samples counted once" in text
-    assert text.count("[epoch 1, step 5] loss 1.2346") == 1  # what the bar had shown last stays
+    assert text.count("[epoch 2, step 5] loss 1.2346") == 1  # what the bar had shown last stays
     log = capsys.readouterr().out
-    assert "[epoch 1, step 5] loss" in log and "held-out samples counted once" in log
+    assert "[epoch 2, step 5] loss" in log and "held-out samples counted once" in log
 
 
 def test_the_bar_is_drawn_a_few_times_a_second(

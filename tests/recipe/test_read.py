@@ -110,6 +110,8 @@ callbacks: [{use: metrics, every: 5}]
         ),
         (["train=3"], "train: 3 is not a group of settings"),
         (["model=null"], "override 'model=null': model needs 'use'"),
+        (["callbacks=[consol]"], "callbacks: a part is a group of settings: write callbacks: [{use: consol}]"),
+        (["checkpoint.best=acc1"], "'checkpoint'. checkpoint is a callback: callbacks.checkpoint."),
         (["model=resnet"], "model: a part is a group of settings: write model: {use: resnet}"),
         (["callbacks=metrics"], "callbacks: 'metrics' is not a list"),
         (["callbacks.0.use=metric"], "there is no callback 'metric'. Did you mean 'metrics'?"),
