@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dis
+import gc
 import inspect
 import json
 import math
 import os
 import re
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, partial
@@ -33,6 +35,10 @@ _NUMBERS, _PLACED = (
     {"rank", "pid", "port"},
     {"device", "gpu", "cuda"},
 )  # of this process: `local_rank`, `gpu_id`
+_AT = re.compile(r" at 0x[0-9a-f]+")  # in what Python prints of an object
+_RANDOM_ID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}")  # uuid4
+_EPOCH = 1.6e9  # seconds since 1970, in 2020: no setting is as large and has a fraction
+_ADDRESS = "an object of this process"
 _ENTRIES = 100  # of a list or dict whose entries are looked into one by one
 _GENERATED = re.compile(r"\w+_\d+(\.\w+)*")  # Paddle's names of layers and parameters, which count up
 _DEPTH = 3  # objects within objects that are looked into
@@ -117,7 +123,7 @@ def _within(value: Any, depth: int, named: frozenset[str]) -> dict[str, Any]:
     """The facts of an object ("": its kind), or of the entries of a list or a dict."""
     if isinstance(value, (list, tuple, Mapping)):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        entries = {str(key): entry for key, entry in pairs if not isinstance(entry, Parameter)}
+        entries = _by_word((key, entry) for key, entry in pairs if not isinstance(entry, Parameter))
         return described(entries, depth - 1, named) if len(entries) <= _ENTRIES else {}
     if not _is_looked_into(value):
         return {}
@@ -127,10 +133,16 @@ def _within(value: Any, depth: int, named: frozenset[str]) -> dict[str, Any]:
 
 
 def may_differ(name: str, value: Any) -> bool:
-    """Whether a setting says where something is or runs, or which rank this is."""
+    """Whether a setting says where or when something is or runs, or which rank this is."""
     words = name.lower().strip("_").split("_")
+    if isinstance(value, float):
+        return _EPOCH < value <= time.time() and not value.is_integer()
     if isinstance(value, str):
-        if "host" in words or ("name" in words and _GENERATED.fullmatch(value)):
+        if (
+            _RANDOM_ID.fullmatch(value)
+            or "host" in words
+            or ("name" in words and _GENERATED.fullmatch(value))
+        ):
             return True
         if {"device", "place"} & {*words} and _DEVICES.fullmatch(value.lower()):
             return True
@@ -143,7 +155,11 @@ def _plain(value: Any) -> Any:
     """A JSON value that is the same for the same numbers and words; _NOTHING where there is none."""
     if isinstance(value, Enum):
         return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, str):
+        return _AT.sub("", value)
+    if type(value) is int and _is_address(value):
+        return _ADDRESS
+    if value is None or isinstance(value, (bool, int, float)):
         finite = not isinstance(value, float) or math.isfinite(value)  # a checkpoint's JSON has no others
         return value if finite else str(value)
     if isinstance(value, np.generic):
@@ -151,14 +167,39 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, paddle.Tensor)):
         return _array(value)
     if isinstance(value, (set, frozenset)):
-        value = sorted(value, key=repr)
+        items = [_held(item) for item in value]
+        return _NOTHING if any(item is _NOTHING for item in items) else _short(sorted(items, key=repr))
     if isinstance(value, (list, tuple)):
         inner: Any = [_held(item) for item in value]
         return _NOTHING if any(item is _NOTHING for item in inner) else _short(inner)
     if isinstance(value, Mapping):
-        inner = {str(key): _held(item) for key, item in value.items()}
+        inner = {key: _held(item) for key, item in _by_word(value.items()).items()}
         return _NOTHING if any(item is _NOTHING for item in inner.values()) else _short(inner)
     return _NOTHING
+
+
+def _by_word(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    """The entries of a dict by words that are the same in each process: keys may be objects, or their addresses."""
+    found: dict[str, Any] = {}
+    for key, entry in pairs:
+        plain = _NOTHING if isinstance(key, paddle.Tensor) else _plain(key)
+        word = kind_of(key) if plain is _NOTHING else str(plain)
+        found[word if word not in found else f"{word} ({len(found)})"] = entry
+    return found
+
+
+def _is_address(value: int) -> bool:
+    """Whether a number is `id()` of an object that is alive, such as a parameter: another in each process.
+    (Linux has a process above 2**44: smaller numbers need no search.)"""
+    if value % 8 or not 2**44 < value < 2**48:
+        return False
+    if value not in _alive:
+        _alive.clear()
+        _alive.update(map(id, gc.get_objects()))
+    return value in _alive
+
+
+_alive: set[int] = set()  # as it was when it was last asked
 
 
 def _held(value: Any) -> Any:
@@ -167,7 +208,7 @@ def _held(value: Any) -> Any:
 
 
 def _short(values: Any) -> Any:
-    text = json.dumps(values, default=str)
+    text = json.dumps(values, default=str, sort_keys=True)
     return values if len(text) <= _MOST else f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(values)} values"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from argparse import Namespace
 from dataclasses import dataclass
 from enum import Enum
@@ -192,3 +194,45 @@ def test_weights_are_no_settings_wherever_they_are_held() -> None:
     layer.weight.stop_gradient = True  # frozen, but a checkpoint has it
     assert settings_of(Own(all=held["all"], by=held["by"])) == {"d": 8, "by.n": 1}
     assert all("CRC" not in str(value) for value in settings_of(nn.LSTM(2, 3)).values())
+
+
+class Key:
+    pass
+
+
+def of_this_process(names: list[str]) -> Any:
+    """What a model may hold that another process, or another rank, has otherwise although nothing has changed."""
+    layer, other = nn.Linear(2, 2), nn.Linear(3, 3)
+    return Own(
+        no_decay={id(p) for p in layer.parameters()},
+        rates={id(layer.weight): 0.5, id(other.weight): 0.25},
+        by_object={Key(): 1.0, Key(): 2.0},
+        by_tensor={layer.weight: 1.0},
+        activation=str(lambda x: x),
+        few=dict.fromkeys(names[:3], 1.0),
+        many=dict.fromkeys(names, 1.0),
+        created=time.time(),
+        uid=uuid.uuid4().hex,
+        dashed=str(uuid.uuid4()),
+        kept=(layer, other),
+    )
+
+
+def test_addresses_clocks_random_names_and_the_order_of_a_dict_are_no_settings() -> None:
+    """A resume of the same script, and a rank beside another one, would be refused for nothing."""
+    names = [f"name {number}" for number in range(300)]
+    found, again = settings_of(of_this_process(names)), settings_of(of_this_process(names[::-1]))
+    few, many = found.pop("few"), found.pop("many")
+    assert (
+        again.pop("few").keys() != few.keys() and again.pop("many") == many
+    )  # other names, and the same ones
+    assert found == again
+    assert len(found["no_decay"]) == 2 and list(found["rates"].values()) == [0.5, 0.25]
+    assert list(found["by_object"].values()) == [1.0, 2.0] and not {"created", "uid", "dashed"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(2**45, 2**45 + 8), (2**40, 2**40 + 8), (1.7e9, 1.8e9), ("0" * 32, "1" * 32)]
+)
+def test_large_numbers_and_checksums_are_settings(one: Any, other: Any) -> None:
+    assert settings_of(Own(tokens=one)) != settings_of(Own(tokens=other))
