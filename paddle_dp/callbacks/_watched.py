@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from paddle_dp.errors import UsageError, did_you_mean
-from paddle_dp.train import Evaluation
+from paddle_dp.train import Evaluation, Moment
 
 # A number with one of these words in its name should fall; every other number should rise.
 _COSTS = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse")
@@ -25,9 +26,19 @@ def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool
     return value < than - by if smaller_is_better(name) else value > than + by
 
 
+def refuse_unknown(name: str, moment: Moment, setting: str) -> None:
+    """Raises UsageError that names the recipe's `setting` if evaluations will have no number `name`. Collective."""
+    if name != "loss" and (names := moment.trainer.evaluation_names()) and name not in names:
+        raise UsageError(_unknown(name, names, setting))
+
+
 def read(name: str, found: Evaluation, setting: str) -> float:
     """The number `name`. Raises UsageError that names the recipe's `setting` if there is no such number."""
     if name not in found.numbers:
-        hint = did_you_mean(name, found.numbers)
-        raise UsageError(f"{setting}: evaluations of this model have no number '{name}'.{hint}")
+        raise UsageError(_unknown(name, found.numbers, setting))
     return float(found.numbers[name])
+
+
+def _unknown(name: str, known: Iterable[str], setting: str) -> str:
+    hint = did_you_mean(name, known, "They have")
+    return f"callbacks.{setting}: evaluations of this model have no number '{name}'.{hint}"

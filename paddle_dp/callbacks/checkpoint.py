@@ -53,6 +53,7 @@ class Checkpoint(Callback):
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
             self._saved = (moment.progress.step, resumed.folder)
         if self.config.best:
+            _watched.refuse_unknown(self.config.best, moment, "checkpoint.best")
             mine = self._remembered(moment.progress.step) if self.run.mesh.is_main else None
             self._best = self.run.mesh.gather(mine)[0]
 

@@ -38,6 +38,7 @@ class EarlyStop(Callback):
         self.history: list[list[float]] = []
 
     def start(self, moment: Moment) -> None:
+        _watched.refuse_unknown(self.config.watch, moment, "early_stop.watch")
         mine = self._read() if self.run.mesh.is_main else []
         history = self.run.mesh.gather(mine)[0]
         self.history = [[step, value] for step, value in history if step <= moment.progress.step]

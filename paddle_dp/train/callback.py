@@ -40,6 +40,10 @@ class Training(Protocol):
         """Evaluates on every held-out sample, and calls `evaluated` of all callbacks. Collective."""
         ...
 
+    def evaluation_names(self) -> set[str]:
+        """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
+        ...
+
     def snapshot(self) -> Snapshot:
         """This rank's part of a checkpoint. Collective. Raises if weights are not finite, or differ between ranks."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -73,20 +74,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     wrong, or if no target counted.
     """
     learner.sync_buffers()
-    modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
-    learner.model.eval()
-    tally = _Tally()
-    try:
-        with paddle.no_grad():
-            for batch in loader.read(0):
-                for micro_batch in batch.micro_batches:
-                    if learner.predict_is_collective or not micro_batch.is_dummy:
-                        tally.add(learner, micro_batch)
-    except TargetError as error:
-        raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None
-    finally:
-        for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
-            layer.training = training
+    tally = _tallied(learner, loader, loader.batches)
     rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.sampler.samples:
@@ -105,6 +93,32 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
     classes = class_names(loader.dataset) or None
     return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes)
+
+
+def names_of_numbers(learner: Learner, loader: Loader, mesh: Mesh) -> set[str]:
+    """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective."""
+    tally = _tallied(learner, loader, 1)
+    rows = mesh.gather([*tally.sums, *(["acc1"] if tally.confusion is not None else [])])
+    return {name for row in rows for name in row}
+
+
+def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
+    """This rank's sums over the first `batches` batches, with the model in evaluation mode."""
+    modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
+    learner.model.eval()
+    tally = _Tally()
+    try:
+        with paddle.no_grad():
+            for batch in islice(loader.read(0), batches):
+                for micro_batch in batch.micro_batches:
+                    if learner.predict_is_collective or not micro_batch.is_dummy:
+                        tally.add(learner, micro_batch)
+    except TargetError as error:
+        raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None
+    finally:
+        for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
+            layer.training = training
+    return tally
 
 
 def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:

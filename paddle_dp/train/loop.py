@@ -17,7 +17,7 @@ from paddle_dp.parallel import Learner
 from paddle_dp.recipe.folder import release
 from paddle_dp.train import blame, consistency, state
 from paddle_dp.train.callback import Callback, Moment, Name
-from paddle_dp.train.evaluate import evaluate
+from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
@@ -150,6 +150,13 @@ class TrainingLoop:
             if not self._in_callbacks:
                 self._refuse_evaluation(evaluation)
         return evaluation
+
+    def evaluation_names(self) -> set[str]:
+        """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
+        if self.run.test_loader is None:
+            return set()
+        with heartbeat.within("evaluate"):
+            return names_of_numbers(self.learner, self.run.test_loader, self.mesh)
 
     def check(self, when: str, states: bool = False) -> None:
         """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit;

@@ -45,6 +45,7 @@ def trainer() -> SimpleNamespace:
     fake.stop = asked.append
     fake.tell_saved = lambda path: asked.append(("saved", path))
     fake.evaluate = lambda: asked.append("evaluate")
+    fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
     return fake
 
 

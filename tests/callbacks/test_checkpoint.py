@@ -143,8 +143,17 @@ def test_steps_and_epochs_are_not_mixed_up(built: Callable[..., Callback]) -> No
     assert by_epoch.due_at_epoch(2) and not by_epoch.due_at_epoch(1) and not by_epoch.due_at_step(2)
 
 
-def test_a_best_that_nobody_measures_is_a_sentence(
-    built: Callable[..., Callback], tell: Callable[..., None], found: Callable[..., Evaluation]
+def test_a_best_that_nobody_measures_is_refused_before_the_training(built: Callable[..., Callback]) -> None:
+    with pytest.raises(UsageError, match=r"^callbacks\.checkpoint\.best: .* 'acc'\. Did you mean 'acc1'\?"):
+        built(best="acc")
+
+
+def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_before(
+    built: Callable[..., Callback],
+    tell: Callable[..., None],
+    found: Callable[..., Evaluation],
+    trainer: SimpleNamespace,
 ) -> None:
+    trainer.evaluation_names = set  # the run holds nothing out; its script evaluates by itself
     with pytest.raises(UsageError, match=r"checkpoint\.best"):
         tell(built(best="accuracy"), "evaluated", 4, found(acc1=0.5))

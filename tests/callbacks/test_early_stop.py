@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.callbacks.early_stop import Config
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 
@@ -81,3 +82,12 @@ def test_other_ranks_get_the_first_ones_history_and_write_nothing(
     stop.start(at("start", 2))
     stop.evaluated(at("evaluated", 3), found(loss=1.0))
     assert trainer.asked and not run.folder.exists()
+
+
+def test_a_number_that_evaluations_will_not_have_is_refused_before_the_training(
+    run: Run, at: Callable[..., Moment]
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"^callbacks\.early_stop\.watch: .* 'iou'\. They have acc1, glossary, loss\."
+    ):
+        Config(watch="iou").build(run).start(at("start", 0))

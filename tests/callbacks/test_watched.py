@@ -45,6 +45,6 @@ def test_what_is_not_finite_is_never_better_and_always_bettered(name: str) -> No
 def test_a_number_that_is_not_there_is_a_sentence(found: Callable[..., Evaluation]) -> None:
     assert _watched.read("acc1", found(acc1=0.5), "checkpoint.best") == 0.5
     with pytest.raises(
-        UsageError, match=r"checkpoint.best: .*'acc'.*Did you mean 'acc1'\? It takes acc1, loss"
+        UsageError, match=r"checkpoint.best: .*'acc'.*Did you mean 'acc1'\? They have acc1, loss"
     ):
         _watched.read("acc", found(acc1=0.5, loss=1.0), "checkpoint.best")

@@ -27,7 +27,7 @@ def evaluated(batch):
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
     from paddle_dp.strategies.data_parallel import Config
-    from paddle_dp.train.evaluate import evaluate
+    from paddle_dp.train.evaluate import evaluate, names_of_numbers
 
     mesh = join(seed=2)
     task = Task(
@@ -39,8 +39,10 @@ def evaluated(batch):
     if mesh.ranks > 1:  # ranks whose statistics have drifted apart evaluate the same model all the same
         mean = learner.model[1]._mean
         mean.set_value(mean + (mesh.rank - (mesh.ranks - 1) / 2))
+    names = names_of_numbers(learner, Loader.plain(Points(), batch, mesh, shuffle=False), mesh)
     found = evaluate(learner, Loader.plain(Points(), batch, mesh, shuffle=False), mesh)
     outputs = [learner.predict(paddle.to_tensor(Points()[i][0][None])).numpy()[0] for i in range(SAMPLES)]
+    assert names == set(found.numbers), names
     return {**found.numbers, "samples": found.samples, "confusion": found.confusion, "outputs": np.array(outputs),
             "classes": found.classes, "table": found.per_class(), "training": learner.model.training}  # fmt: skip
 
