@@ -76,6 +76,15 @@ def last(log: Path, line: re.Pattern[str], size: int = 1 << 16) -> str:
     return (line.findall(tail(log, size // 200)) or [""])[-1]
 
 
+def exit_code(attempt: Path, local_rank: int) -> int | None:
+    """What Paddle's launcher says of how a rank ended, negative for a signal; None where it says nothing of it."""
+    said = re.findall(
+        rf"Container rank .* code (-?\d+) log \S*{re.escape(worker_log(attempt, local_rank).name)}\b",
+        tail(attempt / "launcher.log", 200),
+    )
+    return int(said[-1]) if said else None
+
+
 class Follower:
     """Copies what is appended to `log` to `screen`, in whole lines."""
 

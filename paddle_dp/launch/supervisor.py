@@ -26,6 +26,7 @@ from paddle_dp.mesh.late_ranks import WAITED
 MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find those whose parents are gone
 INTERVAL = 0.1  # seconds between two checks
 SETTLE = 1.5  # seconds for other ranks to write their failures, before the cause is chosen
+WORD = 0.5  # seconds for the launcher to write how a rank ended that it was the first to see
 GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 
 
@@ -143,21 +144,23 @@ class Supervision:
         ended = [*self.watch.failed, *self._left_early()]
         failures += [self._of(departure) for departure in ended if departure.rank not in wrote]
         cause = first(failures)
-        if cause is not None and cause.consequence:
+        if cause is not None and cause.consequence and self.board is None:
             for departure in self.watch.departures.values():
                 # None: the launcher saw it first, and its code is lost. Other codes are among `failures`.
                 late = departure.time >= cause.time + SETTLE
-                if departure.code in (0, None) and not late and not self._is_done(departure.rank):
+                if departure.code in (0, None) and not late:
                     cause = self._of(departure)
                     break
         self.consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
         return cause
 
     def _left_early(self) -> list[Departure]:
-        """The ranks that left with 0 before their work was done; unknown, and so none, where they do not say so."""
+        """The ranks that left before their work was done, with 0 or with a code that the launcher saw first. None where
+        ranks do not say when they are done."""
         if self.board is None:
             return []
-        return [d for d in self.watch.departures.values() if d.code == 0 and not self._is_done(d.rank)]
+        gone = self.watch.departures.values()
+        return [d for d in gone if d.code in (0, None) and not self._is_done(d.rank)]
 
     def _is_done(self, rank: int) -> bool:
         beat = None if self.board is None else self.board.read(rank - self.first_rank)
@@ -192,12 +195,13 @@ class Supervision:
     def _of(self, departure: Departure) -> Failure:
         """The failure of a rank that wrote none itself."""
         log = logs.tail(self.log_of(departure.rank))
-        code, rank, pid = departure.code or 0, departure.rank, departure.pid
+        seen = self._code_of(departure)
+        code, rank, pid = seen or 0, departure.rank, departure.pid
         if code < 0:
             ended = Failure.by_signal(rank, pid, -code, departure.time, log)
             # DataParallel exchanges in C++, whose time limit kills the process: only its log names the late rank.
             return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
-        status = "an unknown exit status" if departure.code is None else f"exit status {code}"
+        status = "an unknown exit status" if seen is None else f"exit status {code}"
         message = f"left with {status} while the job was running"
         return Failure(
             rank=rank,
@@ -208,6 +212,15 @@ class Supervision:
             traceback=log,
             time=departure.time,
         )
+
+    def _code_of(self, departure: Departure) -> int | None:
+        """A rank's exit code; the launcher's word for it where the launcher has asked the kernel before we looked."""
+        end = time.monotonic() + WORD
+        code = departure.code
+        while code is None and self.process.poll() is None and time.monotonic() < end:
+            code = logs.exit_code(self.attempt, departure.rank - self.first_rank)
+            time.sleep(0.02)
+        return code
 
     def _size_before_failure(self) -> int:
         """The bytes of the first rank's log before its own failure, which is shown afterwards."""

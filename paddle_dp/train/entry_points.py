@@ -6,6 +6,7 @@ from typing import Any
 
 from paddle_dp.errors import NotFiniteError, UsageError
 from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.recipe import Recipe, write_recipe
 
 
@@ -54,7 +55,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         )
     found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
     load_model(found, learner)
-    with test_loader:
+    with test_loader, heartbeat.within("evaluate"):
         evaluation = evaluate_all(learner, test_loader, mesh)
     if mesh.is_main:
         report(evaluation, found.folder, recipe.folder, mesh.ranks)

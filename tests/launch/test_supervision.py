@@ -36,6 +36,14 @@ def test_a_rank_that_left_is_the_cause_of_a_lost_peer(supervision, code, said, w
     assert said in cause.message
 
 
+def test_a_code_that_the_launcher_saw_first_is_the_one_that_it_wrote(supervision, tmp_path):
+    words = "Container rank {0} status failed cmd ['python', 'x.py'] code {1} log {2}/workerlog.{0}\n"
+    log = "LAUNCH ERROR\n" + words.format(0, -6, tmp_path) + words.format(1, -11, tmp_path)
+    (tmp_path / "launcher.log").write_text(log)
+    failure = supervision._of(Departure(rank=1, pid=7, time=99.0, code=None))
+    assert (failure.kind, failure.exit_status) == ("SIGSEGV", 139)
+
+
 def test_a_rank_that_ended_much_later_is_not(supervision):
     supervision.watch.departures = {1: Departure(rank=1, pid=7, time=110.0, code=0)}
     assert supervision._cause().rank == 0
