@@ -10,7 +10,7 @@ import paddle
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.finished import groups_of, parameters_of
+from paddle_dp.parallel.given_optimizer import groups_of, parameters_of
 
 
 @dataclass(frozen=True)

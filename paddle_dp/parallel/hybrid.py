@@ -17,7 +17,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.batch import MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
-from paddle_dp.parallel.finished import parameters_of
+from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count

@@ -16,17 +16,17 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.absent import AbsentGradients
 from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.dropout import Draws, number_elements
-from paddle_dp.parallel.finished import parameters_of
 from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.gradient_sketch import Sketches, sketches
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, Loss, number
+from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.optimizer_memory import OptimizerMemory
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
@@ -87,7 +87,7 @@ class Learner(PlacedModel):
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
         self._gradients_checked = False
-        self._absent = AbsentGradients(self.mesh)
+        self._absent = MissingGradients(self.mesh)
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
         number_elements(self.elements())

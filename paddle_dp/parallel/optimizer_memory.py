@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.parallel.attributes import digest, on_parameters, set_by_paddle
-from paddle_dp.parallel.finished import parameters_of
+from paddle_dp.parallel.given_optimizer import parameters_of
 
 
 class OptimizerMemory:

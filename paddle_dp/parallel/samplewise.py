@@ -22,12 +22,11 @@ from paddle_dp.errors import LossError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import is_batch_norm
 from paddle_dp.parallel.dropout import Scope, install
-from paddle_dp.parallel.dropout.unseen import Watch
+from paddle_dp.parallel.dropout.uncaught import Watch
 from paddle_dp.parallel.gradient_sketch import Sketches, farthest
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.parallel.trial import random_state
-from paddle_dp.parallel.untouched import untouched
+from paddle_dp.parallel.trial import random_state, restored
 
 Forward = Callable[[MicroBatch], tuple[paddle.Tensor, Count]]
 Backward = Callable[[paddle.Tensor], Sketches]
@@ -191,7 +190,7 @@ class Samplewise:
     def _try(
         self, forward: Forward, backward: Backward | None, part: MicroBatch, watch: Watch, noise: bool
     ) -> Tried:
-        with untouched(self._model, self._owner):
+        with restored(self._model, self._owner):
             for layer, training in self._modes:
                 layer.training = training and not is_batch_norm(layer)
             if noise:
@@ -201,7 +200,7 @@ class Samplewise:
                 return number(total), backward(total) if backward else {}
 
     def _numbers(self, outputs: Any, targets: paddle.Tensor) -> tuple[float, float]:
-        with untouched(self._owner), paddle.no_grad():
+        with restored(self._owner), paddle.no_grad():
             before = random_state()
             total, count = self._loss(outputs, targets)
             self._drew = self._drew or random_state() != before
@@ -264,7 +263,7 @@ def _outputs(
     model: nn.Layer, part: Any, scope: Scope, exact: bool, evaluation: bool, watch: Watch
 ) -> list[paddle.Tensor]:
     drawing = scope if exact else nullcontext()
-    with untouched(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
+    with restored(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
         return _answers(model(part))

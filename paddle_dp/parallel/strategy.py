@@ -11,7 +11,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.finished import check_dense, check_kept, give_parameters
+from paddle_dp.parallel.given_optimizer import check_dense, check_kept, give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.learning_rate import check_rate
 from paddle_dp.parallel.loss import as_loss

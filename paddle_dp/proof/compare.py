@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paddle_dp.proof.sheets import REPLAYED, Key, Trace, key
+from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key
 
 K = 8.0
 # F/|g| from which on an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.

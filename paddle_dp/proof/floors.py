@@ -10,8 +10,8 @@ import numpy as np
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof.noise import is_rounding
-from paddle_dp.proof.sheets import Writer
 from paddle_dp.proof.store import chunks
+from paddle_dp.proof.trace_files import Writer
 
 
 class NoRounding(Exception):  # noqa: N818 - no error: it ends a run with noise that is not usable

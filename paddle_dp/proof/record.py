@@ -19,7 +19,7 @@ import paddle
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
-from paddle_dp.proof.sheets import key
+from paddle_dp.proof.trace_files import key
 from paddle_dp.train.state import optimizer_states, placed_shard
 
 Put = Callable[[str, TensorShard], None]

@@ -14,7 +14,7 @@ import paddle
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.parallel import Learner
 from paddle_dp.proof.record import Put, Recorder
-from paddle_dp.proof.sheets import REPLAYED, Key, Trace, key
+from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key
 
 
 def replay(learner: Learner, many: Trace, put: Put) -> None:

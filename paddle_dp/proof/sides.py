@@ -21,7 +21,7 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
-from paddle_dp.proof.sheets import Key, Trace
+from paddle_dp.proof.trace_files import Key, Trace
 
 NOT_RUN = 4  # a side that stopped before its end
 REFUSED = 2  # the exit status of a usage error

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof.compare import EPS, NO_GRADIENT, K, ratio, undetermined
-from paddle_dp.proof.sheets import Key, Trace, key
+from paddle_dp.proof.trace_files import Key, Trace, key
 
 
 @dataclass(frozen=True, kw_only=True)

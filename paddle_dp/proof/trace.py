@@ -29,7 +29,7 @@ from paddle_dp.proof.floors import Floors, Fold, NoRounding
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
-from paddle_dp.proof.sheets import Trace, Writer
+from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof.compare import K, Part
-from paddle_dp.proof.sheets import Key, Trace
 from paddle_dp.proof.sides import Side
 from paddle_dp.proof.steps import Steps
+from paddle_dp.proof.trace_files import Key, Trace
 from paddle_dp.proof.where import Search, Where
 
 SAME, DIFFERENT, PROVES_NOTHING = 0, 1, 3  # exit statuses; 2 and 4: a side that did not run (proof.sides)

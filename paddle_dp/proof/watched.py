@@ -18,7 +18,7 @@ from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
-from paddle_dp.proof.sheets import key
+from paddle_dp.proof.trace_files import key
 from paddle_dp.recipe import Precision
 from paddle_dp.train.assemble import Assembly
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import Finding, K, Part, ratio
-from paddle_dp.proof.sheets import Key, key
+from paddle_dp.proof.trace_files import Key, key
 
 _LAST = ("update", "frozen", "statistic", "buffer", "state")
 

@@ -41,9 +41,9 @@ class StrategyConfig:
         By default only what no strategy's ranks would train is refused. Called before any process starts, and again in
         each.
         """
-        from paddle_dp.parallel.foreseen import check_foreseen
+        from paddle_dp.parallel.preflight import preflight_check
 
-        check_foreseen(recipe, self.layout(ranks))
+        preflight_check(recipe, self.layout(ranks))
 
     def build(self, mesh: Mesh) -> Strategy:
         """Prepares this process and returns what places models. Collective. Raises UsageError for a mesh that does not

@@ -50,7 +50,7 @@ class DataParallel:
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
-        from paddle_dp.parallel.delayed import LearnerWithDelayedAllReduce
+        from paddle_dp.parallel.delayed_all_reduce import LearnerWithDelayedAllReduce
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.samplewise import mixing
 

@@ -93,7 +93,7 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
-        from paddle_dp.parallel.foreseen import check_foreseen
+        from paddle_dp.parallel.preflight import preflight_check
         from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable
 
@@ -103,7 +103,7 @@ class Config(StrategyConfig):
         reason = reason or unshardable(self.sharding, self.pipeline, self.offload, tied, device)
         if reason:
             raise UsageError(reason)
-        check_foreseen(recipe, self.layout(ranks), splits=ranks > 1)
+        preflight_check(recipe, self.layout(ranks), splits=ranks > 1)
 
     def shape(self, recipe: Recipe) -> Shape:
         """The sizes that a layout of the recipe must divide; builds the model without allocating its weights."""
@@ -249,7 +249,7 @@ class Hybrid:
 
     def _zero(self, prepared: Prepared, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
-        from paddle_dp.parallel.finished import check_ungrouped, leave_frozen_out
+        from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.sharding.zero import Zero
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")

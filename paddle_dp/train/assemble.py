@@ -17,7 +17,7 @@ from paddle_dp.data.sample import read_samples
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
-from paddle_dp.parallel.finished import check_within
+from paddle_dp.parallel.given_optimizer import check_within
 from paddle_dp.train import consistency, same_run
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run

@@ -11,7 +11,7 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
-from paddle_dp.parallel.finished import check_kept
+from paddle_dp.parallel.given_optimizer import check_kept
 from tests.ranks import run_ranks
 
 

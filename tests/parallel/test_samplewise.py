@@ -17,7 +17,7 @@ from paddle_dp.errors import LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Precision, Task, place_whole
-from paddle_dp.parallel.finished import check_ungrouped
+from paddle_dp.parallel.given_optimizer import check_ungrouped
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.samplewise import Samplewise, mixing
 from paddle_dp.part import read_part

@@ -12,7 +12,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.parallel.dropout.unseen import Watch
+from paddle_dp.parallel.dropout.uncaught import Watch
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.parallel.tensor.rng import draw_slice

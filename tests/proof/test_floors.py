@@ -6,8 +6,8 @@ import pytest
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof import store
 from paddle_dp.proof.floors import Floors, Fold, NoRounding
-from paddle_dp.proof.sheets import Trace, Writer, key
 from paddle_dp.proof.store import Store
+from paddle_dp.proof.trace_files import Trace, Writer, key
 
 GRADIENT = key("gradient", 1, "w")
 DRAW = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from paddle_dp.parallel import Task, place_whole
 from paddle_dp.proof.compare import K, Part
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.sheets import Trace, Writer, write_sheet
+from paddle_dp.proof.trace_files import Trace, Writer, write_sheet
 
 CLIP = nn.ClipGradByGlobalNorm(0.5)
 OPTIMIZERS = {

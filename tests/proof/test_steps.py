@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paddle_dp.proof.compare import K
-from paddle_dp.proof.sheets import Trace, write_sheet
 from paddle_dp.proof.steps import Steps, growth, shares
+from paddle_dp.proof.trace_files import Trace, write_sheet
 
 
 def run(folder, losses, noisy=(), norms=(1.0,) * 8):

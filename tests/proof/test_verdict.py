@@ -7,7 +7,7 @@ import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side, compare_sides
-from paddle_dp.proof.sheets import key, write_sheet
+from paddle_dp.proof.trace_files import key, write_sheet
 
 DRAWS = (
     "2 (Noise) draws from Paddle's generator, which differs on another number of ranks: only dropout is exact"

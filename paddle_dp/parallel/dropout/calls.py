@@ -12,7 +12,7 @@ Outside of a learner's forward each of them calls Paddle's own. Inside:
 | fused kernels on GPUs, which draw inside themselves      | many                                  | see `fused`      |
 
 A name is looked up when it is called, so it does not matter how a model imported its functions (except dropout with an
-axis that was imported by name, which `unseen` detects).
+axis that was imported by name, which `uncaught` detects).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paddle.base.framework import EagerParamBase as Parameter
 from paddle.nn import functional as F
 
 from paddle_dp.gloo.patch import Patch, look_up
-from paddle_dp.parallel.dropout import masks, scope, unseen
+from paddle_dp.parallel.dropout import masks, scope, uncaught
 from paddle_dp.parallel.dropout.originals import original
 from paddle_dp.parallel.dropout.scope import Scope, current, scope_of
 
@@ -98,8 +98,8 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
     is no multiple of n, where `axes` does not contain it, and for a parameter.
     """
     if axes is None or 0 in axes:
-        unseen.doubt(x, here.samples)
-    unseen.note(x, here.call, list(here.slices))
+        uncaught.doubt(x, here.samples)
+    uncaught.note(x, here.call, list(here.slices))
     shape = tuple(x.shape)
     shared = not shape or bool(shape[0] % here.samples) or isinstance(x, Parameter)
     shared = shared or (axes is not None and 0 not in axes)

@@ -10,9 +10,9 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.dropout.places import install
+from paddle_dp.parallel.dropout.patching import install
 from paddle_dp.parallel.dropout.scope import Scope
-from paddle_dp.parallel.dropout.unseen import Watch, cut_unsaid
+from paddle_dp.parallel.dropout.uncaught import Watch, cut_unsaid
 
 Layers = Sequence[tuple[str, nn.Layer]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-originals: dict[str, Any] = {}  # by dotted name; filled by `places.install`
+originals: dict[str, Any] = {}  # by dotted name; filled by `patching.install`
 
 
 def original(target: str) -> Any:

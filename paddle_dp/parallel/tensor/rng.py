@@ -14,7 +14,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
 from paddle_dp.parallel.dropout import current, within_slice
 from paddle_dp.parallel.dropout.scope import Kind
-from paddle_dp.parallel.dropout.unseen import another_stream
+from paddle_dp.parallel.dropout.uncaught import another_stream
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.wrapping import Method, wrap
 

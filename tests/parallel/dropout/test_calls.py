@@ -11,7 +11,7 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.nn.functional import dropout as imported_early
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.dropout import Scope, current, fused, install, places
+from paddle_dp.parallel.dropout import Scope, current, fused, install, patching
 
 install()
 paddle.seed(0)
@@ -154,7 +154,7 @@ def test_a_second_forward_draws_what_the_first_drew_whatever_came_between():
 
 
 def test_a_paddle_that_lacks_a_place_is_refused_with_a_way_out(monkeypatch):
-    monkeypatch.setattr(places, "originals", {})
+    monkeypatch.setattr(patching, "originals", {})
     monkeypatch.delattr(paddle._C_ops, "rnn")
     with pytest.raises(UsageError, match=r"no paddle._C_ops.rnn(.|\n)*train.dropout=own"):
         install()

@@ -14,7 +14,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.clip import take_clips
 from paddle_dp.parallel.elementwise import check_elementwise
-from paddle_dp.parallel.finished import check_dense, check_kept, check_ungrouped
+from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_ungrouped
 from paddle_dp.parallel.learning_rate import Rate, check_rate
 from paddle_dp.parallel.loss import loss_of
 from paddle_dp.parallel.recompute import check_recompute
@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 _LONG = 1_000_000  # updates: how many there will be is known with the data set only
 
 
-def check_foreseen(recipe: Recipe, layout: Layout, splits: bool = False) -> None:
+def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> None:
     """Raises UsageError for what no rank of this layout would train. `splits`: a rank may hold a part of the model.
 
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.

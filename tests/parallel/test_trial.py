@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.parallel.untouched import untouched
+from paddle_dp.parallel.trial import restored
 
 
 class Queue:
@@ -53,7 +53,7 @@ def held(model: Remembers) -> list[Any]:
 def test_what_a_model_holds_is_put_back() -> None:
     model, x = Remembers(), paddle.ones([1, 2])
     before = held(model)
-    with untouched(model), paddle.no_grad():
+    with restored(model), paddle.no_grad():
         model(x)
         assert all(now != then for now, then in zip(held(model), before, strict=True))
     assert held(model) == before
@@ -69,7 +69,7 @@ def test_what_a_function_holds_is_put_back() -> None:
         calls += 1
         history.append(calls)
 
-    with untouched(loss):
+    with restored(loss):
         loss()
         assert (calls, history) == (1, [1])
     assert (calls, history) == (0, [])

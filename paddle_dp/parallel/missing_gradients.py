@@ -18,7 +18,7 @@ from paddle_dp.mesh import Mesh
 Named = Iterable[tuple[str, paddle.Tensor]]
 
 
-class AbsentGradients:
+class MissingGradients:
     """Exchanges which gradients there are: one small all-reduce per update, which only a rank that lacks one reads from
     the device."""
 
