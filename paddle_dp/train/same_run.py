@@ -55,7 +55,7 @@ _ABSENT = "not there"
 FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
-    "callbacks": FREE, "callback ": TOLD, "train.patience": FREE,
+    "callbacks": FREE, "callback ": TOLD, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
     "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD,
     "package": TOLD, "python": TOLD, "device": TOLD,
     "schedule": RATES, "train.length": RATES,

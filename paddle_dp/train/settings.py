@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Mapping
@@ -138,11 +139,9 @@ def may_differ(name: str, value: Any) -> bool:
     if isinstance(value, float):
         return _EPOCH < value <= time.time() and not value.is_integer()
     if isinstance(value, str):
-        if (
-            _RANDOM_ID.fullmatch(value)
-            or "host" in words
-            or ("name" in words and _GENERATED.fullmatch(value))
-        ):
+        if value.startswith(tempfile.gettempdir() + os.sep) or _RANDOM_ID.fullmatch(value):
+            return True
+        if "host" in words or ("name" in words and _GENERATED.fullmatch(value)):
             return True
         if {"device", "place"} & {*words} and _DEVICES.fullmatch(value.lower()):
             return True

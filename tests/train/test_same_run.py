@@ -115,6 +115,7 @@ def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
         ),  # there is none
         ("train.drop_last=true train.batch=50 dataset.held_out=0.2", None),
         ("name=other loader.num_workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
+        ("train.max_time=9h watch.patience=99s watch.start=9s", []),
     ],
 )
 def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:

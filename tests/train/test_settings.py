@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import uuid
 from argparse import Namespace
@@ -214,6 +215,7 @@ def of_this_process(names: list[str]) -> Any:
         created=time.time(),
         uid=uuid.uuid4().hex,
         dashed=str(uuid.uuid4()),
+        scratch=tempfile.mktemp(),
         kept=(layer, other),
     )
 
@@ -228,7 +230,10 @@ def test_addresses_clocks_random_names_and_the_order_of_a_dict_are_no_settings()
     )  # other names, and the same ones
     assert found == again
     assert len(found["no_decay"]) == 2 and list(found["rates"].values()) == [0.5, 0.25]
-    assert list(found["by_object"].values()) == [1.0, 2.0] and not {"created", "uid", "dashed"} & found.keys()
+    assert (
+        list(found["by_object"].values()) == [1.0, 2.0]
+        and not {"created", "uid", "dashed", "scratch"} & found.keys()
+    )
 
 
 @pytest.mark.parametrize(
