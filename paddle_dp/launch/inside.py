@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from paddle_dp.launch.standstill import STATUS, Standing
 from paddle_dp.mesh.heartbeat import Board, heartbeat
 
 INTERVAL = 0.5  # seconds between two looks
+DEBUGGERS = {"bdb", "pdb", "pudb", "ipdb", "IPython", "code", "debugpy", "pydevd", "_pydevd_bundle"}
 
 
 @contextmanager
@@ -24,19 +26,21 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
     """Within it, a rank that stands still is ended: `show` is called with the failure, and the process leaves with 124.
 
     Only Python that stands still, or waits, is found: C code that never gives the interpreter back stops this thread,
-    too.
+    too. A rank that somebody looks at in a debugger, as after `breakpoint()`, may stand.
     """
     board = None if limits is None else _board()
     if limits is None or board is None:
         yield
         return
     board.give(heartbeat)
-    over = threading.Event()
+    over, rank = threading.Event(), threading.get_ident()
 
     def look() -> None:
         standing = Standing(limits)
         while not over.wait(INTERVAL):
-            if found := standing.look({0: board.read(0)}, time.monotonic()):
+            if in_debugger(rank):
+                standing = Standing(limits)
+            elif found := standing.look({0: board.read(0)}, time.monotonic()):
                 show(_failure(str(found), attempt))
                 os._exit(STATUS)
 
@@ -49,6 +53,16 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
         thread.join()
         heartbeat.detach()
         board.close()
+
+
+def in_debugger(thread: int) -> bool:
+    """Whether a debugger's prompt, or its wait for the next command, is what a thread of this process is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _board() -> Board | None:
