@@ -13,6 +13,7 @@ import paddle
 from paddle.base import core
 
 from paddle_dp.errors import JobError, LostPeerError
+from paddle_dp.mesh.loopback import listen_to_this_machine_only
 
 ATTEMPTS = 20
 
@@ -59,7 +60,10 @@ def catchable_bind() -> Iterator[None]:
 
 
 def open_store() -> tuple[Any, int]:
-    """A new store, listening on all interfaces, and its port. Raises JobError when none can be opened."""
+    """A new store and its port; it listens on all interfaces, or within a job on one machine, on `lo`.
+
+    Raises JobError when none can be opened.
+    """
     last_error: Exception | None = None
     for _ in range(ATTEMPTS):
         with reserved_port() as port, catchable_bind():
@@ -73,6 +77,7 @@ def open_store() -> tuple[Any, int]:
                 last_error = error
                 continue
         disable_nagle(port)
+        listen_to_this_machine_only(own_host())
         return store, port
     raise JobError(
         f"no store could be opened at {own_host()} in {ATTEMPTS} attempts; the last error was: {last_error}"

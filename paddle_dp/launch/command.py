@@ -129,6 +129,8 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     if meeting is not None:
         words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(job.node_rank)]
         words += ["--host", meeting.host]
+    else:  # the address of this machine is nobody else's business
+        words += ["--host", "127.0.0.1"]
     words += [str(WORKER), "-c", typed(job.recipe), "--entry-point", job.entry_point]
     for override in job.all_overrides:
         words += ["-o", override]

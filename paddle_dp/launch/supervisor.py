@@ -71,8 +71,8 @@ class Supervision:
                 patience = 0.0 if asked else GRACE
                 return 128 + signals.number
             outcome = self._outcome(signals)
-            stopped = isinstance(outcome, Failure) and outcome.kind == StoppedError.__name__
-            patience, failed = GRACE * stopped, isinstance(outcome, Failure) and not stopped
+            failed = isinstance(outcome, Failure)
+            patience = GRACE if self._has_stopped() else 0.0
             return outcome
         finally:
             self._end(signals, patience)

@@ -17,6 +17,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.device import choose
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.loopback import listen_to_this_machine_only
 
 if TYPE_CHECKING:
     import paddle
@@ -163,6 +164,7 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
                     (wait_for_port if here.rank else check_port)(here.master)
             with heartbeat.waiting("the meeting of all ranks"):
                 paddle.distributed.init_parallel_env()
+            listen_to_this_machine_only(here.master or "")
             seconds = _set_patience(patience, place)
             if here.master:
                 late_ranks.start(here.rank, here.master, seconds)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,46 @@ def test_nodes_with_different_recipes_do_not_begin(spaces, tmp_path):
         assert status == 2, complained
         assert "train.batch: 64 on rank 0 (node 0; host " in complained
         assert "32 on rank 1 (node 1; host " in complained
+
+
+def test_a_job_on_one_machine_is_closed_to_others(spaces, tmp_path, found):
+    """Every port at which its ranks listen is tried from the other end of the cable; 4 hybrid ranks have the most."""
+    job = {
+        "recipe": "tests/faults/hybrid.yaml", "entry_point": "train", "ranks": 4, "output_dir": str(tmp_path / "run"),
+        "overrides": ["train.max_time=30 s"],
+    }  # fmt: skip
+    inside = ["ip", "netns", "exec", spaces[0]]
+    process = subprocess.Popen(
+        [*inside, sys.executable, "tests/faults/start.py", json.dumps(job)], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    ports: set[int] = set()
+    while process.poll() is None:
+        listing = subprocess.run([*inside, "ss", "-ltnH"], capture_output=True, text=True, check=True).stdout
+        ports |= {int(line.split()[3].rpartition(":")[2]) for line in listing.splitlines()}
+        if len(ports) >= 9 and (tmp_path / "run" / "logs").exists():
+            break
+        time.sleep(0.2)
+    time.sleep(2.0)  # a socket listens for a moment before it is closed to others
+    probe = (
+        "import socket, sys\n"
+        "for port in sys.argv[2:]:\n"
+        "    try: socket.create_connection((sys.argv[1], int(port)), timeout=2).close(); print(port)\n"
+        "    except OSError: pass"
+    )
+    outside = [
+        "ip",
+        "netns",
+        "exec",
+        spaces[1],
+        sys.executable,
+        "-c",
+        probe,
+        NODES[0],
+        *map(str, sorted(ports)),
+    ]
+    open_ports = subprocess.run(outside, capture_output=True, text=True, check=True).stdout.split()
+    _, complained = process.communicate(timeout=90)
+    found(f"another machine tries the {len(ports)} ports of 4 hybrid ranks", 0.0, not open_ports)
+    assert process.returncode == 75, complained  # and the ranks have met each other there
+    assert len(ports) >= 9 and not open_ports, f"open: {open_ports} of {sorted(ports)}"
