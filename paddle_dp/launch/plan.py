@@ -7,6 +7,10 @@ from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 
+RANK = (
+    128 << 20
+)  # bytes that a process takes for itself once it has imported Paddle 3.3.1 (135 MB, by smaps_rollup)
+
 
 def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
     """The plan of the job on this machine; `device` is the recipe's train.device.
@@ -47,6 +51,18 @@ def check_ranks(ranks: int | None) -> None:
     """Raises UsageError for fewer ranks than 1."""
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks {ranks}: a job has 1 rank or more.")
+
+
+def check_memory(plan: Plan, available: int | None) -> None:
+    """Raises UsageError for more ranks than the machine's `available` memory (bytes; None: not known) can begin: the
+    kernel would end one of them in the midst of the start, or anything else on the machine."""
+    if plan.devices or plan.ranks == 1 or available is None or plan.ranks * RANK <= available:
+        return
+    raise UsageError(
+        f"--ranks {plan.ranks}: each rank on a CPU is a process that takes {RANK >> 20} MB before there is a model, "
+        f"{plan.ranks * RANK / 2**30:.1f} GB together, and {available / 2**30:.1f} GB are available here. Set --ranks "
+        f"to {max(1, available // RANK)} at most, or spread them over --nodes."
+    )
 
 
 def _devices(job: Job, devices: tuple[int, ...], machine: Machine, device: str) -> tuple[str, ...]:

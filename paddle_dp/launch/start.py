@@ -18,8 +18,9 @@ from paddle_dp.launch.command import Job, Limits, Plan, argv, environment, headl
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.memory import available_memory
 from paddle_dp.launch.network import meet, reserved_ports
-from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
@@ -58,6 +59,7 @@ def _run(job: Job) -> int:
     plan = plan_of(job, machine, recipe.train.device)
     for part in (recipe.strategy, *recipe.callbacks):
         part.refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    check_memory(plan, available_memory())
     _check_resume(job)
     folder, path = _claimed(job, recipe.folder)
     attempt = logs.fresh(folder)

@@ -9,7 +9,7 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.plan import RANK, check_memory, plan_of
 
 CPU = Machine(cores=2)
 BLIND = Machine(cores=2, kind="gpu")
@@ -80,3 +80,16 @@ def test_only_a_world_of_one_needs_no_launcher():
     assert plan_of(job(), CPU).alone
     assert not plan_of(job(ranks=2), CPU).alone
     assert not plan_of(job(nodes=2, master="a:1", node_rank=0), CPU).alone
+
+
+def test_more_ranks_than_the_memory_can_begin_are_refused():
+    """Each imports Paddle, whatever the model."""
+    many = plan_of(job(ranks=900), CPU)
+    with pytest.raises(
+        UsageError, match=r"--ranks 900: .* 112.5 GB together, and 4.0 GB .*--ranks to 32 at most"
+    ):
+        check_memory(many, 4 << 30)
+    check_memory(many, 900 * RANK)
+    check_memory(many, None)  # a system that does not say
+    check_memory(plan_of(job(), CPU), 1)
+    check_memory(plan_of(job(ranks=2), GPU), 1)  # as many as there are devices
