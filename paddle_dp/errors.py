@@ -89,6 +89,10 @@ class TargetError(LossError):
         super().__init__(message)
 
 
+class OutOfMemoryError(PaddleDPError):
+    """A device whose memory is too small; the message says what a rank held there, and what would make it less."""
+
+
 class JobError(PaddleDPError):
     """A job of several processes that failed; the message holds the error of the rank that failed first."""
 

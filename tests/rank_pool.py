@@ -83,16 +83,18 @@ class RankPool:
         self.process.wait()
 
 
-_pools: dict[tuple[str | None, ...], RankPool] = {}  # one for each device
-# What a waiting process has read already: Paddle loads a plugin's device when it is imported.
-READ_AT_IMPORT = ("CUSTOM_DEVICE_ROOT", "SIM_NAME")
+_pools: dict[tuple[tuple[str, str], ...], RankPool] = {}  # one for each device
+DEVICE = (
+    "CUSTOM_DEVICE_ROOT",
+    "SIM_",
+)  # how the variables begin that make a device: Paddle loads it when imported
 
 
 def rank_pool(environment: Mapping[str, str], root: Path) -> RankPool:
     """The pool for the device of this environment, which lives as long as this process."""
     if not _pools:
         atexit.register(_close_all)
-    device = tuple(environment.get(name) for name in READ_AT_IMPORT)
+    device = tuple(sorted(each for each in environment.items() if each[0].startswith(DEVICE)))
     if device not in _pools or not _pools[device].waits:
         _pools[device] = RankPool(environment, root)
     return _pools[device]

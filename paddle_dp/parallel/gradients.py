@@ -36,8 +36,16 @@ def sum_of_squares(tensor: paddle.Tensor) -> paddle.Tensor:
 
 
 def scale(parameters: Iterable[paddle.Tensor], factor: float | paddle.Tensor) -> None:
-    """Multiplies every gradient by `factor`, in place."""
+    """Multiplies every gradient by `factor`, in place.
+
+    A factor on an accelerator stays there: scale_ would read it, and the host would wait for the device each time.
+    """
+    on_device = isinstance(factor, paddle.Tensor) and not factor.place.is_cpu_place()
     with paddle.no_grad():
         for parameter in parameters:
-            if parameter.grad is not None:
+            if parameter.grad is None:
+                continue
+            if on_device:
+                parameter.grad.multiply_(factor.astype(parameter.grad.dtype))  # type: ignore[union-attr]
+            else:
                 parameter.grad.scale_(factor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -25,6 +26,9 @@ class MissingGradients:
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
         self._places: dict[str, int] = {}  # of each parameter's name in what is all-reduced
+        self._flags: tuple[np.ndarray[Any, Any], paddle.Tensor] | None = (
+            None  # on the host, and on the device
+        )
 
     @contextmanager
     def as_zeros(self, named: Named) -> Iterator[None]:
@@ -40,7 +44,12 @@ class MissingGradients:
             self._places = {name: place for place, name in enumerate(names)}
         flags = np.zeros(len(self._places), "int32")
         flags[[self._places[name] for name, p in named if p.grad is not None]] = 1
-        sums = self._mesh.sum_tensor(paddle.to_tensor(flags))
+        if self._flags is None or not np.array_equal(flags, self._flags[0]):
+            self._flags = (
+                flags,
+                paddle.to_tensor(flags),
+            )  # copied when they change: the host would wait each time
+        sums = self._mesh.sum_tensor(self._flags[1].clone())
         absent = [(self._places[name], p) for name, p in named if p.grad is None]
         for _, parameter in absent:
             parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)

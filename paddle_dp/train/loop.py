@@ -15,7 +15,7 @@ from paddle_dp.errors import DivergenceError, NotFiniteError, StoppedError, Targ
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe.folder import release
-from paddle_dp.train import blame, consistency, state
+from paddle_dp.train import blame, consistency, out_of_memory, state
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import Evaluation
@@ -249,6 +249,10 @@ class TrainingLoop:
             raise self.soundness.explained(error, self.progress.step) from None
         except DivergenceError as error:
             raise DivergenceError(f"step {self.progress.step + 1}: {error}") from None
+        except (MemoryError, OSError) as error:
+            if not out_of_memory.is_cause(error):
+                raise
+            raise out_of_memory.explained(error, self.learner, self.mesh, self.progress.step + 1) from None
         except TargetError as error:
             raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
 

@@ -134,10 +134,9 @@ void C_CCLComm_st::exchange(std::vector<Part> out, std::vector<Part> in) {
 
 void C_CCLComm_st::send_alone(const Part& part) {
   if (is_rendezvous()) {
-    exchange({part}, {});
-    char taken;
-    move_all({{sockets_[part.rank], {{{}, {{part.rank, &taken, 1}}}}}});
-    return;
+    char ready;
+    move_all({{sockets_[part.rank], {{{}, {{part.rank, &ready, 1}}}}}});
+    return exchange({part}, {});
   }
   auto kept = std::make_shared<std::vector<char>>(part.data, part.data + part.size);
   outboxes_[part.rank]->put([this, kept, to = part.rank] {
@@ -147,10 +146,9 @@ void C_CCLComm_st::send_alone(const Part& part) {
   });
 }
 void C_CCLComm_st::receive_alone(const Part& part) {
+  char ready = 1;
+  if (is_rendezvous()) move_all({{sockets_[part.rank], {{{{part.rank, &ready, 1}}, {}}}}});
   move_all({{sockets_[part.rank], {{{}, {part}}}}});  // the sender has paid for the link
-  if (!is_rendezvous()) return;
-  char taken = 1;
-  move_all({{sockets_[part.rank], {{{{part.rank, &taken, 1}}, {}}}}});
 }
 
 void C_CCLComm_st::move_all(Left left) {

@@ -23,8 +23,9 @@ using phi::DataType;
 using phi::DenseTensor;
 using Inputs = std::vector<const DenseTensor*>;
 using Outputs = std::vector<DenseTensor*>;
+using AnyInputs = std::vector<const phi::TensorBase*>;
 
-enum class Kind { kOne, kOptional, kSeveral, kOptionalSeveral };
+enum class Kind { kOne, kOptional, kSeveral, kOptionalSeveral, kSeveralOfAnyKind };
 
 struct Lent {
   std::string name;
@@ -46,6 +47,9 @@ void show_input(Call* call, Kind kind, Word given) {
   if (kind == Kind::kOptional && *reinterpret_cast<const paddle::optional<DenseTensor>*>(given)) call->show_input(optional_one(given));
   if (kind == Kind::kSeveral)
     for (auto* one : *reinterpret_cast<const Inputs*>(given)) call->show_input(one);
+  if (kind == Kind::kSeveralOfAnyKind)
+    for (auto* one : *reinterpret_cast<const AnyInputs*>(given))
+      if (DenseTensor::classof(one)) call->show_input(static_cast<const DenseTensor*>(one));
   if (kind == Kind::kOptionalSeveral)
     if (auto& several = *reinterpret_cast<const paddle::optional<Inputs>*>(given))
       for (auto* one : *several) call->show_input(one);
@@ -118,6 +122,7 @@ bool describe(const phi::Kernel& kernel, Lent* to) {
     else if (def.type_index == typeid(paddle::optional<DenseTensor>)) to->inputs.push_back(Kind::kOptional);
     else if (def.type_index == typeid(Inputs)) to->inputs.push_back(Kind::kSeveral);
     else if (def.type_index == typeid(paddle::optional<Inputs>)) to->inputs.push_back(Kind::kOptionalSeveral);
+    else if (def.type_index == typeid(AnyInputs)) to->inputs.push_back(Kind::kSeveralOfAnyKind);
     else return false;
   }
   size_t words = 0, floats = 0;
@@ -169,7 +174,7 @@ void lend(const std::string& name, const phi::KernelKey& key, const phi::Kernel&
   one.kernel = kernel;
   one.narrow = narrow == DataType::UNDEFINED && key.dtype() == DataType::FLOAT32 ? mixed_in(name) : narrow;
   one.master = master_of(name, one);
-  if (auto* other = function_instead(name, key.dtype())) one.function = other;
+  if (auto* other = function_instead(name, key.dtype())) one.function = other;  // no executor asks for these
   Slot stand = slot(used);
   phi::Kernel made(stand.in_context, stand.function);
   *made.mutable_args_def() = kernel.args_def();
@@ -196,6 +201,19 @@ std::vector<std::pair<phi::KernelKey, phi::Kernel>> of_cpu(const Kernels& kernel
   return found;
 }
 
+// A kernel that the wheel for CPUs does not name at all: it takes two tensors and makes one, as relu_grad does.
+void lend_causal_softmax_gradient(phi::Backend backend) {
+  auto& all = phi::KernelFactory::Instance().kernels();
+  auto like = of_cpu(all["relu_grad"]);
+  const std::string name = "fused_softmax_mask_upper_triangle_grad";
+  for (auto& [key, kernel] : like) {
+    if (!function_instead(name, key.dtype())) continue;
+    lend(name, key, kernel, backend, DataType::UNDEFINED, &all[name]);
+    if (key.dtype() == DataType::FLOAT32)
+      for (auto narrow : {DataType::FLOAT16, DataType::BFLOAT16}) lend(name, key, kernel, backend, narrow, &all[name]);
+  }
+}
+
 }  // namespace
 
 int lend_kernels(const char* device_type) {
@@ -210,6 +228,7 @@ int lend_kernels(const char* device_type) {
           lend(name, key, kernel, backend, narrow, &kernels);
     }
   }
+  lend_causal_softmax_gradient(backend);
   add_missing_types(backend);
   add_classes_kernels(backend);
   return used;

@@ -1,8 +1,11 @@
 #include "own_kernels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
+#include <utility>
 
 #include "paddle/phi/common/scalar.h"
 #include "paddle/phi/core/dense_tensor.h"
@@ -27,6 +30,33 @@ void one_hot(const DeviceContext& context, const DenseTensor& x, const phi::Scal
   const T* from = x.data<T>();
   for (int64_t i = 0; i < x.numel(); ++i)
     if (from[i] >= 0 && from[i] < width) to[i * width + from[i]] = 1.f;
+}
+
+// Causal attention's softmax over [..., length, length]: on an accelerator Paddle takes a fused kernel, whose counterpart
+// on the CPU raises.
+template <typename T>
+void causal_softmax(const DeviceContext& context, const DenseTensor& x, DenseTensor* out) {
+  auto length = x.dims()[x.dims().size() - 1], rows = x.numel() / length;
+  const T* from = x.data<T>();
+  T* to = context.Alloc<T>(out);
+  for (int64_t row = 0; row < rows; ++row, from += length, to += length) {
+    int64_t seen = row % length + 1;
+    T most = *std::max_element(from, from + seen), sum = 0;
+    for (int64_t i = 0; i < seen; ++i) sum += to[i] = std::exp(from[i] - most);
+    for (int64_t i = 0; i < seen; ++i) to[i] /= sum;
+    std::fill(to + seen, to + length, T(0));
+  }
+}
+template <typename T>
+void causal_softmax_gradient(const DeviceContext& context, const DenseTensor& softmax, const DenseTensor& of_out, DenseTensor* gradient) {
+  auto length = softmax.dims()[softmax.dims().size() - 1], rows = softmax.numel() / length;
+  const T *p = softmax.data<T>(), *each = of_out.data<T>();
+  T* to = context.Alloc<T>(gradient);
+  for (int64_t row = 0; row < rows; ++row, p += length, each += length, to += length) {
+    T dot = 0;
+    for (int64_t i = 0; i < length; ++i) dot += p[i] * each[i];
+    for (int64_t i = 0; i < length; ++i) to[i] = p[i] * (each[i] - dot);
+  }
 }
 
 // Paddle has these two for every custom device, but not for 8-byte types: they go as twice as many floats, bit by bit.
@@ -127,10 +157,16 @@ void add_wide(const char* name, phi::Backend backend, F* floats, F whole, F real
 }  // namespace
 
 void* function_instead(const std::string& kernel, DataType type) {
-  if (kernel != "one_hot") return nullptr;
-  if (type == DataType::INT32) return reinterpret_cast<void*>(one_hot<int32_t>);
-  if (type == DataType::INT64) return reinterpret_cast<void*>(one_hot<int64_t>);
-  return nullptr;
+  static const std::map<std::pair<std::string, DataType>, void*> functions = {
+      {{"one_hot", DataType::INT32}, reinterpret_cast<void*>(one_hot<int32_t>)},
+      {{"one_hot", DataType::INT64}, reinterpret_cast<void*>(one_hot<int64_t>)},
+      {{"fused_softmax_mask_upper_triangle", DataType::FLOAT32}, reinterpret_cast<void*>(causal_softmax<float>)},
+      {{"fused_softmax_mask_upper_triangle", DataType::FLOAT64}, reinterpret_cast<void*>(causal_softmax<double>)},
+      {{"fused_softmax_mask_upper_triangle_grad", DataType::FLOAT32}, reinterpret_cast<void*>(causal_softmax_gradient<float>)},
+      {{"fused_softmax_mask_upper_triangle_grad", DataType::FLOAT64}, reinterpret_cast<void*>(causal_softmax_gradient<double>)},
+  };
+  auto found = functions.find({kernel, type});
+  return found == functions.end() ? nullptr : found->second;
 }
 
 bool adds_up(const std::string& kernel) {

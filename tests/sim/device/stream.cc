@@ -9,6 +9,10 @@
 
 namespace sim {
 
+namespace {
+thread_local const Queue* worked_by_this_thread = nullptr;
+}
+
 void Point::reach() {
   std::lock_guard<std::mutex> held(lock_);
   reached_ = true;
@@ -38,11 +42,13 @@ void Queue::wait() {
   std::unique_lock<std::mutex> held(lock_);
   changed_.wait(held, [this] { return idle(); });
 }
+bool Queue::is_mine() const { return worked_by_this_thread == this; }
 bool Queue::empty() {
   std::lock_guard<std::mutex> held(lock_);
   return idle();
 }
 void Queue::run() {
+  worked_by_this_thread = this;
   for (;;) {
     std::unique_lock<std::mutex> held(lock_);
     changed_.wait(held, [this] { return !tasks_.empty(); });
@@ -134,7 +140,8 @@ void wait_for_device(int device) {
     for (auto* stream : streams)
       if (stream->device == device) mine.push_back(stream);
   }
-  for (auto* stream : mine) stream->queue.wait();
+  for (auto* stream : mine)
+    if (!stream->queue.is_mine()) stream->queue.wait();
 }
 
 void install_streams(C_DeviceInterface* to) {

@@ -31,6 +31,7 @@ class Queue {
   void put(std::function<void()> task);
   void wait();   // until it is empty and at rest
   bool empty();  // and at rest
+  bool is_mine() const;  // whether the calling thread is the one that works it off: it must not wait for itself
 
  private:
   bool idle() const { return tasks_.empty() && !busy_; }

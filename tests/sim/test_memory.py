@@ -1,0 +1,75 @@
+"""A device with little memory: what does not fit is told with what was held; sharding or recomputing makes it fit."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+
+RECIPE = """
+model: {{use: gpt, vocab: 64, width: {width}, depth: 6, heads: 4, length: 32}}
+dataset: {{use: random_tokens, vocab: 64, length: 32, samples: 48}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+schedule: {{use: constant, learning_rate: 1.0e-3}}
+strategy: {{use: hybrid}}
+train: {{length: 3 steps, batch: {batch}}}
+callbacks: []
+"""
+
+
+def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> dict[str, float]:
+    """In a rank: three steps on a device with `limit` bytes. The losses, and the most bytes that the device had."""
+    if limit:
+        os.environ["SIM_MEMORY"] = str(limit)
+    import ctypes
+
+    import paddle
+
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    mesh = join()
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(width=width, batch=batch))
+    trainer = build(read_recipe(path, [f"strategy={words}", f"output_dir={folder}"]), mesh)
+    # Steps alone: the trial forwards before and after a training need memory of their own.
+    metrics = [trainer._learn(batch, True) for batch in trainer.loader.read(0)]
+    paddle.device.synchronize()  # a rank that leaves takes what it is still sending with it
+    mesh.wait("the end")
+    library = ctypes.CDLL(str(Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libsim.so"))
+    library.sim_memory_most.restype = ctypes.c_uint64
+    return {"loss": metrics[-1]["loss"], "most": library.sim_memory_most(int(mesh.device.partition(":")[2]))}
+
+
+SHARDED = "{use: hybrid, sharding: 2, sharding_stage: %d, recompute: %s}"
+
+
+@pytest.mark.parametrize(
+    ("small", "width", "batch", "limit"),
+    [  # with less than 22 and 16 MB stage 1 alone has no room
+        pytest.param(SHARDED % (3, "none"), 160, 2, 20e6, id="stage 3, where states are much"),
+        pytest.param(SHARDED % (1, "full"), 96, 16, 14e6, id="recompute, where activations are much"),
+    ],
+)
+def test_what_one_layout_has_no_room_for_another_trains(
+    tmp_path: Path, small: str, width: int, batch: int, limit: float
+) -> None:
+    with pytest.raises(AssertionError) as caught:
+        run_ranks(train, 2, str(tmp_path), SHARDED % (1, "none"), width, batch, limit)
+    said = str(caught.value)
+    assert "ran out of memory on sim:" in said
+    held = re.search(
+        r"It held parameters ([.\d]+) MB, gradients ([.\d]+) MB, optimizer states ([.\d]+) MB", said
+    )
+    weights = 6 * (12 * width**2 + 13 * width) + (64 + 32 + 64 + 2) * width
+    assert held is not None and float(held[1]) == pytest.approx(4 * weights / 1e6, rel=0.01)
+    assert "Paddle says: Out of memory error on sim:" in said
+    found = run_ranks(train, 2, str(tmp_path), small, width, batch, limit)
+    assert all(rank["most"] <= limit for rank in found)
+    assert found[0]["loss"] == run_ranks(train, 2, str(tmp_path), small, width, batch)[0]["loss"]
