@@ -32,6 +32,11 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
     text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
     text += f", going on from step {progress.step}" if progress.step else ""
+    idle = mesh.dp_size - -(-sampler.batch // sampler.micro_batches)
+    if idle > 0:
+        which = f"{mesh.dp_size} ranks" if mesh.dp_size == mesh.ranks else f"{mesh.dp_size} groups of ranks"
+        text += f"; {idle} of {which} will always be without a sample, for train.batch is {sampler.batch}"
+        text += f" in {sampler.micro_batches} micro-batches" if sampler.micro_batches > 1 else ""
     more = [f"and {len(run.changes) - 3} more changes"] if len(run.changes) > 3 else []
     return "; ".join([text, *run.changes[:3], *more])
 
@@ -105,7 +110,12 @@ def summary(
         yield f"  {found.counted}"
     if run.mesh.ranks > 1 and steps:  # the ranks' weights are equal, or the training would have failed
         if differences:
-            yield "  weights that ranks share are equal bit by bit; they are not those of one process:"
+            from paddle_dp.parallel.samplewise import is_doubt  # imports paddle, which a shelf must not
+
+            told = "they are not those of one process:"
+            if all(map(is_doubt, differences)):
+                told = "nothing is known to differ from one process, but:"
+            yield f"  weights that ranks share are equal bit by bit; {told}"
             yield from (f"  - {difference}" for difference in differences)
         else:
             same = "same global batches and gradients, shared weights bit-equal"

@@ -38,7 +38,8 @@ def fresh(run: Path) -> Path:
             with suppress(OSError):
                 folder.rmdir()
         raise UsageError(
-            f"{run} cannot be written ({error.strerror}): choose another one with --output-dir DIR."
+            f"{run / 'logs'} cannot be written ({error.strerror}), and logs go there. Make it writable, or work in "
+            "another folder: train has --output-dir DIR for that, all else takes a copy of the run."
         ) from error
 
 

@@ -277,6 +277,11 @@ _ALSO, _TRAINING = "also in evaluation", "in training"
 _UNTRIED = "it could not be checked whether {} treats each sample alone: {}"
 
 
+def is_doubt(difference: str) -> bool:
+    """Whether a sentence of `differences` says only what could not be tried."""
+    return difference.startswith(_UNTRIED.partition(" {}")[0])
+
+
 def _rows(data: Any, cut: slice) -> Any:
     return paddle.utils.map_structure(lambda x: x[cut], data)
 

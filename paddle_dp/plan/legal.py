@@ -193,4 +193,4 @@ def refusal(degrees: Degrees, shape: Shape, ranks: int, axes: tuple[str, ...] = 
     near = [str(layout) for layout in legal_layouts(shape, ranks, degrees, axes)[:3]]
     if not near:
         return f"strategy: {'; '.join(found)}. No layout of {ranks} ranks fits."
-    return f"strategy: {'; '.join(found)}. Legal on {ranks} ranks, nearest first: {'; '.join(near)}."
+    return f"strategy: {'; '.join(found)}. Legal on {ranks} rank{'s' * (ranks != 1)}, nearest first: {'; '.join(near)}."

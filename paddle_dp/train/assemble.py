@@ -14,6 +14,7 @@ import paddle
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
@@ -54,6 +55,7 @@ class Assembly:
         fingerprint = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
         self._fingerprints["train"] = fingerprint
         self._noticed += consistency.random_samples("training", fingerprint)
+        _refuse_empty("train", dataset)
         return self._loader(
             dataset, seed=s.seed, shuffle=s.shuffle, drop_last=s.drop_last, micro_batches=s.micro_batches
         )
@@ -64,6 +66,7 @@ class Assembly:
         s, dataset = self.setup, self.setup.dataset("test")
         fingerprint = consistency.compare_data("held-out", dataset, s.seed, s.loader, self.mesh)
         self._fingerprints["test"] = fingerprint
+        _refuse_empty("test", dataset)
         return None if dataset is None else self._loader(dataset, seed=s.seed, shuffle=False)
 
     @property
@@ -148,6 +151,12 @@ class Assembly:
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
         )
+
+
+def _refuse_empty(split: str, dataset: Any) -> None:
+    if dataset is not None and not len(dataset):
+        else_none = " Where nothing is to be held out, let it be None." if split == "test" else ""
+        raise UsageError(f"dataset: the {split} split is empty: its len() is 0.{else_none}")
 
 
 def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:

@@ -16,6 +16,7 @@ import pytest
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks.console import Config, terminal
+from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Run
 
@@ -48,6 +49,39 @@ def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None
         "  dashboard    paddle-dp dashboard runs",
         "  the proof    paddle-dp verify 'runs/my run/recipe.yaml' --ranks 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches", "told"),
+    [
+        (2, 1, ""),
+        (3, 1, "; 1 of 3 ranks will always be without a sample, for train.batch is 2"),
+        (2, 2, "; 1 of 2 ranks will always be without a sample, for train.batch is 2 in 2 micro-batches"),
+    ],
+)
+def test_ranks_that_will_have_nothing_to_do_are_told(
+    run: Run, ranks: int, micro_batches: int, told: str
+) -> None:
+    loader = Loader.plain([(0, 0)] * 8, batch=2, micro_batches=micro_batches)
+    mesh = Mesh(ranks=ranks)
+    several = dataclasses.replace(run, mesh=mesh, train_loader=loader)
+    line = f"squares: 4 steps of 2 samples (1 epoch) on {ranks} ranks, cpu{told}"
+    assert _lines.start(several, Progress(), 4) == line
+
+
+def test_what_could_not_be_tried_is_not_called_a_difference(run: Run) -> None:
+    mesh = Mesh(ranks=2)
+    doubt = (
+        "it could not be checked whether huber treats each sample alone: no rank had two samples to compare"
+    )
+    known = "1 BatchNorm layer normalizes over one rank's samples"
+    for differences, said in (
+        ([doubt], "nothing is known to differ from one process, but:"),
+        ([doubt, known], "they are not those of one process:"),
+    ):
+        lines = list(_lines.summary(dataclasses.replace(run, mesh=mesh), 1, 1.0, None, None, differences))
+        assert lines[0] == f"  weights that ranks share are equal bit by bit; {said}"
+        assert lines[1] == f"  - {doubt}"
 
 
 def test_waiting_for_data_is_mentioned_when_it_matters() -> None:

@@ -26,7 +26,7 @@ def test_every_attempt_has_its_own_private_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_made_leaves_nothing_behind(tmp_path):
     deep = tmp_path / "new" / ("n" * 300) / "run"  # the name of the second is too long for a file system
-    with pytest.raises(UsageError, match=r"cannot be written .*--output-dir DIR") as caught:
+    with pytest.raises(UsageError, match=r"logs cannot be written .*train has --output-dir DIR") as caught:
         fresh(deep)
     assert caught.value.exit_status == 2
     assert list(tmp_path.iterdir()) == []
