@@ -38,7 +38,7 @@ class Numbers:
         base = np.arange(4 * ranks * 3).reshape(4 * ranks, 3) % 3 + 1
         self.every = [base + of % 2 for of in range(ranks)]
 
-    def local_batch(self) -> Any:
+    def mine(self) -> Any:
         import paddle
 
         return paddle.to_tensor(self.every[self.rank]).astype(self.kind)
