@@ -62,10 +62,11 @@ class _Normalize(PyLayer):
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
         if ctx.single:
-            zero = paddle.zeros_like(ctx.layer._mean)
+            # Two tensors: Paddle keeps them as gradients and adds the next ones in place. One would get both sums.
+            zeros = (paddle.zeros_like(ctx.layer._mean), paddle.zeros_like(ctx.layer._mean))
             return tuple(
                 one if wanted else None
-                for one, wanted in zip((grad * ctx.present, zero, zero), ctx.wanted, strict=True)
+                for one, wanted in zip((grad * ctx.present, *zeros), ctx.wanted, strict=True)
             )
         wide, mean, variance, weight = ctx.saved_tensor()
         layer: SyncBatchNorm = ctx.layer

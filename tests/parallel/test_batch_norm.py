@@ -100,3 +100,28 @@ def test_statistics_are_not_parameters_to_learn():
     model = nn.Sequential(nn.BatchNorm1D(3), nn.Linear(3, 2))
     assert set(statistics(model)) == {"0._mean", "0._variance"}
     assert set(statistics(synchronize(model, Mesh.alone()))) == {"0._mean", "0._variance"}
+
+
+class Alone:
+    """The only rank."""
+
+    def gather_tensor(self, tensor):
+        return [tensor]
+
+    def sum_tensor(self, tensor):
+        return tensor
+
+
+def test_a_micro_batch_with_one_value_per_channel_adds_nothing_to_the_gradients():
+    from paddle_dp.parallel.batch_norm import synchronize
+
+    x = paddle.to_tensor(np.random.RandomState(0).randn(3, 6).astype("float32"))
+    gradients = []
+    for make in (lambda model: model, lambda model: synchronize(model, Alone())):
+        paddle.seed(1)
+        model = make(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1D(6), nn.Linear(6, 3)))
+        for part in (x[2:], x[:2]):
+            model(part).square().sum().backward()
+        gradients.append([p.grad.numpy() for p in model.parameters() if not p.stop_gradient])
+    for ours, paddles in zip(*gradients, strict=True):
+        np.testing.assert_allclose(ours, paddles, rtol=1e-4, atol=1e-5)
