@@ -241,7 +241,10 @@ class _Layers:
         """«no layer is called 'a.c': a holds b. Did you mean 'b'?»: where the names part."""
         words = pattern.split(".")
         for known in range(len(words) - 1, -1, -1):
-            holder = next(iter(matching(".".join(words[:known]), self.named)), None) if known else ""
+            holders = matching(".".join(words[:known]), self.named) if known else [""]
+            holders = [name for name in holders if name or not known]  # `*` is one word, and not the root
+            full = (name for name in holders if any(other.startswith(f"{name}.") for other in self.named))
+            holder = next(full, holders[0] if holders else None)
             if holder is not None:
                 break
         held = dict.fromkeys(

@@ -71,6 +71,7 @@ def test_layers_get_the_tables_that_a_prepared_model_has():
     ("said", "mistake"),
     [
         ({"cuts": {"encoder.layers.*.linear3": "rowwise"}}, "Did you mean 'linear2'\\? encoder.layers.0 holds"),
+        ({"cuts": {"*.layerz": "rowwise"}}, "Did you mean 'layers'\\? encoder holds layers"),
         ({"cuts": {"encodr.layers.*.linear1": "rowwise"}}, "Did you mean 'encoder'\\? Texts holds"),
         ({"cuts": {"encoder.layers.*.norm1": "colwise"}}, "encoder.layers.0.norm1 is a LayerNorm, and colwise"),
         ({"cuts": {"head": "rowwise", "he*": "colwise"}}, "cuts head as colwise, and another pattern as rowwise"),
