@@ -1,0 +1,79 @@
+"""Stopped by kill -9 on the device, a run goes on bit for bit; a checkpoint goes from device to CPU and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.parity import train as trained
+from tests.parity import weights
+from tests.ranks import run_ranks
+from tests.sim.recipes import GPT
+
+TENSOR = "{use: hybrid, tensor: 2}"
+
+
+def train(folder: str, killed_after: int = 0, resume: bool = False) -> list[list[float]]:
+    """In a rank: trains with dropout from the device's own generator, saving every 3 steps; or kills itself."""
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train import Callback
+    from paddle_dp.train.build import build
+    from tests.parity import recorded
+
+    mesh = join()
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(GPT)
+    words = [f"output_dir={folder}", "train.dropout=own", "train.length=10 steps", f"strategy={TENSOR}"]
+    words += ["callbacks=[{use: checkpoint, every: 3 steps}]"]
+    trainer = build(read_recipe(path, words), mesh, "newest" if resume else None)
+    rows = recorded(trainer)
+
+    class Kill(Callback):
+        def step(self, moment: Any) -> None:
+            if moment.progress.step == killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer.add(Kill())
+    trainer.fit()
+    return rows
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    from paddle_dp.checkpoint import newest
+
+    return weights(str(newest(folder / "checkpoints")))
+
+
+def test_after_kill_9_the_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    rows = run_ranks(train, 2, str(whole))[0]
+    with pytest.raises(AssertionError):
+        run_ranks(train, 2, str(broken), 8)
+    again = run_ranks(train, 2, str(broken), 0, True)[0]
+    assert json.dumps(again) == json.dumps(rows[6:]), "from the checkpoint of step 6"
+    ours, theirs = saved(broken), saved(whole)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
+
+
+def test_a_checkpoint_goes_from_the_device_to_the_cpu_and_back(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = run_ranks(trained, 1, str(tmp_path / "whole"), "{use: single}")
+    folder, rows = str(tmp_path / "moved"), []
+    rows += run_ranks(trained, 2, folder, TENSOR, "4 steps")[0]["rows"]
+    monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
+    rows += run_ranks(trained, 1, folder, "{use: single}", "7 steps", True)[0]["rows"]
+    monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(library))
+    rows += run_ranks(trained, 2, folder, "{use: hybrid, sharding: 2}", "10 steps", True)[0]["rows"]
+    losses = [[row[0] for row in each] for each in (rows, whole["rows"])]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
