@@ -153,7 +153,9 @@ class Samplewise:
         for noise, part in ((False, whole), (True, whole), (False, parts[1]), (False, parts[2])):
             try:  # each of them, for other ranks wait in its forward
                 tried.append(self._try(forward, backward, part, watch, noise))
-            except Exception as error:  # noqa: BLE001 - whatever it is: nothing is known then
+            except MemoryError:  # of this rank alone, in whose forward the others may wait
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, on every rank alike: nothing is known then
                 errors.append(error)
         if errors:
             said = f"with fewer samples there is {type(errors[0]).__name__}: {errors[0]}"

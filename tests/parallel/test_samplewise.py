@@ -341,6 +341,23 @@ def test_a_sample_at_a_time_is_joined_with_the_next() -> None:
     assert "for 8 samples in one forward" in said
 
 
+def test_a_rank_without_memory_for_a_trial_ends_instead_of_leaving_the_others_in_it() -> None:
+    paddle.seed(1)
+    model, whole = Balanced(), batch(8).micro_batches[0]
+    tried = Samplewise(as_loss(model.loss), model)
+
+    def forward(_: MicroBatch) -> Any:
+        raise error
+
+    tried.keep(whole)
+    error: Exception = ValueError("of a shape that every rank has")
+    (said,) = tried.differences(Mesh.alone(), forward)
+    assert "ValueError: of a shape that every rank has" in said
+    error = MemoryError("ResourceExhaustedError: Out of memory")
+    with pytest.raises(MemoryError):
+        tried.differences(Mesh.alone(), forward)
+
+
 def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     table = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, CLASSES))
     with pytest.raises(UsageError, match="layer 0 is an Embedding with sparse=True"):
