@@ -18,7 +18,7 @@ test:            ## the tests, without those that take minutes: three files at a
 
 sim:             ## the simulated accelerator, built if need be, and the tests that run on it
 	$(PYTHON) -m tests.sim.build
-	$(PYTHON) -m pytest tests/sim
+	$(PYTHON) -m pytest -n auto -m "long or not long" tests/sim
 
 long:            ## all tests, also those that take minutes
 	$(PYTHON) -m pytest -m "long or not long"

@@ -105,6 +105,7 @@ def test_an_honest_script_is_not_blamed(tmp_path):
     assert not list(tmp_path.iterdir())  # the script writes nothing, and neither does the audit
 
 
+@pytest.mark.long
 def test_the_documentations_resnet(tmp_path):
     """DataParallel over a plain shuffling loader: each rank's sampler permutes all 20 samples."""
     status, report = audit(SCRIPTS / "documentation_resnet.py", folder=tmp_path)

@@ -35,7 +35,10 @@ ALONE = {
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("fault", ALONE)
+@pytest.mark.parametrize(
+    "fault",
+    ["the first node is not there", pytest.param("the second node never comes", marks=pytest.mark.long)],
+)
 def test_a_node_that_waits_alone_says_for_whom_and_ends(start, found, port, fault):
     node, host, words = ALONE[fault]
     master = f"{host}:{port}"
@@ -59,6 +62,7 @@ def test_a_master_port_that_somebody_else_has_is_refused_at_once(start, found, p
     assert status == 2 and named and complained.count("\n") == 1, complained
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_nodes_whose_folders_have_other_histories_meet(start, port, tmp_path):
     """The job's name is the same on all nodes, however many attempts each has logged."""

@@ -27,7 +27,7 @@ PLACES = {
     "atexit": r"rank 1 is done, and its process has not ended",
     "thread": r"rank 1 is done, and its process has not ended",
 }
-QUICK = ("data", "callback-end")
+QUICK = ("callback-end",)
 
 
 @pytest.mark.timeout(120)
@@ -78,6 +78,7 @@ def test_a_data_worker_that_hangs_is_named_with_its_sample(start, found):
     assert status == 1 and named and "rank 1 of 2" in complained, complained
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_stopped_rank_is_named(start, found):
     job = start("train", recipe=RECIPE, overrides=["train.length=100000 steps", "callbacks=[]"])

@@ -43,7 +43,7 @@ def stopped(job, begun: float) -> tuple[float, int, str]:
         pytest.param(signal.SIGINT, 2, "supervisor", marks=pytest.mark.long),
         pytest.param(signal.SIGHUP, 2, "supervisor", marks=pytest.mark.long),
         pytest.param(signal.SIGUSR1, 2, "supervisor", marks=pytest.mark.long),
-        (signal.SIGUSR1, 2, "rank 1"),
+        pytest.param(signal.SIGUSR1, 2, "rank 1", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, "rank 1", marks=pytest.mark.long),
         pytest.param(signal.SIGUSR1, 2, "all processes", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, "all processes", marks=pytest.mark.long),
@@ -75,6 +75,7 @@ def test_a_signal_stops_all_ranks_after_one_update(start, found, number, ranks, 
     assert named and seconds < SOON
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_max_time_stops_as_a_signal_does(start, found):
     job = start("train", recipe=RECIPE, overrides=[*LONG, "train.max_time=8 s"])
@@ -106,7 +107,7 @@ def test_a_second_interrupt_ends_at_once(start, found):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("resume", ["newest", None])
+@pytest.mark.parametrize("resume", ["newest", pytest.param(None, marks=pytest.mark.long)])
 def test_a_second_job_in_the_folder_of_a_live_one_is_refused(start, found, resume):
     job = start("train", ranks=1, recipe=RECIPE, overrides=LONG)
     wait_for_metrics(job)

@@ -156,6 +156,7 @@ def test_on_two_ranks():
     ])  # fmt: skip
 
 
+@pytest.mark.long
 def test_on_four_ranks():
     check(4, [
         ["resnet", {"pipeline": 2, "data": 2, "sync_batch_norm": True}],

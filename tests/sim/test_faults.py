@@ -23,6 +23,7 @@ def is_same(folder: Path, words: str, patch: str | None = None) -> bool:
         return compare_sides(comparison.one([many]), many).same
 
 
+@pytest.mark.long
 def test_a_forgotten_wait_is_seen_on_the_device_and_not_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,12 +59,14 @@ def exchange(faults: str, sends_first: bool = False) -> list[float]:
     return [*found, time.perf_counter() - begun]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["late rank=1 at=2 seconds=0.7", "stall rank=0 at=3 seconds=0.7"])
 def test_a_late_or_stalled_exchange_is_late_and_right(fault: str) -> None:
     for *found, seconds in run_ranks(exchange, 2, fault):
         assert found == [8.0, 24.0, 40.0] and seconds > 0.6
 
 
+@pytest.mark.long
 def test_a_device_that_computes_a_bit_wrong_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_ranks(exchange, 2, "flip rank=1 kernel=matmul at=2 bit=22")
     assert [row[0] for row in found] == [8.0, 8.0] and found[0][1] == found[1][1] != 24.0
@@ -72,6 +75,7 @@ def test_a_device_that_computes_a_bit_wrong_is_seen(tmp_path: Path, monkeypatch:
     assert not is_same(tmp_path, "strategy.data=2")
 
 
+@pytest.mark.long
 def test_two_ranks_that_both_send_first_stand_still_as_over_nccl() -> None:
     with pytest.raises(AssertionError, match=r"waited 2\.0 s for rank [01] of group .*, in send"):
         run_ranks(exchange, 2, "", sends_first=True)

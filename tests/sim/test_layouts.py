@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from paddle_dp.proof import Comparison, compare_sides
 from tests.jobs import comparisons_in_forks
@@ -24,11 +27,23 @@ LAYOUTS = {
 }
 
 
+QUICK = ("data_parallel", "tensor 2", "pipeline 2", "sharding 2, stage 3")
+
+
+def test_some_layouts_are_one_process(tmp_path: Path) -> None:
+    assert_one_process({name: LAYOUTS[name] for name in QUICK}, tmp_path)
+
+
+@pytest.mark.long
 def test_a_dozen_layouts_are_one_process(tmp_path: Path) -> None:
+    assert_one_process(LAYOUTS, tmp_path)
+
+
+def assert_one_process(layouts: Mapping[str, str], tmp_path: Path) -> None:
     comparison = Comparison(gpt(tmp_path), (), 2, 2, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
-            name: comparison.many(2, [words], f"side-{i}") for i, (name, words) in enumerate(LAYOUTS.items())
+            name: comparison.many(2, [words], f"side-{i}") for i, (name, words) in enumerate(layouts.items())
         }
         one = comparison.one(list(sides.values()))
     verdicts = {name: compare_sides(one, side) for name, side in sides.items()}

@@ -65,6 +65,7 @@ def test_after_kill_9_the_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_from_the_device_to_the_cpu_and_back(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

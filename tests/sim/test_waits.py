@@ -59,6 +59,7 @@ def test_a_step_that_nobody_reads_waits_for_nothing(tmp_path: Path, strategy: st
     assert run_ranks(waits, 2, str(gpt(tmp_path)), strategy) == [{}, {}]
 
 
+@pytest.mark.long
 def test_stage_3_waits_where_the_ranks_agree_on_the_next_layers(tmp_path: Path) -> None:
     """Each of its rounds is read from the device: which layers a rank runs may depend on its samples."""
     found = run_ranks(waits, 2, str(gpt(tmp_path)), "strategy={use: hybrid, sharding: 2, sharding_stage: 3}")
