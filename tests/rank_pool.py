@@ -35,6 +35,7 @@ class RankPool:
     """The waiting process, as the tests' own process sees it."""
 
     def __init__(self, environment: Mapping[str, str], root: Path):
+        self._environment = dict(environment)
         self.process = subprocess.Popen(
             [sys.executable, "-u", __file__], cwd=root, env=dict(environment), stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -46,10 +47,23 @@ class RankPool:
         """Whether it can be given a case."""
         return self.process.poll() is None
 
-    def start(self, function: str, ranks: int, folder: Path, ports: Mapping[str, str]) -> None:
-        """Forks `ranks` processes that run `function` with the arguments in `folder`, and meet at some of `ports`."""
+    def start(
+        self,
+        function: str,
+        ranks: int,
+        folder: Path,
+        ports: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Forks `ranks` processes that run `function` with the arguments in `folder`, and meet at some of `ports`.
+
+        They have the `environment` of now, as a launcher started now would give it.
+        """
+        names = {*environment, *self._environment}
+        changed = {name: environment.get(name) for name in names}
+        changed = {name: value for name, value in changed.items() if value != self._environment.get(name)}
         variables = launched(ranks, ports, folder) if ranks > 1 else [{}]
-        case = {"function": function, "folder": str(folder), "variables": variables}
+        case = {"function": function, "folder": str(folder), "variables": variables, "changed": changed}
         cases = self.process.stdin
         assert cases is not None
         cases.write((json.dumps(case) + "\n").encode())
@@ -84,10 +98,8 @@ class RankPool:
 
 
 _pools: dict[tuple[tuple[str, str], ...], RankPool] = {}  # one for each device
-DEVICE = (
-    "CUSTOM_DEVICE_ROOT",
-    "SIM_",
-)  # how the variables begin that make a device: Paddle loads it when imported
+# How the variables begin that make a device: Paddle loads it when imported.
+DEVICE = ("CUSTOM_DEVICE_ROOT", "SIM_")
 
 
 def rank_pool(environment: Mapping[str, str], root: Path) -> RankPool:
@@ -169,7 +181,7 @@ def wait_for_cases(cases: IO[str], work: Callable[[str, Path], None]) -> None:
                 die_with_parent()
                 if os.getppid() != me:
                     os._exit(1)
-                _enter(folder / f"log.{rank}", variables)
+                _enter(folder / f"log.{rank}", case["changed"], variables)
                 work(case["function"], folder)
             forks[child] = rank
             _leave(folder, f"pid.{rank}", child)
@@ -202,7 +214,7 @@ def _leave(folder: Path, name: str, number: int) -> None:
         pass
 
 
-def _enter(log: Path, variables: dict[str, str]) -> None:
+def _enter(log: Path, changed: Mapping[str, str | None], variables: dict[str, str]) -> None:
     """Gives this fork a log and random numbers of its own, and what the launcher gives: an environment, a session."""
     import numpy as np
     from paddle.base import core
@@ -212,6 +224,11 @@ def _enter(log: Path, variables: dict[str, str]) -> None:
         os.dup2(own, descriptor)
     core.default_cpu_generator().seed()  # from the machine's entropy, as at a start; Python has seeded its own
     np.random.seed()
+    for name, value in changed.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     if variables:
         os.environ.update(variables | on_device(variables["PADDLE_RANK_IN_NODE"]))
         os.setsid()

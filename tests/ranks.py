@@ -56,9 +56,10 @@ def run_ranks(
         folder = Path(path)
         (folder / "args.json").write_text(json.dumps([args, kwargs]))
         if not (fresh or env):
-            pool = rank_pool(_environment({}), ROOT)
+            environment = _environment({})
+            pool = rank_pool(environment, ROOT)
             try:
-                pool.start(name, ranks, folder, ports)
+                pool.start(name, ranks, folder, ports, environment)
                 _wait(lambda: pool.ended(folder), folder, ranks, timeout)
                 return [_result(folder, rank) for rank in range(ranks)]
             finally:

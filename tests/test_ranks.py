@@ -65,7 +65,10 @@ def surroundings():
     }
 
 
-def test_a_fork_is_what_the_launcher_starts():
+def test_a_fork_is_what_the_launcher_starts(monkeypatch):
+    run_ranks(where_am_i, 1)  # the waiting process is there before the variables change
+    monkeypatch.setenv("NEW_VARIABLE", "here")
+    monkeypatch.delenv("HOME")
     forks, started = run_ranks(surroundings, 2), run_ranks(surroundings, 2, fresh=True)
     drawn = [number for rank in (*forks, *started) for number in rank.pop("drawn")]
     assert len(set(drawn)) == 12  # who seeds nothing draws other numbers on each rank

@@ -34,6 +34,7 @@ ALONE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     "fault",

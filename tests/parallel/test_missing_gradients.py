@@ -145,7 +145,10 @@ def one() -> Any:
     return dict(enumerate(run_ranks(learn_each, 1, cases({"use": "single"}))[0], start=1))
 
 
-@pytest.mark.parametrize(("ranks", "layouts"), [(2, TWO), (4, FOUR)], ids=["two", "four"])
+@pytest.mark.parametrize(
+    ("ranks", "layouts"),
+    [pytest.param(2, TWO, id="two"), pytest.param(4, FOUR, id="four", marks=pytest.mark.long)],
+)
 def test_what_a_gate_leaves_out_is_one_process(one: Any, ranks: int, layouts: list[Any]) -> None:
     found = run_ranks(learn_each, ranks, layouts, timeout=100)
     for number, case in enumerate(layouts):

@@ -54,7 +54,14 @@ SHARDED = "{use: hybrid, sharding: 2, sharding_stage: %d, recompute: %s}"
     ("small", "width", "batch", "limit"),
     [  # with less than 22 and 16 MB stage 1 alone has no room
         pytest.param(SHARDED % (3, "none"), 160, 2, 20e6, id="stage 3, where states are much"),
-        pytest.param(SHARDED % (1, "full"), 96, 16, 14e6, id="recompute, where activations are much"),
+        pytest.param(
+            SHARDED % (1, "full"),
+            96,
+            16,
+            14e6,
+            id="recompute, where activations are much",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_one_layout_has_no_room_for_another_trains(

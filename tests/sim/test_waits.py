@@ -51,9 +51,13 @@ def read(recipe: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     "strategy",
-    ["strategy={use: data_parallel}", "strategy.tensor=2", "strategy.sequence=2", "strategy.data=2",
-     "strategy={use: hybrid, sharding: 2, sharding_stage: 1}",
-     "strategy.pipeline=2"],
+    [
+        "strategy={use: data_parallel}", "strategy={use: hybrid, sharding: 2, sharding_stage: 1}",
+        *(
+            pytest.param(f"strategy.{axis}=2", marks=pytest.mark.long)
+            for axis in ("data", "tensor", "sequence", "pipeline")
+        ),
+    ],
 )  # fmt: skip
 def test_a_step_that_nobody_reads_waits_for_nothing(tmp_path: Path, strategy: str) -> None:
     assert run_ranks(waits, 2, str(gpt(tmp_path)), strategy) == [{}, {}]
