@@ -130,6 +130,7 @@ def test_the_documentations_resnet(tmp_path):
     assert rows["batchnorm-local"]["what"].startswith(f"{norms} BatchNorm layers")
 
 
+@pytest.mark.long
 def test_model_fit(tmp_path):
     """Paddle's own loop pads the shares and normalises locally; the first gradient's distance is computed again."""
     status, report = audit(SCRIPTS / "model_fit.py", folder=tmp_path)

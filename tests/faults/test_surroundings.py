@@ -16,7 +16,8 @@ import pytest
 from tests.faults.conftest import supervisors
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, pytest.param(40, marks=pytest.mark.timeout(3600))])
 def test_two_jobs_at_once_do_not_meet(start, times):
     """The long one counts starts, each beside another: no port is taken by somebody else, nothing else is said."""
     failed = []

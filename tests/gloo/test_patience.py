@@ -40,7 +40,7 @@ def sum_with_one_late(patience: float, seconds: list[float], bridged: bool) -> l
     return found
 
 
-@pytest.mark.parametrize("bridged", [False, True])
+@pytest.mark.parametrize("bridged", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_limit_is_the_one_that_was_asked_for(bridged: bool) -> None:
     """With 2 s, a rank that is 0.5 s late is waited for, and one that is 5 s late is not, and named."""
     found = run_ranks(sum_with_one_late, 3, 2.0, [0.5, 5.0], bridged)

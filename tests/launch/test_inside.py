@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from paddle_dp.launch.inside import in_debugger
 
 RANK = """
@@ -49,6 +51,7 @@ def test_a_prompt_is_seen_from_another_thread() -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.long
 def test_a_rank_may_stand_at_a_breakpoint_and_nowhere_else(tmp_path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RANK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -68,6 +68,7 @@ def mixtures(folder, strategies, drifting):
     return {"learned": train_each(folder, strategies), "drifted": [drift(strategy) for strategy in drifting]}
 
 
+@pytest.mark.long
 def test_mixtures_are_one_process_and_know_who_holds_equal_weights(tmp_path):
     mixed = stages("sharding: 2, tensor: 2", [2])
     drifting = [{"sharding": 2, "tensor": 2, "sharding_stage": stage} for stage in (1, 3)]

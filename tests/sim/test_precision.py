@@ -51,7 +51,8 @@ def test_products_are_rounded_once_and_weights_have_masters(
     assert found == {"product": True, **dict.fromkeys(OPTIMIZERS, True)}
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.long), "bfloat16"])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_under_autocast_two_ranks_are_one_process(
     tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
