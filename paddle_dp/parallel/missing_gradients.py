@@ -26,9 +26,8 @@ class MissingGradients:
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
         self._places: dict[str, int] = {}  # of each parameter's name in what is all-reduced
-        self._flags: tuple[np.ndarray[Any, Any], paddle.Tensor] | None = (
-            None  # on the host, and on the device
-        )
+        # On the host, and on the device: copied when they change, for the host would wait each time.
+        self._flags: tuple[np.ndarray[Any, Any], paddle.Tensor] | None = None
 
     @contextmanager
     def as_zeros(self, named: Named) -> Iterator[None]:
@@ -45,10 +44,7 @@ class MissingGradients:
         flags = np.zeros(len(self._places), "int32")
         flags[[self._places[name] for name, p in named if p.grad is not None]] = 1
         if self._flags is None or not np.array_equal(flags, self._flags[0]):
-            self._flags = (
-                flags,
-                paddle.to_tensor(flags),
-            )  # copied when they change: the host would wait each time
+            self._flags = flags, paddle.to_tensor(flags)
         sums = self._mesh.sum_tensor(self._flags[1].clone())
         absent = [(self._places[name], p) for name, p in named if p.grad is None]
         for _, parameter in absent:

@@ -27,9 +27,8 @@ class Unsaved:
         if not learner.mesh.is_main:
             return
         if names := lines["buffer"]:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             _print(
-                f"buffer {names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run starts "
+                f"buffer {_first(names)}: changed in training, and not in the checkpoint, so a resumed run starts "
                 "with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
                 "that is assigned to a layer's attribute, or made with persistable=False, is not saved."
             )
@@ -40,9 +39,8 @@ class Unsaved:
                 "first value. Keep it in an accumulator, which is saved: self._add_accumulator(name, parameter)."
             )
         if names := lines["attribute"]:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             _print(
-                f"{names[0]}{more}: changed in training, and not in the checkpoint, so a resumed run starts with its "
+                f"{_first(names)}: changed in training, and not in the checkpoint, so a resumed run starts with its "
                 "first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
                 "schedule, name it in state_keys."
             )
@@ -63,9 +61,8 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
     changed = learner.mesh.gather([n for n in after if after[n] != before.get(n)]) if step else []
     names = list(dict.fromkeys(name for of_rank in changed for name in of_rank))
     if names and learner.mesh.is_main:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         _print(
-            f"{names[0]}{more}: a callback changed it in `start`, after {step} updates. A run that was not interrupted "
+            f"{_first(names)}: a callback changed it in `start`, after {step} updates. A run that was not interrupted "
             "has it otherwise: change weights only where moment.progress.step is 0."
         )
 
@@ -73,6 +70,10 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
 def _digests(learner: Learner) -> dict[str, tuple[int, int]]:
     state = learner.state()
     return dict(zip(state, digests(state.values()), strict=True))
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _print(line: str) -> None:
