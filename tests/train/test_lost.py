@@ -42,21 +42,26 @@ class Moving(nn.Layer):
         return self.linear(x - self.seen)
 
 
+def train(model: nn.Layer, optimizer: paddle.optimizer.Optimizer, folder: Path) -> None:
+    """Three steps, with saves."""
+    trainer = Trainer.of(
+        model=model,
+        loss="cross_entropy",
+        optimizer=optimizer,
+        train=Points(),
+        batch=4,
+        folder=folder / "run",
+        callbacks=SAVES,
+    )
+    trainer.fit("3 steps")
+
+
 @pytest.mark.parametrize(("how", "told"), [("attribute", 1), ("lost", 1), ("buffer", 0), ("table", 0)])
 def test_a_buffer_that_training_changes_and_no_checkpoint_holds_is_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, told: int
 ) -> None:
     model = Moving(how)
-    trainer = Trainer.of(
-        model=model,
-        loss="cross_entropy",
-        optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
-        train=Points(),
-        batch=4,
-        folder=tmp_path / "run",
-        callbacks=SAVES,
-    )
-    trainer.fit("3 steps")
+    train(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()), tmp_path)
     said = capsys.readouterr().err
     assert said.count("buffer seen: changed in training, and not in the checkpoint") == told
     assert said.count("buffer") == 2 * told  # register_buffer, and no other one
@@ -82,16 +87,7 @@ def test_what_an_own_optimizer_remembers_in_python_is_told_once(
 ) -> None:
     model = nn.Linear(4, 3)
     kind = Remembers if own else paddle.optimizer.AdamW
-    trainer = Trainer.of(
-        model=model,
-        loss="cross_entropy",
-        optimizer=kind(0.1, parameters=model.parameters()),
-        train=Points(),
-        batch=4,
-        folder=tmp_path / "run",
-        callbacks=SAVES,
-    )
-    trainer.fit("3 steps")
+    train(model, kind(0.1, parameters=model.parameters()), tmp_path)
     said = capsys.readouterr().err
     assert said.count("optimizer Remembers: its attributes momentum, updates changed in training") == own
     assert ("optimizer" in said) == own
