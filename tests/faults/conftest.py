@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.launch.command import Job
 from paddle_dp.launch.processes import alive, descendants, kill_all, marked, variable
 from paddle_dp.mesh.heartbeat import VARIABLE, read
+from tests.faults.lost import lost
+from tests.faults.table import Row, lines_of, rows_of, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "PADDLE_DP_TEST"  # reaches every process of a test's job
@@ -31,6 +34,7 @@ class Started:
     out: Path
     pids: Path
     mark: str
+    job: Job
 
     def rank_pids(self, ranks: int, timeout: float = 60) -> list[int]:
         """The ranks' pids, once all of them are at work."""
@@ -121,7 +125,8 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
             command, cwd=ROOT, env={**os.environ, **(env or {}), MARK: mark}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        jobs.append(Started(process, Path(words["output_dir"]), place / "pids", mark))
+        asked = Job(**{**words, "recipe": Path(words["recipe"])})
+        jobs.append(Started(process, Path(words["output_dir"]), place / "pids", mark, asked))
         return jobs[-1]
 
     yield begin
@@ -140,32 +145,38 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
 
 @pytest.fixture
 def found(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """found(fault, seconds, named): one row of the table of faults: how long it took to be noticed, and whether the
-    screen named what had caused it. How many processes were left is counted when the test is over."""
+    """found(fault, seconds, named, phase="forward", job=job): one row of the table of faults (tests/faults/table.py):
+    how long it took to be noticed, and whether the screen named what had caused it.
 
-    def note(fault: str, seconds: float, named: bool) -> None:
-        request.node.user_properties.append(("fault", [fault, seconds, named]))
+    With the ended `job` of a training, what the fault cost is measured, where long tests run: the run is resumed, and
+    compared with an undisturbed one. How many processes were left is counted when the test is over.
+    """
+
+    def note(
+        fault: str, seconds: float, named: bool, *, phase: str = "–", job: Started | None = None
+    ) -> None:
+        measure = job is not None and "long" in request.config.getoption("markexpr").replace(
+            "not long", "", 1
+        )
+        cost = str(lost(job.job)) if job is not None and measure else "–"
+        row = Row(fault=fault, seconds=seconds, named=named, phase=phase, lost=cost)
+        request.node.user_properties.append(("fault", row.state()))
+        assert cost.startswith(("0", "–")), f"{fault}: data lost: {cost}"
 
     return note
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults", metavar="FILE", help="write the table of faults into this page")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The table of the faults that were injected, as docs/reliability.md has it."""
-    rows: dict[str, list[Any]] = {}
-    orphans: dict[str, int] = {}
-    reports = [report for several in terminalreporter.stats.values() for report in several]
-    for report in reports:
-        for name, value in getattr(report, "user_properties", ()):
-            if name == "fault":
-                rows.setdefault(report.nodeid, []).append(value)
-            if name == "orphans":
-                orphans[report.nodeid] = value
+    rows = rows_of(report for several in terminalreporter.stats.values() for report in several)
     if not rows:
         return
-    terminalreporter.section("faults")
-    terminalreporter.write_line("| fault | noticed after | first cause named | orphans |")
-    terminalreporter.write_line("|---|---|---|---|")
-    for test, several in rows.items():
-        for fault, seconds, named in {row[0]: row for row in several}.values():
-            cells = f"{fault} | {seconds:.1f} s | {'yes' if named else 'NO'} | {orphans.get(test, '?')}"
-            terminalreporter.write_line(f"| {cells} |")
+    terminalreporter.section(f"{len(rows)} faults")
+    for line in lines_of(rows):
+        terminalreporter.write_line(line)
+    if page := terminalreporter.config.getoption("--faults"):
+        write(rows, Path(page))

@@ -47,7 +47,7 @@ def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
     job = start("train", recipe=RECIPE, overrides=LAYOUTS[layout], env={"FAULT": f"forward 1 6 {deed}"})
     ended, _, complained = job.finish(timeout=110)
     named = re.search(words, complained) is not None
-    found(f"rank 1, {layout}: {deed} in forward", job.seconds_from_fault(), named)
+    found(f"rank 1, {layout}: {deed}", job.seconds_from_fault(), named, phase="forward", job=job)
     assert named and ended == status and not job.left(), complained
 
 
@@ -63,9 +63,11 @@ def test_a_training_that_all_ranks_leave_with_0_is_not_done(start, found):
         status, _, complained = job.finish(timeout=110)
         named = re.search(words, complained) is not None
         found(
-            f"both ranks: {'sys.exit' if 'sys' in words else 'os._exit'}(0) in forward",
+            f"both ranks: {'sys.exit' if 'sys' in words else 'os._exit'}(0)",
             job.seconds_from_fault(),
             named,
+            phase="forward",
+            job=job,
         )
         assert status == 1 and named, complained
 
@@ -80,7 +82,7 @@ def test_the_launcher_that_was_killed_is_named_and_not_a_rank(start, found):
     os.kill(launcher, signal.SIGKILL)
     status, _, complained = job.finish(timeout=60)
     named = f"Paddle's launcher (process {launcher}) was ended by SIGKILL" in complained
-    found("Paddle's launcher: kill -9", time.monotonic() - begun, named)
+    found("Paddle's launcher: kill -9", time.monotonic() - begun, named, phase="any", job=job)
     assert status == 137 and named and "failed first" not in complained and not job.left(), complained
 
 
@@ -100,5 +102,5 @@ def test_on_four_hybrid_ranks_the_right_one_is_named_at_any_moment(start, found,
         said = "failed first: ended by SIGKILL" if number == signal.SIGKILL else "is stopped (by SIGSTOP"
         if not re.search(rf"rank {rank} (of 4 on \S+ )?{re.escape(said)}", complained) or job.left():
             wrong.append(f"rank {rank}: {complained}")
-    found(f"4 hybrid ranks, {times} times: {number.name} at a random moment", max(took), not wrong)
+    found(f"4 hybrid ranks, {times} times: {number.name}", max(took), not wrong, phase="any", job=job)
     assert not wrong, f"{len(wrong)} of {times}:\n" + "\n".join(wrong)

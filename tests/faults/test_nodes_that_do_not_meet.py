@@ -48,7 +48,7 @@ def test_a_node_that_waits_alone_says_for_whom_and_ends(start, found, port, faul
     status, _, complained = job.finish(timeout=60)
     seconds = time.monotonic() - begun
     named = words.format(master) in complained
-    found(f"2 nodes: {fault} (patience 6 s)", seconds, named)
+    found(f"2 nodes: {fault} (patience 6 s)", seconds, named, phase="start")
     assert status == 124 and named and seconds < 6 + 10 and not job.left(), complained
 
 
@@ -59,7 +59,7 @@ def test_a_master_port_that_somebody_else_has_is_refused_at_once(start, found, p
         begun = time.monotonic()
         status, _, complained = job.finish(timeout=60)
     named = f"--master 127.0.0.1:{port}: another program listens at port {port} here" in complained
-    found("2 nodes: the master's port is taken", time.monotonic() - begun, named)
+    found("2 nodes: the master's port is taken", time.monotonic() - begun, named, phase="start")
     assert status == 2 and named and complained.count("\n") == 1, complained
 
 

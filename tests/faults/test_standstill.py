@@ -42,7 +42,13 @@ def test_rank_1_stands_still(start, found, where):
     seconds, allowed = map(
         float, re.search(r"progress for (\d+) s \(allowed are (\d+) s", complained).groups()
     )
-    found(f"rank 1 of 2 stands still: {where} (patience {allowed:.0f} s)", seconds, named)
+    found(
+        f"rank 1 of 2 stands still: {where} (patience {allowed:.0f} s)",
+        seconds,
+        named,
+        phase=where.partition("-")[0],
+        job=job,
+    )
     assert named, complained
     assert seconds <= allowed + SLACK and "parts.py" in complained and "in stand_still" in complained
     assert not job.left()
@@ -56,7 +62,13 @@ def test_a_rank_that_never_joins_is_named(start, found):
     named = re.search(
         r"rank 1 has been in start \(reading the recipe\) for 1\d s; rank 0 waits in start", complained
     )
-    found("rank 1 of 2 never joins (patience 15 s)", job.seconds_from_fault(), named is not None)
+    found(
+        "rank 1 of 2 never joins (patience 15 s)",
+        job.seconds_from_fault(),
+        named is not None,
+        phase="start",
+        job=job,
+    )
     assert status == 124 and named and "parts.py" in complained, complained
 
 
@@ -73,7 +85,11 @@ def test_a_data_worker_that_hangs_is_named_with_its_sample(start, found):
     status, _, complained = job.finish(timeout=110)
     named = re.search(r"data worker \d .*sample \d+.* stood still for 3 s", complained)
     found(
-        "rank 1 of 2: a data worker stands still (patience 3 s)", job.seconds_from_fault(), named is not None
+        "rank 1 of 2: a data worker stands still (patience 3 s)",
+        job.seconds_from_fault(),
+        named is not None,
+        phase="data",
+        job=job,
     )
     assert status == 1 and named and "rank 1 of 2" in complained, complained
 
@@ -88,7 +104,7 @@ def test_a_stopped_rank_is_named(start, found):
     status, _, complained = job.finish(timeout=60)
     seconds = time.monotonic() - begun
     named = "rank 1 is stopped (by SIGSTOP" in complained and "rank 0 waits in" in complained
-    found("rank 1 of 2 is stopped by SIGSTOP (patience 3 s)", seconds, named)
+    found("rank 1 of 2 is stopped by SIGSTOP (patience 3 s)", seconds, named, phase="any", job=job)
     assert status == 124 and named and seconds < 3 + SLACK and not job.left(), complained
 
 
@@ -103,6 +119,6 @@ def test_one_rank_alone_stands_still(start, found, where):
     seconds = job.seconds_from_fault(said)
     words = rf"rank 0 has been in {where[:8]}.* for \d+ s\.\nthe innermost call first"
     named = re.search(words, complained) is not None
-    found(f"1 rank stands still: {where} (patience 3 s)", seconds, named)
+    found(f"1 rank stands still: {where} (patience 3 s)", seconds, named, phase=where, job=job)
     assert status == 124 and named and "in stand_still" in complained, complained
     assert seconds < 3 + SLACK and job.gone_within(2.0)

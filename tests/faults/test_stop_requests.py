@@ -70,7 +70,11 @@ def test_a_signal_stops_all_ranks_after_one_update(start, found, number, ranks, 
     seconds, _, complained = stopped(job, begun)
     named = f"stopped by {number.name}" in complained
     found(
-        f"{ranks} rank{'s' * (ranks > 1)}, {number.name} to {whom}: one checkpoint, status 75", seconds, named
+        f"{ranks} rank{'s' * (ranks > 1)}, {number.name} to {whom}: one checkpoint, status 75",
+        seconds,
+        named,
+        phase="any",
+        job=job,
     )
     assert named and seconds < SOON
 
@@ -82,7 +86,7 @@ def test_max_time_stops_as_a_signal_does(start, found):
     begun = time.monotonic()
     seconds, _, complained = stopped(job, begun)
     named = "stopped by train.max_time (8 s)" in complained
-    found("2 ranks, train.max_time: one checkpoint, status 75", seconds - 8, named)
+    found("2 ranks, train.max_time: one checkpoint, status 75", seconds - 8, named, phase="any", job=job)
     assert named
 
 
@@ -100,7 +104,7 @@ def test_a_second_interrupt_ends_at_once(start, found):
     begun = time.monotonic()
     job.process.send_signal(signal.SIGINT)
     status, _, complained = job.finish(timeout=30)
-    found("a second SIGINT", time.monotonic() - begun, "SIGINT" in complained)
+    found("a second SIGINT", time.monotonic() - begun, "SIGINT" in complained, phase="callback", job=job)
     assert (
         status == 130 and time.monotonic() - begun < 3 and "ended by SIGINT: no process is left" in complained
     )
