@@ -26,6 +26,13 @@ from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.supervisor import MARK, Supervision, board_of
 
+OF_A_RUN = (
+    "evaluate",
+    "generate",
+    "predict",
+    "export",
+)  # they read the recipe in a run's folder, perhaps another's
+
 
 def run(job: Job) -> int:
     """Runs the job and returns its exit status. A usage error is shown as one message, a failure with its cause.
@@ -52,9 +59,11 @@ def _run(job: Job) -> int:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
-    from paddle_dp.recipe import read_recipe
+    from paddle_dp.recipe import foreign_code, read_recipe
     from paddle_dp.recipe.folder import release
 
+    if job.entry_point in OF_A_RUN and (foreign := foreign_code(job.recipe, job.all_overrides)):
+        _say(f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {', '.join(foreign)}")
     recipe = read_recipe(job.recipe, job.all_overrides)
     plan = plan_of(job, machine, recipe.train.device)
     for part in (recipe.strategy, *recipe.callbacks):

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean
 from paddle_dp.part.call import resolve
+from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.words import Keys, show
 
 Model = TypeVar("Model")
@@ -192,7 +193,11 @@ class _Layers:
             )
             return []
         try:
-            function = resolve(use)
+            if of_standard_library(use):
+                raise ImportError("it is of Python's standard library, which holds no part of a model")
+            function: Any = resolve(use)
+            if wrong := misfit(function, "blocks"):
+                raise TypeError(f"it {wrong}")
             if isinstance(function, type):
                 made = function(**settings)
             else:

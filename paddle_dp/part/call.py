@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
@@ -139,11 +139,17 @@ def _annotation(parameter: inspect.Parameter, called: Any) -> Any:
         return Any
     try:
         if isinstance(annotation, str):
-            annotation = eval(annotation, vars(sys.modules[called.__module__]))
+            annotation = _in_module(annotation, called.__module__)
         TypeAdapter(annotation)
     except (PydanticUserError, NameError, TypeError, AttributeError, SyntaxError):
         return Any
     return annotation
+
+
+def _in_module(annotation: str, module: str) -> Any:
+    """What an annotation that is text means in its module. Raises NameError, SyntaxError and their like."""
+    holder = type("_Holder", (), {"__annotations__": {"it": annotation}, "__module__": module})
+    return get_type_hints(holder, include_extras=True)["it"]
 
 
 def _longest_module(dotted: str) -> tuple[Any, list[str]]:

@@ -16,6 +16,7 @@ from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
 from paddle_dp.part.config import adapter, fields_of
 from paddle_dp.part.lazy import lazily
+from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.settings import Owner, read_settings
 from paddle_dp.part.shelf import SHELVES, load, names
 
@@ -64,10 +65,12 @@ class Part:
         return made if self.annotation is None else annotate(made, self.annotation)
 
 
-def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path | None = None) -> Part:
+def read_part(
+    shelf: str, settings: Any, prefix: str | None = None, home: Path | None = None, *, tries: bool = True
+) -> Part:
     """The part with these `settings` (`use` and the rest). `prefix`: their key in a recipe; `home`: the recipe's file.
 
-    A model's annotation is checked against its layers, which are built without memory if possible.
+    `tries`: a model's annotation is checked against its layers, which are built without memory if possible.
     Imports that one file. Raises RecipeError with every mistake; InstallError if the part needs Paddle and it is not
     installed.
     """
@@ -82,7 +85,7 @@ def read_part(shelf: str, settings: Any, prefix: str | None = None, home: Path |
     owner = Owner(subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home))
     annotation = read_settings(Annotation, tables, owner) if tables else None
     part = Part(shelf, use, read_settings(kind, rest, owner, home), annotation)
-    if annotation is not None:
+    if annotation is not None and tries:
         _try(part.config, annotation)
     return part
 
@@ -100,12 +103,14 @@ def _try(config: Any, annotation: Annotation) -> None:
 def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     """The Config of a part: of a shelf's file, of a module (dotted), or of a class or function (dotted).
 
-    Raises RecipeError, at the key `use`, if there is none or it cannot be imported.
+    Raises RecipeError, at the key `use`, if there is none, it cannot be imported, or cannot be a part of this shelf.
     """
     noun = SHELVES[shelf]
     dotted = "." in use
     if not dotted and use not in (known := names(shelf, home)):
         raise _at_use(_unknown(shelf, use, known))
+    if dotted and of_standard_library(use):
+        raise _at_use(f"{noun} {use} is of Python's standard library, which holds no part of a training")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"paddle\.")  # warnings of Paddle's own import
@@ -121,7 +126,12 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
         return config
     if not callable(config):
         raise _at_use(f"{noun} {use} holds no Config: name a class or function in it, or give it one")
-    return config_of(config, shelf)
+    if wrong := misfit(config, shelf):
+        raise _at_use(f"{noun} {use} {wrong}")
+    try:
+        return config_of(config, shelf)
+    except ValueError as error:  # Python cannot tell the parameters of some functions in C
+        raise _at_use(f"{noun} {use} cannot be a part: {error}") from error
 
 
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:

@@ -43,11 +43,16 @@ class Owner:
         return self.dotted(path) if path else self.subject
 
 
-def read_settings(kind: type[T], values: Any, owner: Owner, home: Path | None = None) -> T:
-    """A `kind` made from settings as YAML gives them. Raises RecipeError with every mistake and its path."""
+def read_settings(
+    kind: type[T], values: Any, owner: Owner, home: Path | None = None, *, tries: bool = True
+) -> T:
+    """A `kind` made from settings as YAML gives them. Raises RecipeError with every mistake and its path.
+
+    `home` and `tries` are for the parts in a recipe (`read_part`).
+    """
     text = json.dumps(values, default=str)
     try:
-        found: T = adapter(kind).validate_json(text, strict=True, context={"home": home})
+        found: T = adapter(kind).validate_json(text, strict=True, context={"home": home, "tries": tries})
         return found
     except ValidationError as error:
         raise RecipeError(_mistakes(error, kind, json.loads(text), owner)) from None

@@ -6,7 +6,7 @@ a single part are read in `part/`; `train/` turns a recipe into a trainer.
 
 from paddle_dp.recipe.editor import json_schema
 from paddle_dp.recipe.precision import Precision
-from paddle_dp.recipe.read import read_recipe
+from paddle_dp.recipe.read import foreign_code, read_recipe
 from paddle_dp.recipe.schema import LoaderSettings, Recipe, Train
 from paddle_dp.recipe.write import resolved, write_recipe
 
@@ -15,6 +15,7 @@ __all__ = [
     "Precision",
     "Recipe",
     "Train",
+    "foreign_code",
     "json_schema",
     "read_recipe",
     "resolved",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.recipe.read import read_recipe
+from paddle_dp.part.annotation import KEYS
+from paddle_dp.recipe.read import foreign_code, read_recipe
 from paddle_dp.recipe.schema import Recipe
 
 
@@ -18,13 +19,22 @@ def check_all(
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
-    `forecast` gives further lines on a recipe, and may raise UsageError for a layout that cannot run.
+    No part is built, only the modules that hold them are imported; those outside the package are named. `forecast`
+    builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot run.
     """
     status = 0
     for file in files:
         try:
-            recipe = read_recipe(file, overrides)
+            foreign = foreign_code(file, overrides)
+            recipe = read_recipe(file, overrides, tries=forecast is not None)
             print(f"{file}: {in_short(recipe)}", flush=True)
+            if foreign:
+                print(f"  imported: {', '.join(foreign)}", flush=True)
+            if recipe.model.annotation is not None and forecast is None:
+                print(
+                    f"  not compared with the model's layers: {_tables(recipe)} (--ranks N builds it)",
+                    flush=True,
+                )
             for line in forecast(recipe) if forecast else ():
                 print(f"  {line}", flush=True)
         except UsageError as error:
@@ -37,3 +47,8 @@ def in_short(recipe: Recipe) -> str:
     """«mlp on digits, adamw, data_parallel: 12 epochs of batches of 64»."""
     parts = f"{recipe.model.name} on {recipe.dataset.name}, {recipe.optimizer.name}, {recipe.strategy.name}"
     return f"{parts}: {recipe.train.length} in batches of {recipe.train.batch}"
+
+
+def _tables(recipe: Recipe) -> str:
+    """«model.cuts, model.blocks»: what a recipe says of its model's layers."""
+    return ", ".join(f"model.{key}" for key in KEYS if key in recipe.model.settings)

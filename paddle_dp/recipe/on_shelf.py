@@ -56,8 +56,9 @@ class OnShelf:
             return value
         several = self.key == self.shelf and isinstance(value, dict)
         prefix = f"{self.key}.{value.get('use', '')}".rstrip(".") if several else self.key
-        home: Path | None = (info.context or {}).get("home")
-        return read_part(self.shelf, value, prefix, home)
+        context = info.context or {}
+        home: Path | None = context.get("home")
+        return read_part(self.shelf, value, prefix, home, tries=context.get("tries", True))
 
     def _describe(self, name: str) -> dict[str, Any]:
         described = adapter(find(self.shelf, name)).json_schema(schema_generator=EditorSchema)

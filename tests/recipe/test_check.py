@@ -18,7 +18,10 @@ def test_a_line_for_each_and_all_mistakes(
     right, wrong = write(), write("train: {batch: x}", "wrong.yaml")
     assert check_all([wrong, right]) == 2
     out, err = capsys.readouterr()
-    assert out == f"{right}: recipe_model.Config on digits, sgd, data_parallel: 3 epochs in batches of 32\n"
+    assert out.splitlines() == [
+        f"{right}: recipe_model.Config on digits, sgd, data_parallel: 3 epochs in batches of 32",
+        f"  imported: {right.parent / 'recipe_model.py'}",
+    ]
     assert f"{wrong}:1: train.batch: 'x' is not a whole number" in err and "needs 'model'" in err
 
 
@@ -36,6 +39,6 @@ def test_settings_and_a_forecast_are_of_every_recipe(
 
     file = write()
     assert check_all([file], ["train.batch=16"], forecast) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["  batch 16", "  and more"]
+    assert capsys.readouterr().out.splitlines()[2:] == ["  batch 16", "  and more"]
     assert check_all([file], ["train.batch=8"], forecast) == 2
     assert capsys.readouterr().err == "8 does not fit\n"

@@ -13,9 +13,13 @@ from paddle_dp.recipe import LoaderSettings, Precision, Recipe, Train
 from paddle_dp.units import Length
 
 
+def nothing() -> None:
+    """A model's function, which nobody calls here."""
+
+
 def made(**more: Any) -> Recipe:
     parts: dict[str, Any] = {
-        "model": read_part("models", {"use": "collections.Counter"}),
+        "model": read_part("models", {"use": "tests.recipe.test_schema.nothing"}),
         "dataset": read_part("datasets", {"use": "digits"}),
         "optimizer": {"use": "sgd"},  # a mapping will do as well
         "schedule": {"use": "constant", "learning_rate": 0.1},

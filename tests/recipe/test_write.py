@@ -25,7 +25,9 @@ UNUSUAL = [
 ]
 
 
-@pytest.mark.parametrize("overrides", [[], UNUSUAL, ["callbacks=[]", "model.use=collections.Counter"]])
+@pytest.mark.parametrize(
+    "overrides", [[], UNUSUAL, ["callbacks=[]", "model.use=tests.recipe.test_schema.nothing"]]
+)
 def test_what_is_written_reads_back_as_the_same_recipe(
     write: Write, tmp_path: Path, overrides: list[str]
 ) -> None:

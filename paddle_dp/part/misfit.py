@@ -1,0 +1,82 @@
+"""What speaks against a class or function as a part of a shelf, said before anything is called.
+
+A recipe is a program (SECURITY.md): what a module does while it is imported, and what a user's own function does, is
+not known here. But `use: os.system` is never a part, nor is a class that is none of its shelf's kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from inspect import isbuiltin, isfunction
+from types import ModuleType
+from typing import Any
+
+# Each shelf's base class by name, the package that it is in, and how a person writes it. A class has it among its
+# bases; neither has to be imported here. Where any class will do that has some methods, these.
+BASES = {
+    "models": ("Layer", "paddle", "paddle.nn.Layer"),
+    "optimizers": ("Optimizer", "paddle", "paddle.optimizer.Optimizer"),
+    "schedules": ("LRScheduler", "paddle", "paddle.optimizer.lr.LRScheduler"),
+    "callbacks": ("Callback", "paddle_dp", "paddle_dp.Callback"),
+}
+METHODS = {
+    "datasets": ("__getitem__",),
+    "losses": ("__call__",),
+    "strategies": ("place",),
+}
+# Where Paddle's own functions that make a part, or are one, stand; its others load files, start processes …
+OF_PADDLE = {
+    "models": ("paddle.vision.models",),
+    "losses": ("paddle.nn.functional", "paddle.incubate.nn.functional", "paddle.tensor"),
+    "blocks": ("paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional"),
+}
+
+
+def misfit(called: Any, shelf: str) -> str | None:
+    """Why `called` cannot be a part of the shelf, as the end of a sentence; None where nothing speaks against it.
+
+    `shelf` is "blocks" for a function or layer in a model's chain.
+    """
+    while isinstance(called, functools.partial):
+        called = called.func
+    module = _module_of(called)
+    if of_standard_library(module):
+        return "is of Python's standard library, which holds no part of a training"
+    if isinstance(called, type):
+        return _wrong_class(called, shelf)
+    if isbuiltin(called):
+        return "is a function in C, whose settings cannot be checked"
+    of_paddle = module.partition(".")[0] == "paddle" and isfunction(called)
+    if of_paddle and not module.startswith(OF_PADDLE.get(shelf, ())):
+        made = " or ".join(OF_PADDLE.get(shelf, ()))
+        return (
+            f"is a function of Paddle's {module}{f'; parts are in {made}' if made else ', which makes none'}"
+        )
+    return None
+
+
+def of_standard_library(dotted: str) -> bool:
+    """Whether a module, by its dotted name, is Python's own."""
+    return dotted.partition(".")[0] in sys.stdlib_module_names
+
+
+def _module_of(called: Any) -> str:
+    """Where a class or function is from; of another object, its class."""
+    owner = called if isinstance(called, type) or hasattr(called, "__qualname__") else type(called)
+    if (
+        module := getattr(owner, "__module__", None)
+    ) is None:  # a function in C, bound to its module or to an object
+        holder = getattr(called, "__self__", None)
+        module = holder.__name__ if isinstance(holder, ModuleType) else type(holder).__module__
+    return str(module)
+
+
+def _wrong_class(kind: type[Any], shelf: str) -> str | None:
+    name, package, written = BASES.get("models" if shelf == "blocks" else shelf, ("", "", ""))
+    if name and not any(
+        b.__name__ == name and b.__module__.partition(".")[0] == package for b in kind.__mro__
+    ):
+        return f"is a class that is not derived from {written}"
+    missing = [m for m in METHODS.get(shelf, ()) if not any(m in vars(base) for base in kind.__mro__)]
+    return f"is a class without the method {missing[0]}" if missing else None

@@ -1,0 +1,76 @@
+"""The modules outside this package that a recipe's parts are in: importing them runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.part.shelf import folder
+
+OUR_OWN = ("paddle_dp", "paddle")
+
+
+def modules(values: Any, home: Path) -> list[str]:
+    """The files of the modules that the parts in a recipe's `values` are in, each once, without importing any; a
+    module's dotted name where there is no such file. `home` is the recipe's file."""
+    found = (_module(use, is_model, home) for use, is_model in _uses(values, ()))
+    return list(dict.fromkeys(name for name in found if name))
+
+
+def _uses(values: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, bool]]:
+    """Every `use` in the values, and whether it may name a file of the shelf models."""
+    if isinstance(values, list):
+        for number, value in enumerate(values):
+            yield from _uses(value, (*path, number))
+    if isinstance(values, dict):
+        if isinstance(use := values.get("use"), str):
+            yield use, path == ("model",)
+        for key, value in values.items():
+            yield from _uses(value, (*path, key))
+
+
+def _module(use: str, is_model: bool, home: Path) -> str | None:
+    if "." in use:
+        first = use.partition(".")[0]
+        return None if first in (*OUR_OWN, *sys.stdlib_module_names) else _file_of(use)
+    shelf = folder("models", home) if is_model else None
+    return None if shelf is None else _shown(_file(shelf / use) or shelf / f"{use}.py")
+
+
+def _file_of(use: str) -> str:
+    """The file of the longest module in a dotted name, found without importing a package on the way."""
+    first, *rest = use.split(".")
+    try:
+        spec = find_spec(first) or PathFinder.find_spec(
+            first, [os.getcwd()]
+        )  # the working folder is searched last
+    except ValueError:  # a module without a spec, as __main__
+        spec = None
+    if spec is None:
+        return use
+    file = Path(spec.origin) if spec.origin else None
+    inside = [Path(place) for place in spec.submodule_search_locations or ()]
+    for word in rest:
+        step = next(
+            (place / word for place in inside if (place / word).is_dir() or _file(place / word)), None
+        )
+        if step is None:
+            break
+        file, inside = _file(step) or file, [step]
+    return use if file is None else _shown(file)
+
+
+def _file(stem: Path) -> Path | None:
+    """The module called `stem`: a file, or the __init__.py of a folder."""
+    options = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
+    return next((option for option in options if option.is_file()), None)
+
+
+def _shown(file: Path) -> str:
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
