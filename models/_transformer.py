@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
+
+from models._attention import attention
 
 STD = 0.02
 
@@ -40,7 +41,7 @@ class Block(nn.Layer):
 
     def _attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
         qkv = qkv.reshape([0, 0, -1, 3 * self.head_width])  # -1: the heads on this rank
-        return F.scaled_dot_product_attention(*qkv.split(3, axis=-1)).flatten(2)
+        return attention(*qkv.split(3, axis=-1))
 
 
 def residual_std(depth: int) -> float:

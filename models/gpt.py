@@ -11,6 +11,7 @@ from paddle import nn
 from paddle.nn.initializer import Normal
 
 from models import _transformer
+from models._attention import attention
 from models._chain import Chain
 from models._checks import at_least_one, check_dropout, divides
 from models._generate import Cache, Generates
@@ -50,7 +51,7 @@ class Block(_transformer.Block):
         if cache:
             k, v = cache.extend(self, k, v)
         causal = cache is None or q.shape[1] > 1  # a single new token follows all others
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
+        return attention(q, k, v, causal)
 
 
 class TiedOutput(nn.Layer):

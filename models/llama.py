@@ -10,6 +10,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
+from models._attention import attention
 from models._chain import Chain
 from models._checks import at_least_one, divides
 from models._generate import Cache, Generates
@@ -103,7 +104,7 @@ class Block(nn.Layer):
             k = paddle.concat([k] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
             v = paddle.concat([v] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
         causal = cache is None or q.shape[1] > 1  # a single new token follows all others
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
+        return attention(q, k, v, causal)
 
 
 class Head(nn.Layer):

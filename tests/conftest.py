@@ -20,7 +20,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 for leftover in [name for name in os.environ if name.startswith("PADDLE_")]:
     del os.environ[leftover]
 
+from paddle_dp.launch.machine import mkl_type  # noqa: E402 - from this checkout
 from tests.processes import Watch, starts_processes  # noqa: E402 - it reads the environment
+
+if kind := mkl_type():
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
 
 watch = Watch()
 GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher

@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":  # the launcher runs this file: its folder must not hide installed packages
     sys.path[0] = str(ROOT)
 
-from paddle_dp.launch.machine import slow_mkl  # noqa: E402
 from paddle_dp.launch.network import reserved_ports  # noqa: E402
 from paddle_dp.launch.processes import descendants, die_with_parent, kill_all, tied_to  # noqa: E402
 from tests.rank_pool import rank_pool  # noqa: E402
@@ -99,10 +98,9 @@ def _environment(extra: dict[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "MASTER_", "FLAGS_"))}
     if not kept.get("CUDA_VISIBLE_DEVICES"):
         kept.pop("CUDA_VISIBLE_DEVICES", None)
-    mkl = {"MKL_DEBUG_CPU_TYPE": "5"} if slow_mkl() else {}
     quiet = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    return {**kept, **quiet, **mkl, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
+    return {**kept, **quiet, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
 
 
 def _ended(process: subprocess.Popen[bytes]) -> str | None:

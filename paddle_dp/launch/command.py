@@ -25,6 +25,11 @@ LEFTOVERS = (
     "POD_IP",
     "DISTRIBUTED_TRAINER_ENDPOINTS",
 )
+# On CPUs glibc gives every tensor of 128 KiB and more back to the kernel, and takes the next one from it page by
+# page: half of ResNet-18's page faults. With these it keeps them: 0.97 of a step's time, 0.93 of an MLP's, and 2 %
+# more memory (2-core EPYC, Paddle 3.3.1). 32 MiB is the largest threshold that glibc takes on 64 bits; larger tensors
+# go back at once, as before.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,13 +157,10 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
         )
     if not plan.devices:
         wanted["OMP_NUM_THREADS"] = str(plan.threads)
-    if plan.machine.slow_mkl and inherited.get("PADDLE_DP_MKL", "").lower() not in (
-        "off",
-        "0",
-        "no",
-        "false",
-    ):
-        wanted["MKL_DEBUG_CPU_TYPE"] = "5"
+        wanted |= MALLOC
+    unwanted = inherited.get("PADDLE_DP_MKL", "").lower() in ("off", "0", "no", "false")
+    if plan.machine.mkl_type and not unwanted:
+        wanted["MKL_DEBUG_CPU_TYPE"] = plan.machine.mkl_type
     return {name: value for name, value in wanted.items() if name not in inherited}
 
 

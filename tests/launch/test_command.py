@@ -9,7 +9,7 @@ from pathlib import Path
 from paddle_dp.launch.command import Job, Meeting, Plan, argv, environment, headline, settings
 from paddle_dp.launch.machine import Machine
 
-CPU = Machine(cores=8, slow_mkl=True)
+CPU = Machine(cores=8, mkl_type="7")
 GPU = Machine(cores=8, kind="gpu", devices=("0", "1", "2"))
 
 
@@ -67,9 +67,15 @@ def test_threads_are_the_ranks_share_of_the_cores_and_never_none():
 
 
 def test_mkl_gets_its_word_on_amd_only_and_can_be_left_out():
-    assert settings(plan(), {})["MKL_DEBUG_CPU_TYPE"] == "5"
+    assert settings(plan(), {})["MKL_DEBUG_CPU_TYPE"] == "7"
     assert "MKL_DEBUG_CPU_TYPE" not in settings(plan(), {"PADDLE_DP_MKL": "off"})
     assert "MKL_DEBUG_CPU_TYPE" not in settings(plan(Machine(cores=2)), {})
+
+
+def test_malloc_keeps_what_it_frees_on_cpus_unless_somebody_has_set_it():
+    assert int(settings(plan(), {})["MALLOC_MMAP_THRESHOLD_"]) == 32 << 20
+    assert "MALLOC_MMAP_THRESHOLD_" not in settings(plan(), {"MALLOC_MMAP_THRESHOLD_": "1"})
+    assert "MALLOC_MMAP_THRESHOLD_" not in settings(plan(GPU, devices=("0", "1")), {})
 
 
 def test_gloo_stays_on_this_machine_unless_there_are_others():
@@ -105,7 +111,7 @@ def test_a_plugin_s_devices_are_seen_by_those_who_use_them():
 
 def test_one_line_says_how_it_runs():
     line = headline(plan(), environment(plan(), {}), Path("runs/x"))
-    assert line.startswith("2 ranks on CPU · 4 threads each · MKL_DEBUG_CPU_TYPE=5 (")
+    assert line.startswith("2 ranks on CPU · 4 threads each · MKL_DEBUG_CPU_TYPE=7 (")
     assert line.endswith(" · runs/x") and "\n" not in line
     assert headline(plan(GPU, devices=("0", "2")), {}, Path("r")) == "2 ranks on GPU 0,2 · r"
     assert headline(plan(nodes=3, node_rank=1), {}, Path("r")) == "node 1 of 3, 2 ranks here on CPU · r"

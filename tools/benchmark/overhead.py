@@ -30,10 +30,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import slow_mkl
+from paddle_dp.launch.machine import mkl_type
 
-if slow_mkl():
-    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+if kind := mkl_type():
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
 
 import numpy as np
 import paddle
