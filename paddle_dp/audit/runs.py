@@ -6,18 +6,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.audit.runner import VARIABLE
 from paddle_dp.errors import EndedError
+from paddle_dp.launch.attempts import Command, watched
 from paddle_dp.launch.command import Job, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.start import watched
+from paddle_dp.launch.signals import Signals
 
 RUNNER = Path(__file__).with_name("runner.py")
 GRACE = 30.0  # seconds beyond its patience for a rank whose own guard cannot run
@@ -45,10 +46,12 @@ class Script:
         launcher = [sys.executable, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks)]
         launcher += ["--log_dir", str(folder), "--job_id", "audit"]
         launcher += ["--devices", ",".join(plan.devices)] if plan.devices else []
-        command: Sequence[str] = [*launcher, str(RUNNER), str(self.path), *self.arguments]
-        outcome, _, ending = watched(command, plan, folder, variables, None, self._stalled(folder))
-        if ending.number:
-            raise EndedError(ending.number)
+        words = [*launcher, str(RUNNER), str(self.path), *self.arguments]
+        with Signals() as signals:
+            command = Command(words=words, variables=variables)
+            outcome, _ = watched(command, plan, folder, signals, self._stalled(folder))
+        if signals.number:
+            raise EndedError(signals.number)
         return outcome
 
     def _stalled(self, folder: Path) -> Any:

@@ -54,6 +54,14 @@ def train(
             help="Go on from the newest checkpoint, or from this one: best, a step or a path.",
         ),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Start again after a failure, from the newest good checkpoint: N times, and N times anew after each "
+            "new checkpoint (docs/reliability.md).",
+        ),
+    ] = 0,
     accept: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +85,7 @@ def train(
             node_rank=node_rank,
             output_dir=output_dir,
             resume=resume,
+            restarts=restarts,
             extra={"accept": words(accept)} if accept else {},
         )
     )

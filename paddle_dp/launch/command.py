@@ -53,6 +53,7 @@ class Job:
     resume: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     quiet: bool = False
+    restarts: int = 0
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
@@ -116,7 +117,8 @@ class Plan:
 
     @property
     def alone(self) -> bool:
-        return self.ranks * self.nodes == 1
+        """Whether its one rank is this process: one that is to start again after a failure has a process of its own."""
+        return self.ranks * self.nodes == 1 and not self.job.restarts
 
     @property
     def threads(self) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
 MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
+OF_THE_JOB = ("stood still", "launcher", StoppedError.__name__)  # kinds, of failures that are not one rank's
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"
@@ -112,6 +113,13 @@ def first(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
+def in_a_line(failure: Failure, ranks: int) -> str:
+    """«rank 1 of 2 on host: ValueError: …»; of a job that stood still, who stands, and where."""
+    if failure.kind in OF_THE_JOB:
+        return failure.message.partition("\n")[0].rstrip(".")
+    return f"rank {failure.rank} of {ranks} on {failure.host}: {failure.in_short}"
+
+
 def describe(
     failure: Failure, ranks: int, log: Path | None, nodes: int = 1, consequences: Sequence[Failure] = ()
 ) -> str:
@@ -120,12 +128,13 @@ def describe(
 
     Of an error that another command line or recipe would avoid, the message alone.
     """
-    of_the_job = failure.kind in ("stood still", "launcher", StoppedError.__name__)  # and not one rank's
-    if failure.expected and (failure.exit_status == 2 or of_the_job):
+    if failure.expected and (failure.exit_status == 2 or failure.kind in OF_THE_JOB):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
     how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
-    lines.append(f"rank {failure.rank} of {ranks} on {failure.host} failed first{how}" if ranks > 1 else "")
+    if ranks > 1 or how:
+        who = f"rank {failure.rank} of {ranks} on {failure.host}"
+        lines.append(f"{who} failed{' first' * (ranks > 1)}{how}")
     if failure.consequence and ranks > 1:
         if failure.waited:
             lines.append(
@@ -137,6 +146,6 @@ def describe(
     later = [other for other in consequences if other.rank != failure.rank]
     lines += [f"then rank {other.rank}: {other.in_short}" for other in later[:MOST]]
     lines.append(f"then {len(later) - MOST} more" if len(later) > MOST else "")
-    if log is not None and ranks > 1:
+    if log is not None:
         lines.append(f"log: {log}")
     return "\n".join(filter(None, lines))

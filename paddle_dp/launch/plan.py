@@ -19,6 +19,13 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
     """
     nodes = _nodes(job)
     check_ranks(job.ranks)
+    if job.restarts < 0:
+        raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
+    if job.restarts and nodes > 1:
+        raise UsageError(
+            f"--restarts {job.restarts}: a job on {nodes} nodes does not start again by itself yet. Leave it out, and "
+            "go on with --resume on each node."
+        )
     if job.devices is not None:
         devices = _devices(job, job.devices, machine, device)
         return Plan(job=job, machine=machine, ranks=len(devices), nodes=nodes, devices=devices)

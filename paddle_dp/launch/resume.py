@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from paddle_dp.checkpoint import UnusableError, best, checkpoints, step_of
+from paddle_dp.checkpoint import UnusableError, best, check, checkpoints, step_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STEP, read_manifest
 from paddle_dp.errors import CheckpointError
 from paddle_dp.launch.command import Job, typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where an attempt begins: after `step` updates, with this argument of --resume. `saved`: `step`, if it is of a
+    checkpoint that the job may have saved itself. `where`: the same in words."""
+
+    resume: str | None = None
+    step: int = 0
+    saved: int | None = None
+    where: str = "the beginning"
+
+
+def next_point(job: Job, folder: Path, began: float, say: Callable[[str], object]) -> Point:
+    """Where the job's next attempt begins: at the newest of its own checkpoints that is whole and good, each byte read;
+    without one, where the job itself began. `say` gets a line for each checkpoint that is passed over.
+
+    Where there are checkpoints, and none can be used, the attempt is to say so itself: that may be the disk's fault,
+    and a new beginning would write over them.
+    """
+    try:
+        saved = checkpoints(folder / "checkpoints")
+    except CheckpointError as error:
+        say(str(error))
+        return Point(resume="newest", where="the newest checkpoint")
+    for path in reversed(_own(job, saved, began)):
+        try:
+            check(path)
+        except UnusableError as error:
+            say(f"passed over the checkpoint {path}: {error.why}.")
+        else:
+            step = step_of(path)
+            return Point(resume=str(path), step=step, saved=step, where=f"step {step}")
+    resume = job.resume or ("newest" if saved else None)
+    return Point(resume=resume, where=f"--resume {resume}" if resume else "the beginning")
 
 
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
@@ -42,6 +79,7 @@ def command(job: Job, resume: str = "newest") -> str:
         "--master": job.master,
         "--node-rank": job.node_rank,
         "--output-dir": job.output_dir,
+        "--restarts": job.restarts or None,
         "--accept": ",".join(job.extra.get("accept", ())) or None,
     }
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
@@ -57,8 +95,7 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     """
     if job.resume in (None, "newest"):
         return None
-    own = [path for path in saved if (path / MANIFEST).stat().st_mtime >= began]
-    if own:
+    if own := _own(job, saved, began):
         return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
     if job.resume == "best":
         path = best(saved[0].parent) if saved else None
@@ -67,6 +104,22 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
         of_step = next((path for path in saved if step_of(path) == int(job.resume)), None)
         return (of_step, job.resume) if of_step else None
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
+
+
+def _own(job: Job, saved: list[Path], began: float) -> list[Path]:
+    """Those of the run's checkpoints that are not of an abandoned training: all, but for a job that was told to resume
+    a certain one."""
+    if job.resume in (None, "newest"):
+        return saved
+    return [path for path in saved if _written(path) >= began]
+
+
+def _written(checkpoint: Path) -> float:
+    """When a checkpoint was saved, in seconds by the clock of its disk; 0 for one without a manifest."""
+    try:
+        return (checkpoint / MANIFEST).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _usable(folder: Path) -> list[Path]:

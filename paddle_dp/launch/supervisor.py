@@ -50,6 +50,7 @@ class Supervision:
         self.standing = None if board is None or plan.limits is None else Standing(plan.limits)
         self.standstill: Standstill | None = None
         self.consequences: list[Failure] = []  # what followed from the first cause, in order
+        self.steps: dict[int, int] = {}  # updates done by each rank of this node, when all was over
         self.watch = Watch(process.pid)
         self.first_rank = (plan.job.node_rank or 0) * plan.ranks
 
@@ -76,6 +77,7 @@ class Supervision:
             return outcome
         finally:
             self._end(signals, patience)
+            self.steps = self._steps()
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _over(self) -> bool:
@@ -121,6 +123,13 @@ class Supervision:
         return {
             rank: self.board.read(place) for rank, place in ranks.items() if rank not in self.watch.departures
         }
+
+    def _steps(self) -> dict[int, int]:
+        """The updates that each rank of this node has said to have done."""
+        if self.board is None:
+            return {}
+        beats = {self.first_rank + place: self.board.read(place) for place in range(self.plan.ranks)}
+        return {rank: beat.step for rank, beat in beats.items() if beat}
 
     def _outcome(self, signals: Signals) -> Failure | int:
         if self.standstill is not None:

@@ -31,6 +31,7 @@ PHASES = (
     "unwatched",  # it does not say where it is
 )
 VARIABLE = "PADDLE_DP_HEARTBEAT"
+STARTED = "PADDLE_DP_STARTED"  # when the job's first attempt did: the origin of train.max_time
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
 _RECORD = struct.Struct("<qdqqqqq48s")  # count, time, step, phase, sample, whether it waits, first step, what
 _MOVED, _SAMPLE = struct.Struct("<qd"), struct.Struct("<q")
@@ -178,4 +179,5 @@ def join_board() -> None:
         heartbeat.attach(mmap.mmap(file, os.fstat(file).st_size), Environment.read().local_rank)
     finally:
         os.close(file)
+    heartbeat.born = float(os.environ.get(STARTED, heartbeat.born))
     heartbeat.enter("start")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paddle_dp.errors import DataError, UsageError
-from paddle_dp.launch.failures import Failure, describe, first, read_all
+from paddle_dp.launch.failures import Failure, describe, first, in_a_line, read_all
 
 GLOO = "[/paddle/third_party/gloo/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 
@@ -120,3 +120,18 @@ def test_whom_a_lost_rank_had_waited_for_is_told() -> None:
     waited = "rank 0 has waited 20 s in the exchange of gradients for rank 1"
     text = describe(replace(Failure.by_signal(0, 77, 6, 1.0, "log"), waited=waited), 2, None)
     assert text.endswith(f"It lost a peer. Before, it said: {waited}. See that rank's log, beside its own.")
+
+
+def test_in_a_line_stands_who_failed_and_how():
+    killed = Failure.by_signal(1, 77, 11, 1.0, "log")
+    assert in_a_line(killed, 4) == f"rank 1 of 4 on {killed.host}: ended by SIGSEGV"
+    assert in_a_line(caught(ValueError("a\nb")), 4).endswith(": ValueError: a b")
+    stood = "no rank has made progress for 60 s: rank 1 has been in forward of step 7 for 60 s."
+    failure = Failure(rank=1, kind="stood still", message=f"{stood}\nrank 1, the innermost call first:\n  …")
+    assert in_a_line(failure, 2) == stood[:-1]
+
+
+def test_the_only_rank_is_named_when_no_words_of_its_own_tell_how_it_ended(tmp_path):
+    text = describe(Failure.by_signal(0, 77, 11, 1.0, "the end of its log"), 1, tmp_path / "workerlog.0")
+    assert "rank 0 of 1 on " in text and "failed: ended by SIGSEGV" in text and "workerlog.0" in text
+    assert "rank 0" not in describe(caught(ValueError("bad")), 1, None)

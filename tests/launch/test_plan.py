@@ -46,6 +46,13 @@ def test_ranks_and_devices(words, machine, device, ranks, devices):
     ("words", "machine", "device", "sentence"),
     [
         ({"ranks": 0}, CPU, "auto", "--ranks 0: a job has 1 rank or more"),
+        ({"restarts": -1}, CPU, "auto", "--restarts -1: give the number of restarts, 0 or more"),
+        (
+            {"restarts": 1, "nodes": 2, "master": "a:1", "node_rank": 0},
+            CPU,
+            "auto",
+            "a job on 2 nodes does not start again by itself yet",
+        ),
         ({"devices": (0, 1)}, CPU, "auto", "the CPU package.*--ranks 2"),
         ({"devices": (0, 1), "ranks": 3}, GPU, "auto", "means 2 ranks, but --ranks says 3"),
         ({"devices": (0, 0)}, GPU, "auto", "name each GPU once"),
@@ -79,6 +86,7 @@ def test_what_cannot_be_done_is_one_sentence(words, machine, device, sentence):
 def test_only_a_world_of_one_needs_no_launcher():
     assert plan_of(job(), CPU).alone
     assert not plan_of(job(ranks=2), CPU).alone
+    assert not plan_of(job(restarts=1), CPU).alone  # this process outlives its rank
     assert not plan_of(job(nodes=2, master="a:1", node_rank=0), CPU).alone
 
 

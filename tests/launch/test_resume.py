@@ -125,6 +125,7 @@ def test_several_nodes_each_go_on(tmp_path: Path) -> None:
         Job(recipe=Path("my runs/a.yaml"), overrides=("callbacks=[{use: metrics}]", "x='$y'"), ranks=3),
         Job(recipe=Path("a.yaml"), devices=(0, 3), output_dir=Path("runs/b c"), resume="runs/x"),
         Job(recipe=Path("a.yaml"), nodes=2, master="host:9701", node_rank=0),
+        Job(recipe=Path("a.yaml"), ranks=2, restarts=3),
         Job(
             recipe=Path("a.yaml"),
             resume="runs/x",

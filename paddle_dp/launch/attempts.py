@@ -1,0 +1,160 @@
+"""Runs a job's ranks under supervision, once or again and again: each attempt resumes what the earlier ones saved."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import TYPE_CHECKING, BinaryIO
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import last_words, logs
+from paddle_dp.launch.command import Plan, argv, environment
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.network import meet, reserved_ports
+from paddle_dp.launch.processes import tied_to
+from paddle_dp.launch.restarts import Again, Outcome, decide
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervisor import MARK, Supervision, board_of
+from paddle_dp.mesh.heartbeat import STARTED
+
+if TYPE_CHECKING:
+    from paddle_dp.launch.resume import Point
+
+Plans = Callable[[Sequence[Outcome]], Plan]
+"""The plan of the next attempt, from how the earlier ones ended: with as many ranks as can be had now."""
+
+
+def run(plans: Plans, attempt: Path, inherited: Mapping[str, str]) -> int:
+    """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
+
+    The first attempt writes its logs to `attempt`, each later one to a folder beside it.
+    """
+    history: list[Outcome] = []
+    with Signals() as signals:
+        plan = plans(history)
+        started = time.monotonic()
+        last_words.announce(plan, environment(plan, inherited), attempt)
+        point = _first_point(plan, attempt)
+        while True:
+            outcome = run_once(plan, attempt, inherited, point, started, signals)
+            if plan.job.restarts and not outcome.final:
+                point = _next_point(plan, attempt)
+                outcome = replace(outcome, saved=point.saved)
+            history.append(outcome)
+            then = decide(history, plan.job.restarts)
+            if not isinstance(then, Again):
+                return last_words.of_job(outcome, plan, then.why)
+            last_words.again(outcome, plan, then, point.where)
+            if _interrupted(signals, then.wait):
+                return last_words.of_job(
+                    Outcome(attempt=attempt, status=128 + signals.number, signal=signals.name), plan
+                )
+            try:
+                plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
+            except UsageError as error:  # too few ranks are left, or the disk is
+                return last_words.of_job(outcome, plan, f"not started again: {error}")
+
+
+def run_once(
+    plan: Plan, attempt: Path, inherited: Mapping[str, str], point: Point, started: float, signals: Signals
+) -> Outcome:
+    """Runs the plan's ranks from `point` until none of their processes is left, by Paddle's launcher under supervision.
+
+    `started`: when the job's first attempt did, in seconds of the monotonic clock. What it saved is not looked up.
+    """
+    plan = replace(plan, job=replace(plan.job, resume=point.resume))
+    job = plan.job
+    meeting = meet(job.master, job.node_rank == 0) if job.master is not None and plan.nodes > 1 else None
+    variables = environment(plan, inherited, meeting) | {STARTED: repr(started)}
+    command = Command(
+        words=argv(plan, attempt, meeting), screen=_screen(plan, variables), variables=variables
+    )
+    ended, supervision = watched(command, plan, attempt, signals)
+    outcome = Outcome(attempt=attempt, status=0, signal=signals.name, began=point.step)
+    if not isinstance(ended, Failure):
+        return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
+    return replace(
+        outcome, status=ended.exit_status, cause=ended, consequences=supervision.consequences,
+        log=supervision.log_of(ended.rank), step=max(point.step, supervision.steps.get(ended.rank, 0)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What Paddle's launcher is started with, and where rank 0's output goes beside its log."""
+
+    words: Sequence[str]
+    variables: Mapping[str, str]
+    screen: BinaryIO | None = None
+
+
+def watched(
+    command: Command,
+    plan: Plan,
+    attempt: Path,
+    signals: Signals,
+    stalled: Callable[[], bool] = lambda: False,
+) -> tuple[Failure | int, Supervision]:
+    """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
+
+    The job is also ended when `stalled()` is true, and by one of `signals`. Afterwards none of its processes is left.
+    """
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    with (
+        reserved_ports() as ports,
+        board_of(plan) as board,
+        (attempt / "launcher.log").open("wb") as log,
+    ):
+        process = Popen(
+            command.words,
+            env={**ports, **command.variables, **(board.variables if board else {}), MARK: mark},
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; a kill -9 of us must end it
+        )
+        supervision = Supervision(plan, process, attempt, mark, stalled, board)
+        outcome = supervision.wait(signals, logs.Follower(logs.worker_log(attempt, 0), command.screen))
+    return outcome, supervision
+
+
+def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
+    """Where to copy rank 0's output. On a terminal rank 0 draws itself, and this process writes nothing."""
+    variables.pop("PADDLE_DP_TTY", None)
+    if plan.job.quiet:
+        return None
+    if sys.stdout.isatty() and not plan.job.node_rank:
+        variables["PADDLE_DP_TTY"] = os.ttyname(sys.stdout.fileno())
+        return None
+    sys.stdout.flush()
+    return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
+
+
+def _first_point(plan: Plan, attempt: Path) -> Point:
+    """Where the first attempt begins: as --resume says; where there may be others, past a damaged checkpoint."""
+    if plan.job.restarts and plan.job.resume == "newest":
+        return _next_point(plan, attempt)
+    from paddle_dp.launch.resume import Point
+
+    return Point(resume=plan.job.resume)
+
+
+def _next_point(plan: Plan, attempt: Path) -> Point:
+    from paddle_dp.launch.resume import next_point  # imports NumPy, which few jobs need here
+
+    return next_point(plan.job, attempt.parent.parent, plan.began, last_words.say)
+
+
+def _interrupted(signals: Signals, seconds: float) -> bool:
+    """Waits for so long, or until a signal asks the job to end; whether one has."""
+    end = time.monotonic() + seconds
+    while not signals.number and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.1))
+    return bool(signals.number)

@@ -1,0 +1,87 @@
+"""What a job says on the screen: at its beginning, before it starts again, and last why it ended, and how to go on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import failures, logs
+from paddle_dp.launch.command import Plan, headline
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.restarts import Again, Outcome
+
+
+def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
+    """The line at a job's beginning."""
+    if not plan.job.quiet:
+        print(headline(plan, variables, attempt.parent.parent), flush=True)
+
+
+def of_job(outcome: Outcome, plan: Plan, why: str = "") -> int:
+    """Shows why a job ended, and how to resume it; returns its exit status. `why`: it is not started again."""
+    if outcome.cause is not None:
+        return answer(outcome.cause, plan, outcome.attempt, outcome.log, outcome.consequences, why)
+    if outcome.signal and outcome.status > 128:
+        end(f"ended by {outcome.signal}: no process is left.", plan, outcome.attempt)
+    elif outcome.status:
+        log = outcome.attempt / "launcher.log"
+        end(
+            f"{logs.tail(log, 12)}\nthe launcher ended with {outcome.status}: {log}\n{why}",
+            plan,
+            outcome.attempt,
+        )
+    return outcome.status
+
+
+def again(outcome: Outcome, plan: Plan, then: Again, where: str) -> None:
+    """Two lines: why an attempt ended, and from where the next one starts."""
+    _show_cursor()
+    if outcome.cause is None:
+        cause = f"Paddle's launcher ended with {outcome.status}"
+    else:
+        cause = failures.in_a_line(outcome.cause, plan.ranks * plan.nodes)
+    budget = f"restart {then.number} of {plan.job.restarts}; each new checkpoint makes it {plan.job.restarts} again"
+    say(
+        f"{outcome.attempt.name} failed: {cause} ({outcome.log or outcome.attempt})\n"
+        f"starts again from {where} in {then.wait:.0f} s ({budget})"
+    )
+
+
+def answer(
+    failure: Failure,
+    plan: Plan,
+    attempt: Path,
+    log: Path | None = None,
+    consequences: Sequence[Failure] = (),
+    why: str = "",
+) -> int:
+    """Shows the failure, and how to resume, last on the screen; returns its exit status."""
+    _show_cursor()
+    text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes, consequences)
+    if failure.exit_status == UsageError.exit_status:  # it needs another command line, not a resume
+        say(text)
+    else:
+        end("\n".join(filter(None, [text, why])), plan, attempt)
+    return failure.exit_status
+
+
+def end(text: str, plan: Plan, attempt: Path) -> None:
+    """Shows why the job ended, and how to resume it."""
+    from paddle_dp.launch.resume import how_to_resume  # imports NumPy, which few jobs need here
+
+    say("\n".join(filter(None, [text.rstrip(), how_to_resume(plan.job, attempt.parent.parent, plan.began)])))
+
+
+def say(text: str) -> None:
+    """Lines on standard error, behind all that was printed."""
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show_cursor() -> None:
+    """An interrupted progress bar has left the cursor hidden."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h\n")
+        sys.stdout.flush()

@@ -1,0 +1,112 @@
+"""Whether a job that failed starts again, and when: decided from how its attempts ended, and from nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from paddle_dp.errors import StoppedError, UsageError
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.signals import ASKED_TO_END
+
+FIRST, LONGEST = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
+SAME = 3  # so many equal failures at one step are not an accident
+_ASKED = {"KeyboardInterrupt", StoppedError.__name__, *(number.name for number in ASKED_TO_END)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one attempt ended. `cause`: the failure that ended it; None where it is done, was ended by a signal
+    (`signal`: its name), or Paddle's launcher ended by itself.
+
+    `step`: updates done by the rank that failed first, `began` of them by earlier attempts. `saved`: the step of the
+    newest checkpoint that is whole and good; None if there is none. `consequences`: what followed from the cause.
+    """
+
+    attempt: Path
+    status: int
+    cause: Failure | None = None
+    consequences: Sequence[Failure] = ()
+    log: Path | None = None
+    signal: str = ""
+    step: int = 0
+    began: int = 0
+    saved: int | None = None
+
+    @property
+    def progressed(self) -> bool:
+        """Whether the attempt has saved a checkpoint of a later step than it began from."""
+        return self.saved is not None and self.saved > self.began
+
+    @property
+    def final(self) -> bool:
+        """Whether another attempt makes no sense: it is done, somebody asked it to end, or something is to be typed
+        differently."""
+        cause = self.cause
+        if self.status == 0 or self.signal:
+            return True
+        if cause is None:
+            return self.status == UsageError.exit_status
+        return cause.kind in _ASKED or (cause.expected and cause.exit_status == UsageError.exit_status)
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        """The same for the same failure at the same step: numbers in its message, such as a process's, do not count."""
+        if self.cause is None:
+            return self.status, self.step
+        told = "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
+        return self.step, self.cause.rank, self.cause.kind, self.status, told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """Start again after `wait` seconds: restart `number` of the budget."""
+
+    wait: float
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Do not start again. `why`: a sentence; "" where nothing is to be explained."""
+
+    why: str = ""
+
+
+def decide(history: Sequence[Outcome], restarts: int) -> Again | Stop:
+    """What follows the last attempt of `history` when `restarts` may follow each other without a new checkpoint.
+
+    An attempt that saves a checkpoint of a later step makes the budget whole again, and the wait short.
+    """
+    last = history[-1]
+    if last.final or not restarts:
+        return Stop()
+    failures = _since_progress(history)
+    same = len(list(takewhile(lambda failure: failure.what == last.what, reversed(failures))))
+    if same >= SAME or (same == len(failures) > max(1, restarts)):
+        where = f"after step {last.step}" if last.step else "before the first step was done"
+        return Stop(
+            why=f"not started again: the same failure {_times(same)} {where}, with no new checkpoint in between."
+        )
+    if len(failures) > restarts:
+        spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
+        return Stop(why=f"not started again: {spent} spent without a new checkpoint.")
+    number = len(failures)
+    return Again(wait=min(LONGEST, FIRST * 2 ** (number - 1)), number=number)
+
+
+def _since_progress(history: Sequence[Outcome]) -> list[Outcome]:
+    """The failures since the last new checkpoint, oldest first."""
+    failures: list[Outcome] = []
+    for outcome in reversed(history):
+        failures.insert(0, outcome)
+        if outcome.progressed:
+            break
+    return failures
+
+
+def _times(count: int) -> str:
+    return {2: "twice", 3: "three times"}.get(count, f"{count} times")

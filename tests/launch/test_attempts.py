@@ -1,0 +1,216 @@
+"""The attempts of a job that starts again: where each begins, what the screen says, and how it all ends. No process is
+started: what one attempt does is written down here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.checkpoint import Checks, Snapshot, TensorShard, save
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import attempts, logs
+from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.restarts import Outcome
+from paddle_dp.launch.resume import Point, next_point
+from paddle_dp.launch.signals import Signals
+from paddle_dp.mesh import Mesh
+
+JOB = Job(recipe=Path("a.yaml"), ranks=2, restarts=3)
+
+
+def saved(run: Path, step: int) -> Path:
+    """A whole checkpoint of one small tensor."""
+    w = TensorShard.whole("model/w", np.full(4, step, np.float32))
+    checks = Checks(agreed=True, finite=True, step=step)
+    return save(
+        Snapshot(tensors={"w": w}, state={"progress": {"step": step}}, checks=checks),
+        run / "checkpoints",
+        Mesh.alone(),
+    )
+
+
+def damaged(checkpoint: Path) -> None:
+    file = checkpoint / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+
+
+class Script:
+    """Stands in for `run_once`: each attempt does the next thing of the script, which says how it ends."""
+
+    def __init__(self, run: Path, *deeds: Callable[[], tuple[int, int] | str]):
+        self.run, self.deeds = run, list(deeds)
+        self.points: list[Point] = []
+        self.folders: list[str] = []
+        self.ranks: list[int] = []
+
+    def __call__(
+        self, plan: Plan, attempt: Path, inherited: Any, point: Point, started: float, signals: Signals
+    ) -> Outcome:
+        self.points.append(point)
+        self.folders.append(attempt.name)
+        self.ranks.append(plan.ranks)
+        status, step = self.deeds.pop(0)()
+        outcome = Outcome(attempt=attempt, status=status, step=max(step, point.step), began=point.step)
+        if not status:
+            return outcome
+        cause = Failure(
+            rank=1, kind="SIGKILL", message="ended by SIGKILL", exit_status=status, pid=1, host="h"
+        )
+        return replace(outcome, cause=cause, log=attempt / "workerlog.1")
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Script]]:
+    """play(deed, …, job=…, ranks=…): the job's exit status, and what each attempt was given."""
+    run = tmp_path / "run"
+
+    def do(
+        *deeds: Any, job: Job = JOB, ranks: Callable[[Any], int] = lambda history: 2
+    ) -> tuple[int, Script]:
+        script = Script(run, *deeds)
+        monkeypatch.setattr(attempts, "run_once", script)
+        attempt = logs.fresh(run)
+
+        def plans(history: Any) -> Plan:
+            began = attempt.stat().st_mtime
+            return Plan(job=job, machine=Machine(cores=2, slow_mkl=False), ranks=ranks(history), began=began)
+
+        return attempts.run(plans, attempt, {}), script
+
+    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 0.002)
+    return do
+
+
+def dies(step: int, *saves: int, run: Path, status: int = 137) -> Callable[[], tuple[int, int]]:
+    def deed() -> tuple[int, int]:
+        for each in saves:
+            saved(run, each)
+        return status, step
+
+    return deed
+
+
+def test_each_attempt_begins_at_the_newest_checkpoint_with_logs_of_its_own(play, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    status, script = play(
+        dies(5, run=run), dies(45, 20, 40, run=run), dies(46, run=run), dies(60, 60, run=run, status=0)
+    )
+    assert status == 0 and script.folders == [f"attempt-00{n}" for n in (1, 2, 3, 4)]
+    assert [point.step for point in script.points] == [0, 0, 40, 40]
+    at_40 = str(run / "checkpoints" / "step-00000040")
+    assert [point.resume for point in script.points] == [None, None, at_40, at_40]
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [
+        f"attempt-001 failed: rank 1 of 2 on h: ended by SIGKILL ({run}/logs/attempt-001/workerlog.1)",
+        "starts again from the beginning in 0 s (restart 1 of 3; each new checkpoint makes it 3 again)",
+    ]
+    assert (
+        said[3] == "starts again from step 40 in 0 s (restart 1 of 3; each new checkpoint makes it 3 again)"
+    )
+    assert said[5].startswith("starts again from step 40 in 0 s (restart 2 of 3; ") and len(said) == 6
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(play, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+
+    def damages() -> tuple[int, int]:
+        saved(run, 20)
+        damaged(saved(run, 40))
+        return 137, 45
+
+    status, script = play(damages, dies(60, 40, 60, run=run, status=0))
+    assert status == 0 and [point.step for point in script.points] == [0, 20]
+    said = capsys.readouterr().err
+    assert f"passed over the checkpoint {run}/checkpoints/step-00000040: " in said and "from step 20" in said
+
+
+def test_where_no_checkpoint_can_be_used_nothing_is_begun_anew(tmp_path) -> None:
+    """It may be the disk: the ranks shall say so, and not write over them."""
+    said: list[str] = []
+    damaged(saved(tmp_path, 20))
+    assert next_point(JOB, tmp_path, 0.0, said.append) == Point(resume="newest", where="--resume newest")
+    assert len(said) == 1 and "passed over the checkpoint" in said[0]
+    assert next_point(JOB, tmp_path / "none", 0.0, said.append) == Point()
+
+
+def test_an_abandoned_trainings_later_steps_are_not_gone_on_from(tmp_path) -> None:
+    for step in (20, 60):
+        os.utime(saved(tmp_path, step) / "manifest.json", (1.0, 1.0))
+    job = replace(JOB, resume="20")
+    assert next_point(job, tmp_path, 1000.0, print) == Point(resume="20", where="--resume 20")
+    at_40 = saved(tmp_path, 40)
+    assert next_point(job, tmp_path, 1000.0, print) == Point(
+        resume=str(at_40), step=40, saved=40, where="step 40"
+    )
+    newest = next_point(replace(JOB, resume="newest"), tmp_path, 1000.0, print)
+    assert newest.step == 60
+
+
+def test_a_resumed_job_counts_its_progress_from_where_it_began(play, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    damaged(saved(run, 60)), saved(run, 40)
+    job = replace(JOB, resume="newest", restarts=1)
+    status, script = play(dies(45, run=run), dies(46, run=run), job=job)
+    assert status == 137 and [point.step for point in script.points] == [40, 40]
+    assert "the restart was spent without a new checkpoint" in capsys.readouterr().err
+
+
+def test_the_last_failures_status_is_the_jobs(play, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    status, script = play(dies(45, 40, run=run), dies(46, run=run, status=139), job=replace(JOB, restarts=1))
+    assert status == 139 and not script.deeds
+    *_, why, way = capsys.readouterr().err.splitlines()
+    assert why == "not started again: the restart was spent without a new checkpoint."
+    assert way == "go on from step 40: paddle-dp train a.yaml --ranks 2 --restarts 1 --resume"
+
+
+def test_the_same_failure_three_times_ends_it(play, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    status, script = play(
+        dies(45, 40, run=run), dies(45, run=run), dies(45, run=run), job=replace(JOB, restarts=9)
+    )
+    *_, why, way = capsys.readouterr().err.splitlines()
+    assert status == 137 and not script.deeds
+    assert (
+        why
+        == "not started again: the same failure three times after step 45, with no new checkpoint in between."
+    )
+    assert way == "go on from step 40: paddle-dp train a.yaml --ranks 2 --restarts 9 --resume"
+
+
+def test_without_restarts_a_failure_is_the_end(play, tmp_path, capsys) -> None:
+    status, script = play(dies(45, run=tmp_path / "run"), job=replace(JOB, restarts=0))
+    assert status == 137 and script.folders == ["attempt-001"]
+    assert "again" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_waits_ends_it_at_once(play, tmp_path, monkeypatch, capsys, number) -> None:
+    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 30.0)
+    threading.Timer(0.2, os.kill, [os.getpid(), number]).start()
+    status, script = play(dies(5, run=tmp_path / "run"))
+    assert status == 128 + number and len(script.folders) == 1
+    assert f"ended by {number.name}: no process is left." in capsys.readouterr().err
+
+
+def test_how_many_ranks_there_are_is_asked_before_each_attempt(play, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+
+    def ranks(history: Any) -> int:
+        if len(history) == 2:
+            raise UsageError("1 rank is left, and --ranks 2:4 needs 2.")
+        return 4 - len(history)
+
+    status, script = play(dies(5, run=run), dies(6, run=run), ranks=ranks)
+    assert status == 137 and script.ranks == [4, 3]
+    assert "not started again: 1 rank is left, and --ranks 2:4 needs 2." in capsys.readouterr().err
