@@ -84,11 +84,11 @@ def row(tried: Tried, one: Side) -> tuple[str, bool]:
         for part in (verdict.wide, verdict.own)
     ]
     apart = max(step.loss.apart / max(abs(step.loss.one), 1e-30) for step in verdict.steps.steps)
-    said = (
-        "same"
-        if verdict.same
-        else f"**different**: {verdict.where.sentence if verdict.where else verdict.sentences[-1]}"
-    )
+    said = "same"
+    if verdict.where is not None:
+        said = f"**different**: {verdict.where.sentence}"
+    elif not verdict.same:
+        said = verdict.sentences[-1]
     held = f"{max(sum(rank[what] for what in HELD) for rank in tried.side.held) / 2**10:.0f} kB"
     numbers = " | ".join([*largest, f"{apart:.1e}", f"{tried.seconds:.1f}"])
     return f"| {tried.layout} | {tried.ranks} | {numbers} | {held} | {said} |", verdict.same

@@ -79,7 +79,8 @@ def _coloured(sentence: str) -> str:
     from rich.markup import escape
 
     sentence = escape(sentence)
-    for word, colour in (("SAME", "green"), ("DIFFERENT", "red"), ("PROVES NOTHING", "yellow")):
+    colours = {"SAME": "green", "DIFFERENT": "red", "FAILED": "red", "PROVES NOTHING": "yellow"}
+    for word, colour in colours.items():
         if sentence.startswith(f"{word}:"):
             return f"[{colour}]{word}[/{colour}]{sentence.removeprefix(word)}"
     return sentence
@@ -93,7 +94,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "parameters": verdict.one.parameters,
         "ranks": verdict.many.ranks,
         "axes": verdict.many.axes,
-        "verdict": {0: "same", 1: "different", 3: "proves nothing"}[verdict.status],
+        "verdict": {0: "same", 1: "different", 3: "proves nothing", 4: "failed"}[verdict.status],
         "status": verdict.status,
         "allowed": K,
         "where": None if where is None else vars(where),

@@ -92,6 +92,7 @@ class Comparison:
         """
         words = [word for word in self.overrides if not word.startswith("strategy")]
         again = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in beside]}
+        again["tensor"] = max((side.axes["tensor"] for side in beside), default=1)
         job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one", **again)
         begun = time.perf_counter()
         one = self._side(run_alone(job), job, begun)

@@ -54,7 +54,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
     of steps in the recipe's precision; "wide", whether to do two steps in float64; "measure_memory", whether to measure
     what each rank holds; "rehearse", whether to rehearse the training afterwards (proof.rehearsal). For one process:
-    "alone": True, and "beside", the sides whose updates it repeats, [folder, ranks] each (proof.replay). "patch":
+    "alone": True, "beside", the sides whose updates it repeats, [folder, ranks] each (proof.replay), and "tensor", the
+    largest degree of their tensor axes. "patch":
     "module:function", called first.
     """
     if patch := options.get("patch"):
@@ -73,7 +74,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
             told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
-        side.replay(number, Path(folder), ranks)
+        side.replay(number, Path(folder), ranks, wide=told["wide"] is None)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.told}
     if side.mesh.is_main:
@@ -166,7 +167,8 @@ class Side:
         """Does the runs with noise for the run `seen`; writes the largest distance of each element to the sheet."""
         precision, first = self.given.precision, seen.rows[0]["loss"]
         floors, drift, beyond = Floors(sheet), [], {}
-        for one in noise.runs(precision.dtype, self.options["ranks"]) if self.mesh.ranks == 1 else ():
+        kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
+        for one in kinds if self.mesh.ranks == 1 else ():
             if not self._trusted(one):
                 continue
             self.given, fold = Given(precision, one), Fold(floors, precision.dtype, first, self._judged)
@@ -185,9 +187,12 @@ class Side:
         gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
         return Watched(self, *given).seen
 
-    def replay(self, number: int, folder: Path, ranks: int) -> None:
-        """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>."""
+    def replay(self, number: int, folder: Path, ranks: int, wide: bool) -> None:
+        """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: also
+        those in float64."""
         for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
+            if name == "wide" and not wide:
+                continue
             many = Trace.read(folder, name, ranks)
             if many is not None:
                 self.given = Given(precision)

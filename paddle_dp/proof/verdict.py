@@ -1,4 +1,4 @@
-"""The verdict on two sides: same or different, where, how small a fault would have shown, and what was left out."""
+"""The verdict on two sides: same, different or failed; where, how small a fault would have shown, what was left out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof.compare import K, Part
-from paddle_dp.proof.sides import Side
+from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Steps
 from paddle_dp.proof.trace_files import Key, Trace
 from paddle_dp.proof.where import Search, Where
 
-SAME, DIFFERENT, PROVES_NOTHING = 0, 1, 3  # exit statuses; 2 and 4: a side that did not run (proof.sides)
+# Exit statuses. FAILED is also that of a side that did not run at all, REFUSED of one that could not (proof.sides).
+SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
 
 
 @dataclass
@@ -34,19 +35,28 @@ class Verdict:
 
     @property
     def same(self) -> bool:
-        return self._alike and self.proves
+        return self.status == SAME
 
     @property
     def status(self) -> int:
         """The exit status of verify."""
         if not self._alike:
             return DIFFERENT
+        if self.failed is not None:
+            return FAILED
         return SAME if self.proves else PROVES_NOTHING
+
+    @property
+    def failed(self) -> str | None:
+        """Which side failed in float64, where the other one did not, and why; else None."""
+        if (self.one.failed is None) == (self.many.failed is None):
+            return None
+        one, many = "one process", f"{self.many.ranks} ranks"
+        who, other = (one, many) if self.many.failed is None else (many, one)
+        return f"in float64 {who} failed, and {other} did not: {self.one.failed or self.many.failed}"
 
     @cached_property
     def _alike(self) -> bool:
-        if (self.wide is None) and (self.one.failed is None) != (self.many.failed is None):
-            return False
         return (
             (self.wide is None or self.wide.same) and self.own.same and self.steps.same and not self._samples
         )
@@ -98,10 +108,17 @@ class Verdict:
         yield from self._lost()
         yield from self._not_finite()
         if not self._alike:
+            if self.failed is not None:
+                yield f"Not compared in float64: {self.failed}."
             yield from filter(None, (self.wide.amiss if self.wide else None, self.own.amiss))
             if self.where is not None:
                 yield f"Where: {self.where.sentence}."
             yield f"DIFFERENT: {ranks} ranks do not learn what one process learns."
+        elif self.failed is not None:
+            yield (
+                f"FAILED: {self.failed.rstrip('.')}. In {self.own.dtype} both learn the same, as far as its rounding "
+                "shows."
+            )
         elif not self.proves:
             yield self._nothing()
         else:
@@ -119,7 +136,7 @@ class Verdict:
         return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
 
     def _limits(self, ranks: int) -> Iterator[str]:
-        if self.wide is None:
+        if self.wide is None and self.failed is None:
             why = self.one.failed or self.many.failed or "it was not asked for"
             yield f"Not compared in float64: {why}. So rounding hides more than it would there."
         for part, name in ((self.wide, "float64"), (self.own, self.own.dtype)):

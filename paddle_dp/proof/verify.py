@@ -30,10 +30,12 @@ def verify(
 
     With `rehearse`, the training itself as well: an evaluation, a checkpoint, a second epoch, a resume.
 
-    0: the same. 1: different. 3: nothing was learned, so nothing is proven. Raises UsageError for fewer than 2 ranks or
-    1 step, RecipeError for a recipe with mistakes, JobError (exit status 4) when a side could not be run, or 2 where a
-    side refused the layout, or the machine has too little memory or disk: the ranks go first, so nothing is computed
-    for a layout that cannot be.
+    0: the same. 1: different. 3: nothing was learned, so nothing is proven. 4: one side failed in float64, and the
+    other did not.
+
+    Raises UsageError for fewer than 2 ranks or 1 step, RecipeError for a recipe with mistakes, JobError (exit status 4)
+    when a side could not be run, or 2 where a side refused the layout, or the machine has too little memory or disk:
+    the ranks go first, so nothing is computed for a layout that cannot be.
     """
     if ranks < 2 or steps < 1:
         raise UsageError(

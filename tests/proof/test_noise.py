@@ -54,9 +54,31 @@ def test_products_in_shares_round_each_share_s_gradient_as_ranks_do():
     assert np.linalg.norm(exact[0] - exact[1]) <= 1e-6 * np.linalg.norm(exact[0])
 
 
-@pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 4), ("bfloat16", 7)])
-def test_low_precision_is_given_more_runs(dtype, count):
-    assert len(list(noise.runs(dtype, 3))) == count
+def test_products_in_blocks_are_the_same_products():
+    """In exact arithmetic; rounded, they are another sum, of the inputs and of their gradients."""
+
+    def learned(parts):
+        model = net()
+        model.to(dtype="float64")
+        if parts:
+            noise.in_blocks(model, parts)
+        x = paddle.to_tensor(np.random.default_rng(0).normal(size=(7, 4)), stop_gradient=False)
+        model(x).square().sum().backward()
+        return [x.grad.numpy(), *(p.grad.numpy() for p in model.parameters() if p.grad is not None)]
+
+    for parts in (2, 3, 5):
+        pairs = list(zip(learned(0), learned(parts), strict=True))
+        assert len(pairs) > 5
+        assert all(np.abs(a - b).max() <= 1e-12 for a, b in pairs)
+        assert any((a != b).any() for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tensor", "count"),
+    [("float64", 1, 4), ("float32", 2, 4), ("bfloat16", 1, 7), ("bfloat16", 2, 9), ("float16", 3, 9)],
+)
+def test_low_precision_is_given_more_runs(dtype, tensor, count):
+    assert len(list(noise.runs(dtype, 3, tensor))) == count
 
 
 @pytest.mark.parametrize(

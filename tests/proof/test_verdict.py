@@ -33,7 +33,8 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
         "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {}, "beyond": {},
     }  # fmt: skip
     write_sheet(folder, "own", 0, shards, facts)
-    told = {"wide": None, "differences": list(differences), "axes": {"data": 1}, "memory": 0, "parameters": 3}
+    axes = {"data": 1, "tensor": 1}
+    told = {"wide": None, "differences": list(differences), "axes": axes, "memory": 0, "parameters": 3}
     (folder / "side.json").write_text(json.dumps(told))
     return Side(folder, 1)
 
@@ -79,6 +80,32 @@ def test_a_side_that_one_process_knows_nothing_of_is_not_compared(tmp_path):
     one, many = (side(tmp_path / name, 0.5) for name in ("one", "many"))
     with pytest.raises(ValueError, match="not among the sides"):
         compare_sides(one, many)
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "who"),
+    [(None, "OSError: no kernel", "1 ranks failed, and one process did not"),
+     ("OSError: no kernel", None, "one process failed, and 1 ranks did not")],
+)  # fmt: skip
+def test_a_side_that_failed_in_float64_alone_is_said_to_have_failed(tmp_path, one, many, who):
+    verdict = compared(tmp_path, 0.5)
+    verdict.one.failed, verdict.many.failed = one, many
+    assert (verdict.status, verdict.same) == (4, False)
+    assert verdict.sentences[-1].startswith(f"FAILED: in float64 {who}: OSError: no kernel. In float32 both")
+    assert not any("DIFFERENT" in said or "SAME" in said for said in verdict.sentences)
+
+
+def test_where_a_side_failed_what_differs_is_said_too(tmp_path):
+    verdict = compared(tmp_path, 0.6)
+    verdict.many.failed = "OSError: no kernel"
+    assert verdict.status == 1 and verdict.sentences[-1].startswith("DIFFERENT:")
+    assert "Not compared in float64: in float64 1 ranks failed, and one" in " ".join(verdict.sentences)
+
+
+def test_where_both_sides_fail_in_float64_the_rest_is_judged(tmp_path):
+    verdict = compared(tmp_path, 0.5)
+    verdict.one.failed = verdict.many.failed = "OSError: no kernel"
+    assert verdict.same and "Not compared in float64: OSError: no kernel." in " ".join(verdict.sentences)
 
 
 NAN = float("nan")

@@ -26,6 +26,15 @@ class Room : public phi::Allocation {
   ~Room() override { std::free(ptr()); }
 };
 
+// What a kernel gets for an input whose numbers it does not need: Paddle gives their memory up, on an NPU also where the
+// CPU's kernel asks for it. Whoever reads it after all gets NaN in every floating-point type.
+Holder given_up(const DenseTensor& tensor) {
+  size_t size = static_cast<size_t>(tensor.numel()) * sizeof(double);
+  auto room = std::make_shared<Room>(size);
+  std::memset(room->ptr(), 0xff, size);
+  return room;
+}
+
 void put(DenseTensor* tensor, const Holder& holder, size_t offset) {
   tensor->clear();
   tensor->ResetHolder(holder);
@@ -111,7 +120,12 @@ void Call::show(const DenseTensor* given, phi::DataType* made) {
       holder = nullptr;
     }
   }
-  if (narrow_ != phi::DataType::UNDEFINED && tensor->dtype() == narrow_) return widen(tensor, output);
+  bool is_lost = !output && holder && !holder->ptr() && tensor->numel() > 0;
+  if (narrow_ != phi::DataType::UNDEFINED && tensor->dtype() == narrow_) return widen(tensor, output, is_lost);
+  if (is_lost) {
+    lost_.push_back({tensor, holder, tensor->meta().offset, false});
+    return put(tensor, given_up(*tensor), 0);
+  }
   if (!holder || holder->place() != place_) return;
   auto& shown = shown_[holder.get()];
   if (!shown) shown = std::make_shared<Shown>(holder);
@@ -119,12 +133,13 @@ void Call::show(const DenseTensor* given, phi::DataType* made) {
   put(tensor, shown);
 }
 
-void Call::widen(DenseTensor* tensor, bool is_output) {
+void Call::widen(DenseTensor* tensor, bool is_output, bool is_lost) {
   Holder home = tensor->Holder();
   size_t offset = tensor->meta().offset;
   widened_.push_back({tensor, home, offset, is_output});
   set_type(tensor, phi::DataType::FLOAT32);
-  if (home && !home->ptr()) return;  // its numbers are not needed, and were given up: only its shape is read
+  if (is_lost) return put(tensor, given_up(*tensor), 0);
+  if (home && !home->ptr()) return;  // it has none
   if (!home) {
     if (tensor->numel() > 0) put(tensor, std::make_shared<Room>(static_cast<size_t>(tensor->numel()) * sizeof(float)), 0);
     return;
@@ -140,7 +155,7 @@ void Call::widen(DenseTensor* tensor, bool is_output) {
 }
 
 // Back to 16 bits. An input goes back to where it lies; an output is rounded into where it lay, or into new memory.
-void Call::narrow(const Widened& one) {
+void Call::narrow(const Elsewhere& one) {
   auto* tensor = one.tensor;
   if (tensor->dtype() != phi::DataType::FLOAT32 || !one.is_output) {
     if (one.home) put(tensor, one.home, one.offset);
@@ -171,6 +186,7 @@ void Call::use_master(DenseTensor* parameter, const DenseTensor* master) {
 
 void Call::take_back() {
   for (auto* tensor : tensors_) restore(tensor);
+  for (auto& one : lost_) put(one.tensor, one.home, one.offset);
   for (auto& one : widened_) narrow(one);
   for (auto* tensor : outputs_) {
     restore(tensor);

@@ -46,7 +46,7 @@ class Call {
   void flip(int bit);  // in the first element of the first output: a fault on request
 
  private:
-  struct Widened {  // a 16-bit tensor while it is shown in float32
+  struct Elsewhere {  // a tensor that is shown other memory than its own: a 16-bit one, in float32
     phi::DenseTensor* tensor;
     Holder home;  // where it lies; none when the kernel is to allocate it
     size_t offset;
@@ -54,8 +54,8 @@ class Call {
   };
 
   void show(const phi::DenseTensor* tensor, phi::DataType* made);
-  void widen(phi::DenseTensor* tensor, bool is_output);
-  void narrow(const Widened& one);
+  void widen(phi::DenseTensor* tensor, bool is_output, bool is_lost);
+  void narrow(const Elsewhere& one);
 
   Uncounted uncounted_;
   const phi::DeviceContext& device_;
@@ -66,7 +66,7 @@ class Call {
   std::map<phi::Allocation*, Holder> shown_;
   std::map<const void*, Holder> wide_;  // by where the 16 bits lie: two tensors that share memory go on sharing it
   std::vector<phi::DenseTensor*> tensors_, outputs_;
-  std::vector<Widened> widened_;
+  std::vector<Elsewhere> widened_, lost_;
 };
 
 }  // namespace sim
