@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 View = Callable[["Image"], Any]
+# Of Pillow's decoders these; some of the others run programs, or follow paths in the file.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -95,7 +97,8 @@ class Images:
             from PIL import Image
         except ImportError:
             raise InstallError("reading images needs Pillow: pip install pillow") from None
-        self._open = Image.open
+        Image.init()
+        self._image, self._formats = Image, [name for name in FORMATS if name in Image.OPEN]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -104,11 +107,21 @@ class Images:
         """Input float32 [3, size, size], target int64. Raises DataError with the path of a file that is no image."""
         path = self.files[index]
         try:
-            with self._open(path) as file:
+            with self._image.open(path, formats=self._formats) as file:  # reads the header only
+                self._check(file)
                 image = file.convert("RGB")
         except Exception as error:  # Pillow's decoders may raise anything for a damaged file
             raise DataError(f"{path} cannot be read as an image: {type(error).__name__}: {error}") from error
         return self._view(image), self.labels[index]
+
+    def _check(self, file: Image) -> None:
+        """Raises ValueError for an image of more pixels than Pillow takes without a warning, before it is decoded."""
+        width, height = file.size
+        if (largest := self._image.MAX_IMAGE_PIXELS) and width * height > largest:
+            raise ValueError(
+                f"its {width}x{height} pixels are more than {largest:,}. Make it smaller; or, if it is meant, raise "
+                "PIL.Image.MAX_IMAGE_PIXELS"
+            )
 
     def name_of(self, index: int) -> str:
         return str(self.files[index])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import one_of
+from paddle_dp.datasets._archive import unpacked
+from paddle_dp.datasets._arrays import Array, one_of
 from paddle_dp.datasets._paths import MissingDataError, given
-from paddle_dp.datasets._pickled import read_pickled
+from paddle_dp.datasets._pickled import LARGEST, read_pickled
 from paddle_dp.datasets._pictures import AugmentedPictures, Pictures
 from paddle_dp.errors import DataError
 from paddle_dp.units import Count, Probability
@@ -60,8 +59,8 @@ class Config:
             raise DataError(f"{self.path} is CIFAR-10, which has no coarse labels")
         (meta,) = _read(files, ["meta" if is_cifar100 else "batches.meta"], f"{label}_names")
         batches = list(_read(files, names, "data", f"{label}s"))
-        pixels = np.concatenate([np.asarray(batch["data"], np.uint8) for batch in batches])
-        labels = np.concatenate([np.asarray(batch[f"{label}s"], np.int64) for batch in batches])
+        pixels = np.concatenate([_array(batch, "data", np.uint8) for batch in batches])
+        labels = np.concatenate([_array(batch, f"{label}s", np.int64) for batch in batches])
         if pixels.shape != (len(labels), 3072):
             raise DataError(f"{self.path}: {len(labels)} labels and pictures of shape {list(pixels.shape)}")
         classes = tuple(map(str, meta[f"{label}_names"]))
@@ -73,22 +72,11 @@ class Config:
 def _files(path: Path) -> dict[str, bytes | Path]:
     """The files of the data set by name: paths, or contents if they are in an archive."""
     if path.is_file():
-        try:
-            with tarfile.open(path) as archive:
-                return {
-                    Path(member.name).name: _content(archive, member) for member in archive if member.isfile()
-                }
-        except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
-            raise DataError(f"{path} cannot be read as an archive: {error}") from error
+        return dict(unpacked(path, LARGEST))
     for folder in (path, *(path / name for name in _FOLDERS)):
         if (folder / "meta").is_file() or (folder / "batches.meta").is_file():
             return {file.name: file for file in folder.iterdir()}
     raise MissingDataError(f"dataset.path: {path} has no batches.meta and no meta in it; give {_WHAT}")
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = archive.extractfile(member)
-    return stream.read() if stream else b""
 
 
 def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> Iterable[dict[str, Any]]:
@@ -97,7 +85,20 @@ def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> I
         if name not in files:
             raise DataError(f"the data set has no file {name}; it has {', '.join(sorted(files))}")
         file = files[name]
-        content = read_pickled(file.read_bytes() if isinstance(file, Path) else file, name)
+        content = read_pickled(_bytes(file) if isinstance(file, Path) else file, name)
         if missing := [key for key in keys if key not in content]:
             raise DataError(f"{name} has no {missing[0]}; it has {', '.join(map(str, content))}")
         yield content
+
+
+def _bytes(file: Path) -> bytes:
+    """The file's content; of a larger one as much as shows that it is."""
+    with file.open("rb") as stream:
+        return stream.read(LARGEST + 1)
+
+
+def _array(batch: dict[str, Any], key: str, dtype: Any) -> Array:
+    try:
+        return np.asarray(batch[key], dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"the data set's {key} are not numbers of {np.dtype(dtype)}: {error}") from error

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from paddle_dp.datasets._arrays import Array, one_of
 from paddle_dp.datasets._images import Images, Views
+from paddle_dp.datasets._matlab import whole_numbers
 from paddle_dp.datasets._paths import given, inside
-from paddle_dp.errors import DataError, InstallError
+from paddle_dp.errors import DataError
 
 _PAGE = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
 _IDS = {"official": {"train": "trnid", "test": "tstid"}, "swapped": {"train": "tstid", "test": "trnid"}}
@@ -41,13 +40,4 @@ class Config(Views):
 
 def _column(root: Path, name: str, word: str) -> Array:
     """One list of numbers of a .mat file, int64 [n]."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise InstallError("reading flowers102's .mat files needs SciPy: pip install scipy") from None
-    path = inside(root, (name,), f"from {_PAGE}")
-    try:
-        numbers: Any = loadmat(path)[word]
-        return np.asarray(numbers).ravel().astype(np.int64)
-    except Exception as error:  # SciPy may raise anything for a damaged file
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    return whole_numbers(inside(root, (name,), f"from {_PAGE}"), word)

@@ -13,9 +13,15 @@ LENGTH, MASK = 100, 256
 @pytest.fixture
 def texts(tmp_path):
     """Two files of the letters a to z, over and over, of which one is held out."""
+    (tmp_path / "texts").mkdir()  # the cache is not among them
     for number in range(2):
-        (tmp_path / f"{number}.txt").write_text("abcdefghijklmnopqrstuvwxyz" * 1200)
-    return {"path": str(tmp_path), "cache": str(tmp_path / "cache"), "length": LENGTH, "held_out": 0.5}
+        (tmp_path / "texts" / f"{number}.txt").write_text("abcdefghijklmnopqrstuvwxyz" * 1200)
+    return {
+        "path": str(tmp_path / "texts"),
+        "cache": str(tmp_path / "cache"),
+        "length": LENGTH,
+        "held_out": 0.5,
+    }
 
 
 def read(data, seed=0, epoch=0):

@@ -1,0 +1,102 @@
+"""Lists of numbers from MATLAB's .mat files (level 5, as MATLAB and SciPy write), bounded before they are unpacked.
+
+Layout: «MAT-File Format», The MathWorks, chapter 1. SciPy's own reader ends the process on some damaged files of a few
+hundred bytes, and unpacks whatever a file says.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.datasets._arrays import Array
+from paddle_dp.errors import DataError
+
+LARGEST = 16 << 20  # bytes of a file, and of all that it unpacks to
+_MATRIX, _COMPRESSED = 14, 15
+_NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+_CLASSES = range(6, 16)  # of arrays: double, single, and integers of 8 to 64 bits
+_COMPLEX = 0x0800
+
+
+def whole_numbers(path: Path, name: str) -> Array:
+    """The array called `name` in a .mat file, as int64 [n]. Raises DataError, with the file's path, if it has none."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST >> 20} MB, and lists of numbers are not")
+        numbers = _find(content, name)
+    except (OSError, ValueError, struct.error, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not (np.abs(numbers.astype(np.float64)) < 2**53).all() or (numbers != np.rint(numbers)).any():
+        raise DataError(f"{path}: {name} holds other than whole numbers")
+    return numbers.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Element:
+    """A piece of data: its type, its bytes, and the order of bytes in a number ("<" or ">")."""
+
+    kind: int
+    data: bytes
+    order: str
+
+    def numbers(self) -> Array:
+        if self.kind not in _NUMBERS:
+            raise ValueError(f"type {self.kind} is none of numbers")
+        dtype = np.dtype(self.order + _NUMBERS[self.kind])
+        return np.frombuffer(self.data, dtype, count=len(self.data) // dtype.itemsize)
+
+
+def _find(content: bytes, name: str) -> Array:
+    order = {b"IM": "<", b"MI": ">"}.get(content[126:128])
+    if order is None:
+        raise ValueError("it is no MATLAB file of level 5 (save it with -v6 or -v7)")
+    known = []
+    for matrix in _matrices(content[128:], order):
+        flags, _, word, *values = _elements(matrix, order)
+        known.append(word.data.decode("latin-1"))
+        if known[-1] != name:
+            continue
+        kind = int(flags.numbers()[0])
+        if kind & 0xFF not in _CLASSES or kind & _COMPLEX or not values:
+            raise ValueError(f"{name} is not an array of real numbers")
+        return values[0].numbers()
+    raise ValueError(f"it holds no {name}, but {', '.join(known[:8]) or 'nothing'}")
+
+
+def _matrices(content: bytes, order: str) -> Iterator[bytes]:
+    """The arrays of a file, unpacked; no more than LARGEST bytes of them."""
+    left = LARGEST
+    for element in _elements(content, order):
+        if element.kind == _MATRIX:
+            yield element.data
+        elif element.kind == _COMPRESSED:
+            unpacked = zlib.decompressobj().decompress(element.data, left + 1)
+            left -= len(unpacked)
+            if left < 0:
+                raise ValueError(f"it unpacks to more than {LARGEST >> 20} MB, and lists of numbers do not")
+            yield from (inner.data for inner in _elements(unpacked, order) if inner.kind == _MATRIX)
+
+
+def _elements(data: bytes, order: str) -> Iterator[Any]:
+    """The pieces one after another: a tag of type and size, the bytes, and padding to 8 bytes."""
+    at = 0
+    while at + 8 <= len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, at)
+        start = at + 8
+        if kind >> 16:  # four bytes or fewer stand in the tag itself
+            kind, size, start = kind & 0xFFFF, kind >> 16, at + 4
+        if start + size > len(data) or (start == at + 4 and size > 4):
+            raise ValueError("it is cut short, or damaged")
+        yield _Element(kind, data[start : start + size], order)
+        at = at + 8 if start == at + 4 else start + size
+        if kind != _COMPRESSED:
+            at += -at % 8
