@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from paddle_dp.audit.events import Began, Ended, Journal
+from paddle_dp.launch import privately
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.processes import alive, die_with_parent
 from paddle_dp.launch.silence import import_paddle
@@ -38,6 +39,7 @@ def main() -> None:
     supervisor = int(os.environ["PADDLE_DP_JOB"].partition("-")[0])
     if not alive(supervisor):
         sys.exit(1)
+    privately.take()
     options: dict[str, Any] = json.loads(os.environ[VARIABLE])
     rank, ranks = (
         int(os.environ.get("PADDLE_TRAINER_ID", "0")),

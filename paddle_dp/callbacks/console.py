@@ -122,8 +122,14 @@ def terminal() -> TextIO | None:
     named = os.environ.get("PADDLE_DP_TTY")
     if named:
         try:
-            screen = open(named, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the training
-            return screen if screen.isatty() else None
+            file = os.open(
+                named, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
+            )  # a file is neither made nor emptied
         except OSError:
             return None
+        if not os.isatty(file):
+            os.close(file)
+            return None
+        os.set_blocking(file, True)
+        return open(file, "w", encoding="utf-8")  # stays open as long as the training
     return sys.stdout if sys.stdout.isatty() else None

@@ -17,6 +17,7 @@ from paddle_dp.launch import last_words, logs
 from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import meet, reserved_ports
+from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.restarts import Again, Outcome, decide
 from paddle_dp.launch.signals import Signals
@@ -109,11 +110,14 @@ def watched(
     with (
         reserved_ports() as ports,
         board_of(plan) as board,
+        for_launcher(
+            {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
+        ) as variables,
         (attempt / "launcher.log").open("wb") as log,
     ):
         process = Popen(
             command.words,
-            env={**ports, **command.variables, **(board.variables if board else {}), MARK: mark},
+            env=variables,
             stdin=DEVNULL,
             stdout=log,
             stderr=STDOUT,
@@ -127,7 +131,6 @@ def watched(
 
 def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     """Where to copy rank 0's output. On a terminal rank 0 draws itself, and this process writes nothing."""
-    variables.pop("PADDLE_DP_TTY", None)
     if plan.job.quiet:
         return None
     if sys.stdout.isatty() and not plan.job.node_rank:

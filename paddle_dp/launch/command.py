@@ -30,6 +30,7 @@ LEFTOVERS = (
 # more memory (2-core EPYC, Paddle 3.3.1). 32 MiB is the largest threshold that glibc takes on 64 bits; larger tensors
 # go back at once, as before.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
+OWN = ("PADDLE_DP_TTY",)  # what a job tells its ranks, and a job within it must not inherit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
     kept = {
         name: value
         for name, value in inherited.items()
-        if name.startswith("PADDLE_DP_") or not name.startswith(LEFTOVERS)
+        if name not in OWN and (name.startswith("PADDLE_DP_") or not name.startswith(LEFTOVERS))
     }
     kept |= settings(plan, kept)
     kept["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)

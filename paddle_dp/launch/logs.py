@@ -22,14 +22,14 @@ _NOISE = re.compile(
 def fresh(run: Path) -> Path:
     """Makes and returns `<run>/logs/attempt-001` (or the next number), readable by its owner only.
 
-    The launcher writes whole environments to it, with any secrets in them. Raises UsageError if the folder cannot be
-    made; then folders made on the way are removed.
+    What ranks print may be anybody's data. The run's folder is made so, too, if it is not there. Raises UsageError if
+    the folder cannot be made; then folders made on the way are removed.
     """
     made: list[Path] = []
     try:
         for folder in reversed([run / "logs", *(run / "logs").parents]):
             if not folder.exists():
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(0o700 if folder in (run, run / "logs") else 0o777, exist_ok=True)
                 made.append(folder)
         (run / "logs").chmod(0o700)
         return _next_attempt(run / "logs")

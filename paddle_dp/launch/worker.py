@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paddle_dp.errors import JobError, UsageError, did_you_mean
-from paddle_dp.launch import stacks
+from paddle_dp.launch import privately, stacks
 from paddle_dp.launch.command import Job, Plan, headline, settings
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
@@ -162,6 +162,7 @@ def _prepare_process(job: Job, supervised: bool) -> None:
     if supervised:
         if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
             sys.exit(1)  # the supervisor ended while this process started, before die_with_parent()
+        privately.take()
         return
     here = Machine.here()
     ranks, nodes = int(os.environ.get("PADDLE_LOCAL_SIZE", "1")), int(os.environ.get("PADDLE_NNODES", "1"))

@@ -17,10 +17,11 @@ SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 def claim(folder: Path, resume: str | None) -> Path | None:
     """Makes `folder` ready for a run and returns where an older run went, if there was one.
 
-    A new run never mixes with an old one: what stood in `folder` becomes `<folder>.1`, `.2`, … With `resume` it stays,
-    and unless that is a path ("newest", "best", a step are none), a run must be there. Until `release`, or the end of
-    this process, no other one can claim the folder. Raises UsageError when there is no run to resume, when the folder
-    cannot be made or written, and when it belongs to a job that is running.
+    A folder made here can be read by its owner only. A new run never mixes with an old one: what stood in `folder`
+    becomes `<folder>.1`, `.2`, … With `resume` it stays, and unless that is a path ("newest", "best", a step are none),
+    a run must be there. Until `release`, or the end of this process, no other one can claim the folder. Raises
+    UsageError when there is no run to resume, when the folder cannot be made or written, and when it belongs to a job
+    that is running.
     """
     older = any((folder / sign).exists() for sign in SIGNS)
     if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
@@ -32,7 +33,7 @@ def claim(folder: Path, resume: str | None) -> Path | None:
         if folder.is_dir():
             _lock(folder)
         moved = _move_aside(folder) if older and not resume else None
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         _lock(folder)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()

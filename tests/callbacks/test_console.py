@@ -251,7 +251,14 @@ def test_a_narrow_terminal_keeps_one_line(
 def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PADDLE_DP_TTY", str(tmp_path / "no/terminal"))
     assert terminal() is None
-    monkeypatch.setenv("PADDLE_DP_TTY", str(tmp_path / "a-file"))
+    for content in (None, "somebody's own"):  # left over from another job: neither made nor emptied
+        file = tmp_path / "a-file"
+        monkeypatch.setenv("PADDLE_DP_TTY", str(file))
+        if content:
+            file.write_text(content)
+        assert terminal() is None and (file.read_text() if file.exists() else None) == content
+    os.mkfifo(tmp_path / "a-pipe")
+    monkeypatch.setenv("PADDLE_DP_TTY", str(tmp_path / "a-pipe"))
     assert terminal() is None
     monkeypatch.delenv("PADDLE_DP_TTY")
     assert (terminal() is sys.stdout) == sys.stdout.isatty()

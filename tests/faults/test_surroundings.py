@@ -33,14 +33,17 @@ LEFTOVERS = {
     "PADDLE_NNODES": "2", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "4", "PADDLE_MASTER": "10.1.2.3:4",
     "PADDLE_TRAINER_ENDPOINTS": "10.1.2.3:1,10.1.2.4:2", "MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "1",
     "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_OPTIONS": '{"resume": "other"}',
+    "PADDLE_DP_TTY": "/dev/tty",
 }  # fmt: skip
+SECRET = "only for the ranks, " + "1234 5678"  # whole nowhere, not even here
 
 
 @pytest.fixture(scope="module")
 def attempts(tmp_path_factory):
     """A job of one rank, then one of two in the same folder, where others have left their variables: (folder, ends)."""
     out = tmp_path_factory.mktemp("attempts") / "shared"
-    words = {"output_dir": str(out), "extra": {"mine": 1}, "env": {**LEFTOVERS, "OMP_NUM_THREADS": "3"}}
+    left = {**LEFTOVERS, "OMP_NUM_THREADS": "3", "SECRET_TOKEN": SECRET}
+    words = {"output_dir": str(out), "extra": {"mine": 1}, "env": left}
     with supervisors(out.parent) as start:
         return out, {ranks: start("tell_environment", ranks=ranks, **words).finish() for ranks in (1, 2)}
 
@@ -64,10 +67,17 @@ def test_threads_and_options_reach_the_ranks(attempts):
 def test_logs_are_private_and_each_attempt_has_its_own(attempts):
     logs = sorted((attempts[0] / "logs").iterdir())
     assert [path.name for path in logs] == ["attempt-001", "attempt-002"]
+    assert stat.S_IMODE(attempts[0].stat().st_mode) == 0o700
     for attempt in logs:
         assert stat.S_IMODE(attempt.stat().st_mode) == 0o700
     assert "rank 0 of 2 says 3" in (logs[1] / "workerlog.0").read_text()
     assert "LAUNCH INFO" in (logs[1] / "launcher.log").read_text()
+
+
+def test_no_file_of_a_run_holds_the_environment(attempts):
+    files = [path for path in attempts[0].rglob("*") if path.is_file()]
+    assert any(path.name == "envlog.0" for path in files)  # Paddle's launcher has written what it had
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -48,7 +48,7 @@ def test_leftovers_of_other_jobs_are_dropped_and_ours_are_kept():
     inherited = {
         "PATH": "/bin", "PADDLE_NNODES": "2", "PADDLE_TRAINER_ENDPOINTS": "a:1,b:2", "MASTER_ADDR": "elsewhere",
         "MASTER_PORT": "1", "POD_IP": "1.2.3.4", "FLAGS_selected_gpus": "0", "FLAGS_benchmark": "1",
-        "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_MKL": "off",
+        "CUDA_VISIBLE_DEVICES": "", "PADDLE_DP_MKL": "off", "PADDLE_DP_TTY": "/dev/tty",
     }  # fmt: skip
     found = environment(plan(), inherited)
     assert found.keys() & inherited.keys() == {"PATH", "FLAGS_benchmark", "PADDLE_DP_MKL"}

@@ -20,6 +20,7 @@ def test_every_attempt_has_its_own_private_folder(tmp_path):
     first, second = fresh(tmp_path / "runs" / "x"), fresh(tmp_path / "runs" / "x")
     assert [first.name, second.name] == ["attempt-001", "attempt-002"]
     assert [mode(first), mode(first.parent)] == [0o700, 0o700]
+    assert mode(tmp_path / "runs/x") == 0o700
     (tmp_path / "runs/x/logs/attempt-041").mkdir()
     assert fresh(tmp_path / "runs" / "x").name == "attempt-042"
 

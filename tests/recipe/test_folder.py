@@ -14,7 +14,7 @@ from paddle_dp.recipe.folder import LOCK, claim, release
 
 def test_an_older_run_is_moved_aside_and_stays_at_a_resume(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert claim(folder, None) is None and folder.is_dir()
+    assert claim(folder, None) is None and folder.stat().st_mode & 0o777 == 0o700
     (folder / "metrics.jsonl").touch()
     assert claim(folder, "newest") is None and (folder / "metrics.jsonl").exists()
     assert claim(folder, None) == tmp_path / "run.1"

@@ -1,0 +1,56 @@
+"""Keeps a job's environment out of its logs: Paddle's launcher writes all variables that it has into three files.
+
+The launcher is given those that it, Python and Paddle's libraries read when they start. The others, whatever they are,
+wait in memory of the supervisor, from which each rank takes them before it does anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+VARIABLE = "PADDLE_DP_ENVIRONMENT"  # where a rank finds the rest
+# What is read when a process starts or a library is loaded, and which devices there are.
+KNOWN = re.compile(
+    r"""PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LANGUAGE|TZ|TMPDIR|PWD|VIRTUAL_ENV|CONDA_PREFIX|PORT_RANGE|.*_VISIBLE_DEVICES
+    |(LC_|LD_|PYTHON|XDG_|COVERAGE_|MALLOC_|GLIBC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|PADDLE_|FLAGS_|GLOG_|GLOO_|NCCL_|CUDA_
+    |NVIDIA_|CUSTOM_DEVICE_|XPU|BKCL_|ASCEND_|HCCL_|MLU_|CNCL_|SIM_).*""",
+    re.VERBOSE,
+)
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|AUTH|API_?KEY|ACCESS_?KEY|_(KEY|PASS|PWD)$", re.I)
+
+
+def in_the_open(name: str) -> bool:
+    """Whether the launcher may have, and so write down, a variable of this name."""
+    return bool(KNOWN.fullmatch(name)) and not SECRET.search(name)
+
+
+@contextmanager
+def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The variables to start Paddle's launcher with, within which its ranks can take the others.
+
+    All of them, on a system without memory that other processes can open (it is Linux's).
+    """
+    hidden = {name: value for name, value in variables.items() if not in_the_open(name)}
+    if not hidden or not hasattr(os, "memfd_create"):
+        yield dict(variables)
+        return
+    file = os.memfd_create("paddle_dp-environment")
+    try:
+        with open(file, "wb", closefd=False) as memory:
+            memory.write(json.dumps(hidden).encode())
+        path = f"/proc/{os.getpid()}/fd/{file}"
+        yield {**{n: v for n, v in variables.items() if n not in hidden}, VARIABLE: path}
+    finally:
+        os.close(file)
+
+
+def take() -> None:
+    """Gives this process, a rank, the variables that its launcher did not have; nothing where there are none."""
+    path = os.environ.pop(VARIABLE, None)
+    if path is not None:
+        with open(path, "rb") as memory:
+            os.environ.update(json.loads(memory.read()))
