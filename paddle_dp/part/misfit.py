@@ -26,11 +26,11 @@ METHODS = {
     "strategies": ("place",),
 }
 # Where Paddle's own functions that make a part, or are one, stand; its others load files, start processes …
-OF_PADDLE = {
-    "models": ("paddle.vision.models",),
-    "losses": ("paddle.nn.functional", "paddle.incubate.nn.functional", "paddle.tensor"),
-    "blocks": ("paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional"),
-}
+_OPERATIONS = (
+    "paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional",
+    "paddle.base.dygraph.generated_tensor_methods_patch",  # gelu, tanh, abs … are made there when Paddle is imported
+)  # fmt: skip
+OF_PADDLE = {"models": ("paddle.vision.models",), "losses": _OPERATIONS, "blocks": _OPERATIONS}
 
 
 def misfit(called: Any, shelf: str) -> str | None:
@@ -49,7 +49,7 @@ def misfit(called: Any, shelf: str) -> str | None:
         return "is a function in C, whose settings cannot be checked"
     of_paddle = module.partition(".")[0] == "paddle" and isfunction(called)
     if of_paddle and not module.startswith(OF_PADDLE.get(shelf, ())):
-        made = " or ".join(OF_PADDLE.get(shelf, ()))
+        made = " or ".join(OF_PADDLE.get(shelf, ())[:3])
         return (
             f"is a function of Paddle's {module}{f'; parts are in {made}' if made else ', which makes none'}"
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import Optimizer
 
-from paddle_dp.data.fingerprint import RANDOM, SECONDS, UNREAD, fingerprint
+from paddle_dp.data.fingerprint import RANDOM, UNREAD, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
@@ -105,8 +105,7 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     compare({f"samples in the {split} data": None if dataset is None else len(dataset)}, mesh, SAME_DATA)
     if dataset is None:
         return {}
-    seconds = SECONDS if split == "training" else SECONDS / 4
-    mine = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds, seconds)
+    mine = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")  # a slow disk may take longer than a collective waits
     tables = mesh.gather(mine) if mesh.ranks > 1 else [mine]
     shared = [key for key in mine if all(key in table for table in tables)]

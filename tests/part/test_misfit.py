@@ -86,6 +86,7 @@ def test_a_class_of_another_kind_is_refused(shelf: str) -> None:
         ("datasets", paddle.vision.datasets.MNIST),
         ("blocks", paddle.flatten),
         ("blocks", functional.relu),
+        ("blocks", functional.gelu),
         ("blocks", paddle.nn.Flatten),
     ],
 )
