@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.digest import TensorSum, digests_of, sum_of, whole_sums
 from paddle_dp.checkpoint.manifest import (
     STATE,
     Manifest,
@@ -109,6 +110,17 @@ class Checkpoint:
         for number, part in takes:
             result[part.inside(target)] = self._part(shards[number], part)
         return result
+
+    def digests(self) -> dict[str, str] | None:
+        """The digest of the model's tensors, and that of the optimizer's, from the sums they were saved with, which do
+        not depend on the layout; None if an older version saved without."""
+        sums = whole_sums(shard for shards in self._shards.values() for shard in shards)
+        return None if sums is None else digests_of(sums)
+
+    def computed_digests(self) -> dict[str, str]:
+        """The same, from the tensors' bits, all of which are read."""
+        sums = {n: TensorSum(self.dtype(n), self.shape(n), sum_of(self.read(n))) for n in self.names}
+        return digests_of(sums)
 
     def first_nan(self) -> str | None:
         """The first tensor of the model or of the optimizer that holds NaN, or None."""

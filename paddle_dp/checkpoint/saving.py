@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.digest import shard_sum
 from paddle_dp.checkpoint.disk import Digest, flush_folder, write
 from paddle_dp.checkpoint.folder import place
 from paddle_dp.checkpoint.manifest import STATE, Checks, Manifest, index_name, step_name, tensors_name
@@ -84,6 +85,8 @@ def _begin(final: Path) -> str:
 
 def _write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[int]]:
     shards, index = index_of(snapshot.tensors.values())
+    for key, shard in shards.items():
+        index[key]["sum"] = f"{shard_sum(shard):016x}"
     own = json_codec.encode({"pieces": index, "own": snapshot.own}, "own")
     digests = {
         index_name(rank): write(partial / index_name(rank), [own]),

@@ -143,7 +143,8 @@ class TensorShard:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One saved shard: its box of the tensor, and its key in the file of a rank."""
+    """One saved shard: its box of the tensor, and its key in the file of a rank. `sum`: its part of the tensor's sum
+    (checkpoint.digest); None if an older version saved it."""
 
     rank: int
     key: str
@@ -151,6 +152,7 @@ class ShardInfo:
     dtype: str
     global_shape: tuple[int, ...]
     box: Box
+    sum: int | None = None
 
 
 def index_of(shards: Iterable[TensorShard]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
@@ -188,7 +190,8 @@ def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
         raise ValueError(f"{key} has an impossible shard")
     if value["dtype"] not in DTYPES:
         raise ValueError(f"{key} is of an unknown dtype {value['dtype']}")
-    return ShardInfo(rank, key, str(value["name"]), value["dtype"], shape, Box(offset, size))
+    total = int(value["sum"], 16) if "sum" in value else None
+    return ShardInfo(rank, key, str(value["name"]), value["dtype"], shape, Box(offset, size), total)
 
 
 def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:

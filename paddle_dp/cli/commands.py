@@ -169,6 +169,34 @@ def audit(
     raise typer.Exit(audit(script, context.args, options))
 
 
+def certificate(
+    run: RunFolder,
+    replay: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Train N intervals between checkpoints again.")
+    ] = 0,
+    step: Annotated[
+        int | None, typer.Option(metavar="STEP", min=1, help="Train again up to this update.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="No more updates of an interval than K.")
+    ] = None,
+) -> None:
+    """Show how a run came about, check its checkpoints against it, and train parts of it again on one process.
+
+    The certificate names the data, the versions, every attempt with its number of ranks, and a digest of the weights at
+    each checkpoint, the same in any layout. An interval is trained from the checkpoint before it; losses and weights
+    are compared with what the run recorded, in units of what rounding does to one process (docs/proof.md).
+
+    Exit status: 0 all as certified; 1 something is not; 2 something to type differently.
+    """
+    from paddle_dp.launch.silence import import_paddle
+
+    import_paddle()
+    from paddle_dp.proof import certified
+
+    raise typer.Exit(certified.certificate(run, replay, step, steps))
+
+
 def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint's.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
@@ -325,7 +353,20 @@ def _run(job: Job) -> NoReturn:
 
 
 # In the order of --help.
-VERBS = (train, evaluate, verify, audit, merge, generate, export, dashboard, parts, check, schema)
+VERBS = (
+    train,
+    evaluate,
+    verify,
+    audit,
+    certificate,
+    merge,
+    generate,
+    export,
+    dashboard,
+    parts,
+    check,
+    schema,
+)
 
 app = typer.Typer(
     name="paddle-dp",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -16,12 +18,17 @@ RESOLVED = "recipe.yaml"  # its name in a run's folder
 
 def recipe_text(recipe: Recipe) -> str:
     """The recipe as YAML, which read_recipe reads as exactly this recipe."""
+    return yaml_text(recipe.model_dump(mode="json"))
+
+
+def yaml_text(content: Mapping[str, Any]) -> str:
+    """A resolved recipe's content, as a checkpoint keeps it, as YAML."""
     writer = YAML(typ="safe", pure=True)
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.default_flow_style = None
     writer.width = 10_000  # no wrapped lines
     text = io.StringIO()
-    writer.dump(recipe.model_dump(mode="json"), text)
+    writer.dump(dict(content), text)
     return text.getvalue()
 
 

@@ -20,6 +20,7 @@ from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.given_optimizer import check_within
 from paddle_dp.train import consistency, same_run
+from paddle_dp.train.certificate import CertificateWriter
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Setup
@@ -134,7 +135,7 @@ class Assembly:
         trainer = kind(
             self._placed(task),
             self.train_loader,
-            self.setup.callbacks(run),
+            [*self.setup.callbacks(run), CertificateWriter(run)],
             run=run,
             check_every=self.setup.strategy.config.check_every,
         )

@@ -181,6 +181,14 @@ def _data(kept: Mapping[str, Any], now: Identity) -> list[Change]:
     return found
 
 
+def data_changes(kept: Mapping[str, Any], now: Identity) -> list[Change]:
+    """What is known to differ from the training data `kept` by a checkpoint or a certificate; [] for none."""
+    before, after = kept["train"]["samples"], now.data["train"]["samples"]
+    if before != after:
+        return [Change("samples in the data set", before, after, NEVER)]
+    return [change for change in _data(kept, now) if change.verdict == REFUSED]
+
+
 def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup) -> Iterator[Change]:
     """The facts that differ."""
     facts, kept = now.state()["facts"], (saved.get("identity") or {}).get("facts")

@@ -1,0 +1,124 @@
+"""Digests of tensors that do not depend on how they are split: each rank's parts add up to the whole's.
+
+An element with the bits b (as unsigned numbers of 32 bits at most) at the position (i, j, …) of the whole tensor counts
+as b · k0(i) · k1(j) · … modulo 2^64, with odd factors drawn from the positions; a tensor's sum is that over its
+elements, and a shard's over its own. So shards of any layout, added, give the sum of the whole tensor, and nothing is
+gathered but a number a shard. It is a multilinear hash (Carter and Wegman 1979): a change of a single element always
+changes the sum, any other change by accident goes unseen once in some 2^32 times. It is no signature: who wants to can
+make two tensors alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from paddle_dp.checkpoint.shards import Box, ShardInfo, TensorShard
+
+MODULUS = 2**64
+_BLOCK = 2**17  # elements at a time: they stay in the processor's cache
+_COLUMNS = 2**14
+_WORD = np.uint64
+Words = np.ndarray
+
+
+@dataclass(frozen=True)
+class TensorSum:
+    """What identifies a whole tensor's content: its type, shape and sum."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sum: int
+
+
+def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
+    """The sum of a shard that starts at `offset` (default: 0 in every dim) of its tensor."""
+    if array.size == 0:
+        return 0
+    bits = _bits(array)
+    first, *others = (*(tuple(offset) or (0,) * array.ndim), 0)
+    after = [_factors(dim, start, bits.shape[dim]) for dim, start in enumerate(others, start=1)]
+    step, total = max(1, _BLOCK // math.prod(bits.shape[1:])), 0
+    for at in range(0, len(bits), step):
+        block = bits[at : at + step]
+        total += _sum(block, [_factors(0, first + at, len(block)), *after])
+    return total % MODULUS
+
+
+def _sum(bits: Words, factors: list[Words]) -> int:
+    """As a matrix: its rows times the factors of the trailing dims, then of the leading ones."""
+    split = _split(bits.shape)
+    outer, inner = _product(factors[:split]), _product(factors[split:])
+    found = np.einsum("ij,j->i", bits.reshape(len(outer), len(inner)), inner) * outer
+    return int(found.sum(dtype=_WORD))
+
+
+def shard_sum(shard: TensorShard) -> int:
+    """The part of its tensor's sum that is a shard's."""
+    return sum_of(shard.array, shard.offset)
+
+
+def whole_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum] | None:
+    """The tensors' sums, from those that their shards were saved with; None if an older version saved any without.
+
+    A box that several ranks have saved counts once.
+    """
+    found: dict[str, TensorSum] = {}
+    seen: set[tuple[str, Box]] = set()
+    for shard in shards:
+        if shard.sum is None:
+            return None
+        if (shard.name, shard.box) in seen:
+            continue
+        seen.add((shard.name, shard.box))
+        before = found[shard.name].sum if shard.name in found else 0
+        found[shard.name] = TensorSum(shard.dtype, shard.global_shape, (before + shard.sum) % MODULUS)
+    return found
+
+
+def digest(tensors: Mapping[str, TensorSum]) -> str:
+    """32 hexadecimal digits for a set of tensors, by their names, types, shapes and sums."""
+    lines = [f"{name} {t.dtype} {list(t.shape)} {t.sum:016x}" for name, t in sorted(tensors.items())]
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def digests_of(tensors: Mapping[str, TensorSum]) -> dict[str, str]:
+    """The digest of a checkpoint's "model" and that of its "optimizer", each where it has any."""
+    words = ("model", "optimizer")
+    parts = {word: {n: t for n, t in tensors.items() if n.startswith(f"{word}/")} for word in words}
+    return {word: digest(part) for word, part in parts.items() if part}
+
+
+def _bits(array: np.ndarray) -> Words:
+    """The elements' bits, with one dim more: two words for elements of 64 bits, else one."""
+    array = np.ascontiguousarray(array)
+    size = array.dtype.itemsize
+    kind = np.dtype(f"<u{min(size, 4)}")
+    return array.reshape(-1).view(kind).reshape(*array.shape, max(1, size // 4))
+
+
+def _split(shape: tuple[int, ...]) -> int:
+    """How many leading dims are the matrix's rows: the last dim is always its columns, others while they stay short."""
+    split = max(0, len(shape) - 2)
+    while split and math.prod(shape[split - 1 :]) <= _COLUMNS:
+        split -= 1
+    return split
+
+
+def _factors(dim: int, start: int, length: int) -> Words:
+    """Odd factors of the positions start, start + 1, … along a dim: splitmix64 of (dim, position)."""
+    seed = (0x9E3779B97F4A7C15 * (start + 1 + (dim << 48))) % MODULUS
+    z = _WORD(seed) + np.arange(length, dtype=_WORD) * _WORD(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> _WORD(30))) * _WORD(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> _WORD(27))) * _WORD(0x94D049BB133111EB)
+    return np.asarray((z ^ (z >> _WORD(31))) | _WORD(1))
+
+
+def _product(factors: list[Words]) -> Words:
+    """The products of the factors of several dims, in the order of their elements."""
+    return reduce(lambda a, b: (a[:, None] * b[None, :]).reshape(-1), factors, np.ones(1, _WORD))

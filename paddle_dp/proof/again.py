@@ -1,0 +1,187 @@
+"""Trains an interval of a run again on one process, and says how far that is from what the run recorded.
+
+As in a proof (proof.compare), what rounding may do is measured, not chosen: where a number is not the recorded one bit
+for bit, the interval is trained again with changes of the size of rounding (proof.noise), and the distance is judged in
+units of the largest that those make.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.batch import Batch
+from paddle_dp.checkpoint import TensorShard, load
+from paddle_dp.data import Loader
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.proof import noise
+from paddle_dp.proof.compare import EPS, NO_GRADIENT, ratio
+from paddle_dp.recipe import Recipe
+from paddle_dp.train import Callback, Moment
+from paddle_dp.train.build import build
+from paddle_dp.train.certificate import model_digest
+from paddle_dp.train.same_run import data_changes
+from paddle_dp.train.state import model_shards
+from paddle_dp.train.trainer import Trainer
+from paddle_dp.units import Length
+
+RESULT = "again.json"
+Arrays = dict[str, np.ndarray]
+
+
+class Losses(Callback):
+    """The loss and the gradient norm of each update."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def step(self, moment: Moment) -> None:
+        self.rows[moment.progress.step] = {w: moment.numbers[w] for w in ("loss", "gradient_norm")}
+
+
+@dataclass
+class Seen:
+    """One training of the interval: its losses by step, and the weights after it."""
+
+    rows: dict[int, dict[str, float]]
+    digest: str
+    weights: Arrays = field(repr=False)
+
+
+@dataclass
+class Drift:
+    """The largest distance of the runs with noise from the plain one: of the loss by step, and of all weights."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    weights: float = 0.0
+
+    def fold(self, plain: Seen, noisy: Seen) -> None:
+        for step, row in noisy.rows.items():
+            apart = abs(row["loss"] - plain.rows[step]["loss"])
+            self.losses[step] = max(self.losses.get(step, 0.0), apart)
+        self.weights = max(self.weights, distance(plain.weights, noisy.weights))
+
+
+def again(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Entry point of one process. Writes to options["out"] what `Interval` compares.
+
+    Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", those that the run
+    recorded, by step; "digest" and "saved", of the weights that it had after "to" and the checkpoint that holds them,
+    each None where there is none; "data", what the run has read of its data sets; "ranks", how many there were.
+    """
+    mesh = join(recipe.train.seed, recipe.train.device)
+    if mesh.ranks != 1:
+        raise UsageError("an interval is trained again by one process.")
+    interval = Again(recipe, options, mesh)
+    Path(options["out"], RESULT).write_text(json.dumps(interval.compared()))
+
+
+class Again:
+    """The interval that `options` describe, trained as often as is needed to judge it."""
+
+    def __init__(self, recipe: Recipe, options: Mapping[str, Any], mesh: Mesh):
+        self.recipe, self.options, self.mesh = recipe, options, mesh
+        self.to, self.dtype = int(options["to"]), recipe.train.precision.dtype
+        self.told = {int(step): float(loss) for step, loss in options["losses"].items()}
+        self.before: Arrays = {}
+
+    def compared(self) -> dict[str, Any]:
+        """{"losses": [[step, recorded, here, drift], …], "bits", "weights": [apart, drift, moved], "digest"}."""
+        plain = self._train(None)
+        saved = None if self.options["saved"] is None else _saved(Path(self.options["saved"]))
+        equal = {step: plain.rows[step]["loss"] == loss for step, loss in self.told.items()}
+        bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
+        drift = Drift()
+        if bits is False or not all(equal.values()):
+            for kind in noise.runs(self.dtype, int(self.options["ranks"])):
+                if kind.long:
+                    drift.fold(plain, self._train(kind))
+        worst, losses = 0.0, []
+        for step, loss in sorted(self.told.items()):
+            here = plain.rows[step]["loss"]
+            worst = max(worst, drift.losses.get(step, 0.0), _eps(self.dtype) * abs(here))
+            losses.append([step, loss, here, worst])
+        weights = None
+        if saved is not None:
+            floor = max(drift.weights, _eps(self.dtype) * norm(plain.weights))
+            weights = [distance(plain.weights, saved), floor, distance(plain.weights, self.before)]
+        return {"losses": losses, "bits": bits, "digest": plain.digest, "weights": weights}
+
+    def _train(self, kind: noise.Noise | None) -> Seen:
+        gc.collect()  # a learner refers to itself: only the collector frees the last one
+        trainer = build(self.recipe, self.mesh, self.options["start"])
+        if kind is None:
+            self._check(trainer)
+            self.before = _arrays(model_shards(trainer.learner))
+        else:
+            kind.model(trainer.learner.model)
+            if kind.order is not None:
+                _permute(trainer.loader, kind)
+        losses = Losses()
+        trainer.add(losses)
+        trainer.fit(Length(self.to, "steps"))
+        return Seen(losses.rows, model_digest(trainer.learner), _arrays(model_shards(trainer.learner)))
+
+    def _check(self, trainer: Trainer) -> None:
+        """Raises UsageError where the data are not those of the run."""
+        assert trainer.run.identity is not None, "it was assembled from a recipe"
+        if changes := data_changes(self.options["data"], trainer.run.identity):
+            raise UsageError(f"the run cannot be trained again: {'; '.join(map(str, changes))}.")
+
+
+def _permute(loader: Loader, kind: noise.Noise) -> None:
+    read = loader.read
+
+    def permuted(epoch: int, start: int = 0) -> Iterator[Batch]:
+        assert kind.order is not None, "asked before"
+        for batch in read(epoch, start):
+            yield noise.permute(batch, kind.order)
+
+    loader.read = permuted  # type: ignore[method-assign]
+
+
+def _saved(checkpoint: Path) -> Arrays:
+    """The model's tensors of a checkpoint."""
+    found = load(checkpoint)
+    names = [name for name in found.names if name.startswith("model/")]
+    return {name: _wide(found.read(name), found.dtype(name)) for name in names}
+
+
+def _arrays(shards: Mapping[str, TensorShard]) -> Arrays:
+    return {shard.name: _wide(shard.array, shard.dtype) for shard in shards.values()}
+
+
+def _wide(array: np.ndarray, dtype: str) -> np.ndarray:
+    """In float64; bfloat16 comes as its bits."""
+    if dtype == "bfloat16":
+        array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray(array, "float64")
+
+
+def distance(one: Arrays, other: Arrays) -> float:
+    """The 2-norm of the difference of all tensors; infinite if they are not the same ones, or not finite."""
+    if {n: a.shape for n, a in one.items()} != {n: a.shape for n, a in other.items()}:
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        total = sum(float(np.square(np.where(one[n] == other[n], 0, one[n] - other[n])).sum()) for n in one)
+    return total**0.5 if np.isfinite(total) else float("inf")
+
+
+def norm(arrays: Arrays) -> float:
+    return float(sum(float(np.square(array).sum()) for array in arrays.values()) ** 0.5)
+
+
+def _eps(dtype: str) -> float:
+    return min(EPS[dtype], EPS["float32"])
+
+
+def judged(apart: float, drift: float, size: float) -> float | None:
+    """The distance in units of the drift; None where one process strays so far from itself that nothing is proven."""
+    return None if drift >= NO_GRADIENT * size and apart else ratio(apart, drift)

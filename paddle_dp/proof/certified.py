@@ -1,0 +1,281 @@
+"""`paddle-dp certificate RUN`: shows a run's certificate, checks it against the folder, and trains intervals again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.checkpoint import UnusableError, checkpoints, load, step_of
+from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.scratch import scratch_folder
+from paddle_dp.proof.again import RESULT, judged
+from paddle_dp.proof.compare import K
+from paddle_dp.proof.sides import run_alone
+from paddle_dp.recipe.write import yaml_text
+from paddle_dp.train import certificate as certificates
+from paddle_dp.train.certificate import Content
+
+GOOD, BAD = 0, 1
+ENTRY_POINT = "paddle_dp.proof.again:again"
+ALONE = ("strategy.use=single", "callbacks=[]", "train.max_time=null")
+
+
+def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int | None = None) -> int:
+    """Prints the certificate of a run and what is found in its folder; then trains `replay` intervals again, or the one
+    that ends with update `step`. Returns 0, or 1 where anything is not as certified.
+
+    `steps`: no more updates of an interval than that. Raises UsageError without a certificate, or if nothing can be
+    trained again; JobError if the process that does it fails.
+    """
+    content = _read(run)
+    print("\n".join(told(content, run)))
+    found = [*checked(content, run)]
+    print("\n".join(f"  {'ok ' if good else 'NO '} {line}" for good, line in found))
+    good = all(good for good, _ in found)
+    wanted = (
+        [interval_to(content, run, step)] if step is not None else chosen(intervals(content, run), replay)
+    )
+    for interval in wanted:
+        same = train_again(interval.cut(steps), content, run)
+        good = good and same
+    if not wanted:
+        print(f"any step again, on one process: {content['replay']}")
+    return GOOD if good else BAD
+
+
+def _read(run: Path) -> Content:
+    try:
+        return certificates.read(run)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME. Versions before 0.1.0 "
+            "wrote none."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{run / certificates.NAME} cannot be used: it {error}.") from None
+
+
+def told(content: Content, run: Path) -> Iterator[str]:
+    """The certificate, to be read by a person."""
+    yield f"{content['name']}: {content['steps']} updates, in {run}"
+    for split, facts in content["data"].items():
+        yield f"  {split} data: {facts['samples']} samples, digest {facts['digest']}"
+    for number, attempt in enumerate(content["attempts"], start=1):
+        axes = " × ".join(f"{axis} {n}" for axis, n in attempt["layout"].items() if n > 1)
+        ranks = f"{attempt['ranks']} ranks ({axes})" if attempt["ranks"] > 1 else "1 process"
+        yield f"  attempt {number}: {attempt['begun']}, {ranks}, {attempt['device']} of {attempt['host']}"
+        yield "    " + ", ".join(f"{name} {version}" for name, version in attempt["versions"].items())
+        yield f"    recipe {attempt['recipe']}" + "".join(f"; {change}" for change in attempt["changes"])
+        if attempt["resumed"]:
+            yield f"    goes on from {attempt['resumed']}"
+        yield f"    step {attempt['from']}: weights {attempt['weights']}"
+        for saved in attempt["saved"]:
+            yield f"    step {saved['step']}: weights {saved.get('model')}, optimizer {saved.get('optimizer')}"
+        last = f"to step {attempt['to']} at least" if attempt["why"] is None else f"to step {attempt['to']}"
+        yield f"    {last}: {attempt['why'] or 'its end was not written: it was killed, or is at work'}"
+        yield from (f"    not as on one process: {difference}" for difference in attempt["differences"])
+
+
+def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
+    """What the folder holds, and whether it is as certified; every byte of its checkpoints is read."""
+    kept = certificates.saves(content)
+    folder = run / "checkpoints"
+    for path in checkpoints(folder):
+        step = step_of(path)
+        if step not in kept:
+            yield False, f"{path}: the certificate does not know it"
+            continue
+        try:
+            same = certificates.digests_are(load(path), kept[step])
+        except CheckpointError as error:
+            yield False, str(error)
+            continue
+        yield same, f"{path}: {'the bits are' if same else 'the bits are NOT'} those that were saved"
+    for before, after in zip(content["attempts"], content["attempts"][1:], strict=False):
+        if (saved := next((s for s in before["saved"] if s["step"] == after["from"]), None)) is not None:
+            same = saved.get("model") == after["weights"]
+            yield (
+                same,
+                f"step {after['from']}: {_sizes(before, after)} with {'the same' if same else 'OTHER'} weights",
+            )
+
+
+def _sizes(before: Content, after: Content) -> str:
+    one, other = (f"{a['ranks']} rank{'s' * (a['ranks'] > 1)}" for a in (before, after))
+    return f"{one} stopped, {other} went on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Updates `start` + 1 to `to`. `begin` and `end`: the checkpoints before and after them; None for none."""
+
+    start: int
+    to: int
+    begin: Path | None
+    end: Path | None
+    recipe: Mapping[str, Any] = field(repr=False)
+
+    def cut(self, steps: int | None) -> Interval:
+        """Its first `steps` updates."""
+        if steps is None or self.to - self.start <= steps:
+            return self
+        return Interval(
+            start=self.start, to=self.start + steps, begin=self.begin, end=None, recipe=self.recipe
+        )
+
+
+def intervals(content: Content, run: Path) -> list[Interval]:
+    """From the beginning, and from each checkpoint that is there, to the next one. Raises UsageError for none."""
+    places = _places(content, run)
+    found = [
+        Interval(start=a, to=b, begin=places[a], end=places[b], recipe=_recipe(places[b]))
+        for a, b in zip(places, [*places][1:], strict=False)
+    ]
+    if not found:
+        raise UsageError(f"{run} cannot be trained again: there is no checkpoint to compare with.")
+    return found
+
+
+def interval_to(content: Content, run: Path, step: int) -> Interval:
+    """From the newest checkpoint before an update, or from the beginning, to that update."""
+    places = _places(content, run)
+    try:
+        certificates.attempt_of(content, step)
+        start = max(place for place in places if place < step)
+    except (KeyError, ValueError):
+        raise UsageError(
+            f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
+            + (f", and the first checkpoint is of step {min(places)}." if places and min(places) else ".")
+        ) from None
+    later = next((places[place] for place in places if place >= step), None)
+    recipe = _recipe(later if later is not None else places[start])
+    return Interval(start=start, to=step, begin=places[start], end=places.get(step), recipe=recipe)
+
+
+def _places(content: Content, run: Path) -> dict[int, Path | None]:
+    """The steps at which training can begin again, in order: 0, and those of the checkpoints that can be used."""
+    kept = certificates.saves(content)
+    first = content["attempts"][0]
+    found: dict[int, Path | None] = {} if first["resumed"] else {0: None}
+    for path in checkpoints(run / "checkpoints"):
+        try:
+            load(path)
+        except UnusableError:
+            continue
+        if step_of(path) in kept:
+            found[step_of(path)] = path
+    return dict(sorted(found.items()))
+
+
+def _recipe(checkpoint: Path | None) -> Mapping[str, Any]:
+    recipe = None if checkpoint is None else load(checkpoint, verify=False).state["recipe"]
+    if recipe is None:
+        raise UsageError(
+            "nothing can be trained again: only a recipe can, from a checkpoint that keeps it. A training that a "
+            "script describes is trained again by the script."
+        )
+    found: Mapping[str, Any] = recipe
+    return found
+
+
+def chosen(found: Sequence[Interval], count: int) -> list[Interval]:
+    """`count` of the intervals, evenly spread."""
+    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
+    return [found[place] for place in places]
+
+
+def train_again(interval: Interval, content: Content, run: Path) -> bool:
+    """Trains an interval on one process, prints how it compares, and returns whether it is the same."""
+    attempt = certificates.attempt_of(content, interval.to)
+    kept = certificates.saves(content).get(interval.to, {})
+    options = {
+        "start": None if interval.begin is None else str(interval.begin),
+        "saved": None if interval.end is None else str(interval.end),
+        "to": interval.to, "ranks": max(2, attempt["ranks"]), "data": content["data"], "digest": kept.get("model"),
+        "losses": {step: loss for step, loss in losses(run).items() if interval.start < step <= interval.to},
+    }  # fmt: skip
+    if not options["losses"] and options["digest"] is None:
+        raise UsageError(
+            f"nothing is known of steps {interval.start + 1} to {interval.to}: metrics.jsonl has no loss of them, and "
+            "no checkpoint was saved after them."
+        )
+    # Beside the run: a recipe finds the models of a folder above it.
+    recipe = run / f".again-{os.getpid()}.yaml"
+    with scratch_folder("paddle-dp-certificate-") as scratch:
+        try:
+            recipe.write_text(yaml_text(interval.recipe), "utf-8")
+            job = Job(
+                entry_point=ENTRY_POINT, recipe=recipe, overrides=ALONE, ranks=1, output_dir=scratch / "run",
+                quiet=True, extra={**options, "out": str(scratch)},
+            )  # fmt: skip
+            (scratch / "run").mkdir()
+            if status := run_alone(job):
+                raise UsageError(
+                    f"steps {interval.start + 1} to {interval.to} were not trained again: {status}"
+                )
+            result = json.loads((scratch / RESULT).read_text())
+        finally:
+            recipe.unlink(missing_ok=True)
+    same, lines = verdict(result)
+    print(
+        f"steps {interval.start + 1} to {interval.to}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
+        f"again on one process: {'the same' if same else 'DIFFERENT'}"
+    )
+    print("\n".join(f"  {line}" for line in lines), flush=True)
+    if not same:
+        print("\n".join(f"  the run itself says: {line}" for line in attempt["differences"]))
+    return same
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The losses that metrics.jsonl has, by step."""
+    path, found = run / "metrics.jsonl", {}
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(text)
+            if row["event"] == "step":
+                found[int(row["step"])] = float(row["loss"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def verdict(result: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Whether an interval is the same, and why. A distance is judged in units of the drift, as in a proof."""
+    lines, same = [], True
+    if result["bits"]:
+        lines.append(f"the weights are bit-equal: {result['digest']}")
+    elif result["weights"] is not None:
+        apart, drift, moved = result["weights"]
+        far = judged(apart, drift, moved)
+        same = far is None or far <= K
+        lines.append(f"weights {apart:.2e} apart, {_units(far)}; they moved by {moved:.2e}")
+    elif result["bits"] is False:
+        lines.append(
+            "the weights are not bit-equal, and the checkpoint with their numbers is not there any more"
+        )
+    rows = [
+        (step, there, judged(abs(there - here), drift, abs(here)))
+        for step, there, here, drift in result["losses"]
+    ]
+    if rows:
+        step, there, far = max(rows, key=lambda row: -1.0 if row[2] is None else row[2])
+        equal = sum(there == here for _, there, here, _ in result["losses"])
+        same = same and (far is None or far <= K)
+        lines.append(
+            f"{len(rows)} losses, {equal} of them bit-equal; the furthest: step {step}, {there:.6g}, {_units(far)}"
+        )
+    return same, lines
+
+
+def _units(far: float | None) -> str:
+    if far is None:
+        return "which proves nothing: after a change in the last place one process strays as far from itself"
+    return f"{far:.2g} times what rounding does (limit {K:g})"

@@ -1,0 +1,210 @@
+"""The certificate of a run: what it was made of, on how many ranks, and which weights each checkpoint holds.
+
+RUN/certificate.json is written by the main rank when a training begins, after each checkpoint and at the end; a resume
+goes on with it. `paddle-dp certificate RUN` reads it (proof.certified).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.checkpoint import Checkpoint, json_codec, load, step_of
+from paddle_dp.checkpoint.digest import TensorSum, digests_of, shard_sum
+from paddle_dp.checkpoint.disk import replace
+from paddle_dp.errors import CheckpointError
+from paddle_dp.parallel import Learner
+from paddle_dp.recipe import Recipe
+from paddle_dp.train.callback import Callback, Moment
+from paddle_dp.train.facts import Identity, recipe_facts
+from paddle_dp.train.run import Run
+from paddle_dp.train.state import model_shards
+
+NAME = "certificate.json"
+FORMAT = 1
+_BITS = 16  # bytes of a digest
+_UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device")  # they decide no number
+Content = dict[str, Any]
+
+
+class CertificateWriter(Callback):
+    """Keeps the certificate of `run`. Only the main rank writes; on a disk that cannot be written, training goes on."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.path = run.folder / NAME
+        self.content: Content = {}
+        self._warned = False
+
+    def start(self, moment: Moment) -> None:
+        weights = model_digest(moment.trainer.learner)
+        if not self.run.mesh.is_main or self.run.identity is None:
+            return
+        before = self._before()
+        identity, mesh = self.run.identity, self.run.mesh
+        attempt = {
+            "begun": _now(), "ended": None, "why": None,
+            "host": mesh.host, "device": mesh.device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
+            "versions": versions(identity), "recipe": recipe_digest(self.run.recipe, identity),
+            "from": moment.progress.step, "to": moment.progress.step,
+            "resumed": None if self.run.resumed is None else str(self.run.resumed.folder),
+            "changes": list(self.run.changes), "weights": weights, "saved": [], "differences": [],
+        }  # fmt: skip
+        self.content = {
+            "format": FORMAT, "name": self.run.name, "steps": moment.trainer.total_steps,
+            "data": data_digests(identity.data), "attempts": [*before.get("attempts", ()), attempt],
+            "replay": f"paddle-dp certificate {shlex.quote(str(self.run.folder))} --step STEP",
+        }  # fmt: skip
+        self._write()
+
+    def saved(self, moment: Moment, path: Path) -> None:
+        if not self.content:
+            return
+        step = step_of(path)
+        try:
+            digests = load(path, verify=False).digests() or {}
+        except CheckpointError:  # somebody has removed it just now
+            return
+        attempt = self._attempt
+        attempt["saved"] = [s for s in attempt["saved"] if s["step"] != step]
+        attempt["saved"].append({"step": step, "checkpoint": path.name, **digests})
+        attempt["to"] = max(attempt["to"], step)
+        self._write()
+
+    def end(self, moment: Moment) -> None:
+        stopped = moment.trainer.stopped
+        self._close(moment, f"stopped: {stopped}" if stopped else "done")
+
+    def failed(self, moment: Moment, error: BaseException) -> None:
+        self._close(moment, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+
+    def _close(self, moment: Moment, why: str) -> None:
+        if not self.content:
+            return
+        differences = [str(each) for each in moment.trainer.differences]
+        step = moment.progress.step
+        self._attempt.update(ended=_now(), why=why, to=step, differences=differences)
+        self._write()
+
+    @property
+    def _attempt(self) -> Content:
+        attempt: Content = self.content["attempts"][-1]
+        return attempt
+
+    def _before(self) -> Content:
+        """The certificate that this attempt goes on with: this folder's, or that of the run whose checkpoint it has."""
+        if self.run.resumed is None:
+            return {}
+        for folder in (self.run.folder, self.run.resumed.folder.parent.parent):
+            try:
+                return read(folder)
+            except (OSError, ValueError):
+                continue
+        return {}
+
+    def _write(self) -> None:
+        if not self.run.folder.is_dir():  # a training without any file
+            return
+        try:
+            replace(self.path, json_codec.encode({**self.content, "digest": own_digest(self.content)}, NAME))
+        except OSError as error:
+            if not self._warned:
+                print(f"{self.path} was not written: {error.strerror}.", file=sys.stderr, flush=True)
+            self._warned = True
+
+
+def read(folder: Path) -> Content:
+    """The certificate of the run in `folder`. Raises OSError where there is none, ValueError for one that is damaged,
+    or whose digest is not its own."""
+    content = json_codec.decode((Path(folder) / NAME).read_bytes())
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"is of another format than {FORMAT}")
+    if content.pop("digest", None) != own_digest(content):
+        raise ValueError("was changed after it was written: its digest is another one")
+    return content
+
+
+def model_digest(learner: Learner) -> str:
+    """The digest of the weights and buffers of all ranks together, the same in any layout. Collective."""
+    shards = model_shards(learner).values()
+    mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
+    found: dict[str, TensorSum] = {}
+    seen = set()
+    for name, dtype, shape, offset, part in (row for rows in learner.mesh.gather(mine) for row in rows):
+        if (name, tuple(offset)) not in seen:
+            seen.add((name, tuple(offset)))
+            before = found[name].sum if name in found else 0
+            found[name] = TensorSum(dtype, tuple(shape), (before + int(part)) % 2**64)
+    return digests_of(found).get("model", "")
+
+
+def recipe_digest(recipe: Recipe | None, identity: Identity) -> str:
+    """Of all settings that decide what is learned: the resolved recipe's, or of a script those of its objects."""
+    facts = identity.facts if recipe is None else recipe_facts(recipe)
+    return digest_of({key: value for key, value in facts.items() if not key.startswith(_UNUSED)})
+
+
+def data_digests(data: Mapping[str, Any]) -> Content:
+    """By split: the number of samples, what was read of them (data.fingerprint), a digest of what is always read."""
+    found = {}
+    for split, facts in data.items():
+        first = {key: text for key, text in facts["read"].items() if key.startswith("sample ")}
+        found[split] = {**facts, "digest": digest_of([facts["samples"], first])}
+    return found
+
+
+def versions(identity: Identity) -> dict[str, str]:
+    """Of what the numbers depend on."""
+    facts = identity.facts
+    names = ("paddle_dp", "paddle", "numpy")
+    return {name: str(facts.get(f"package {name}")) for name in names} | {"python": platform.python_version()}
+
+
+def saves(content: Content) -> dict[int, Content]:
+    """By step: what was saved, without what a later attempt has gone back behind."""
+    found: dict[int, Content] = {}
+    for attempt in content["attempts"]:
+        found = {step: one for step, one in found.items() if step <= attempt["from"]}
+        found |= {one["step"]: one for one in attempt["saved"]}
+    return found
+
+
+def attempt_of(content: Content, step: int) -> Content:
+    """The attempt whose update `step` is part of the run: the last that came so far and began before it.
+
+    Raises KeyError if the run has no such step.
+    """
+    for attempt in reversed(content["attempts"]):
+        if attempt["from"] < step <= attempt["to"]:
+            found: Content = attempt
+            return found
+        if step > attempt["from"]:
+            break
+    raise KeyError(step)
+
+
+def digest_of(value: Any) -> str:
+    """32 hexadecimal digits for plain JSON values."""
+    text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=_BITS).hexdigest()
+
+
+def own_digest(content: Content) -> str:
+    """Of the certificate itself: an accident is seen; who wants to forge one can."""
+    return digest_of(json.loads(json_codec.encode(content, NAME)))
+
+
+def digests_are(checkpoint: Checkpoint, told: Content) -> bool:
+    """Whether a checkpoint's bits are those that the certificate names."""
+    return all(told.get(word) == digest for word, digest in checkpoint.computed_digests().items())
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
