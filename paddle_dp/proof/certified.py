@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,14 +217,14 @@ def train_again(interval: Interval, content: Content, run: Path) -> bool:
                 quiet=True, extra={**options, "out": str(scratch)},
             )  # fmt: skip
             (scratch / "run").mkdir()
-            if status := run_alone(job):
+            if status := run_alone(job, attempt["variables"] if attempt["ranks"] == 1 else None):
                 raise UsageError(
                     f"steps {interval.start + 1} to {interval.to} were not trained again: {status}"
                 )
             result = json.loads((scratch / RESULT).read_text())
         finally:
             recipe.unlink(missing_ok=True)
-    same, lines = verdict(result)
+    same, lines = verdict(result, exact=attempt["ranks"] == 1 and attempt["host"] == socket.gethostname())
     print(
         f"steps {interval.start + 1} to {interval.to}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
         f"again on one process: {'the same' if same else 'DIFFERENT'}"
@@ -247,8 +248,9 @@ def losses(run: Path) -> dict[int, float]:
     return found
 
 
-def verdict(result: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Whether an interval is the same, and why. A distance is judged in units of the drift, as in a proof."""
+def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[str]]:
+    """Whether an interval is the same, and why. A distance is judged in units of the drift, as in a proof; with
+    `exact`, where one process of this machine has done it before, no bit may differ."""
     lines, same = [], True
     if result["bits"]:
         lines.append(f"the weights are bit-equal: {result['digest']}")
@@ -261,6 +263,9 @@ def verdict(result: Mapping[str, Any]) -> tuple[bool, list[str]]:
         lines.append(
             "the weights are not bit-equal, and the checkpoint with their numbers is not there any more"
         )
+    if exact and not (result["bits"] is not False and all(a == b for _, a, b, _ in result["losses"])):
+        same = False
+        lines.append("one process of this machine has done it before, so every bit should be the same")
     rows = [
         (step, there, judged(abs(there - here), drift, abs(here)))
         for step, there, here, drift in result["losses"]

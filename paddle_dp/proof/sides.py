@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,15 +140,18 @@ class Comparison:
         )  # fmt: skip
 
 
-def run_alone(job: Job) -> int:
-    """Runs a job of one rank in a new process: in this one Paddle's threads and settings are already fixed."""
+def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:
+    """Runs a job of one rank in a new process: in this one Paddle's threads and settings are already fixed.
+
+    `variables` are set in its environment, whatever this process's are.
+    """
     plan = plan_of(job, Machine.here())
     command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--entry-point", job.entry_point]
     command += [word for override in job.all_overrides for word in ("-o", override)]
-    variables = environment(plan, os.environ) | {MARK: f"{os.getpid()}-verify"}
+    inside = environment(plan, {**os.environ, **(variables or {})}) | {MARK: f"{os.getpid()}-verify"}
     done = subprocess.run(
         command,
-        env=variables,
+        env=inside,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shlex
 import sys
@@ -30,6 +31,7 @@ from paddle_dp.train.state import model_shards
 NAME = "certificate.json"
 FORMAT = 1
 _BITS = 16  # bytes of a digest
+VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # on which the bits depend: how products are summed
 _UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device")  # they decide no number
 Content = dict[str, Any]
 
@@ -52,6 +54,7 @@ class CertificateWriter(Callback):
         attempt = {
             "begun": _now(), "ended": None, "why": None,
             "host": mesh.host, "device": mesh.device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
+            "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
             "versions": versions(identity), "recipe": recipe_digest(self.run.recipe, identity),
             "from": moment.progress.step, "to": moment.progress.step,
             "resumed": None if self.run.resumed is None else str(self.run.resumed.folder),

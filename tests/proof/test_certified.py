@@ -1,0 +1,100 @@
+"""`paddle-dp certificate`: what it reads, what it trains again, and that it sees what is not as certified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.checkpoint import step_name
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job
+from paddle_dp.proof import certified
+from paddle_dp.proof.certified import Interval, certificate, chosen, verdict
+from tests.jobs import run_in_forks
+
+RECIPE = """
+model: {use: mlp}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: adamw}
+train: {length: 12 steps, batch: 64}
+callbacks: [{use: metrics, every: 1 step}, {use: checkpoint, every: 4 steps}]
+"""
+LOSSES = [[1, 2.5, 2.5, 1e-7], [2, 2.25, 2.25 + 5e-7, 1e-7]]
+
+
+@pytest.mark.parametrize(
+    ("result", "exact", "same"),
+    [
+        ({"bits": True, "weights": None, "losses": LOSSES[:1]}, True, True),
+        ({"bits": True, "weights": None, "losses": LOSSES}, True, False),
+        ({"bits": True, "weights": None, "losses": LOSSES}, False, True),
+        ({"bits": False, "weights": [7.9, 1.0, 100.0], "losses": []}, False, True),
+        ({"bits": False, "weights": [8.1, 1.0, 100.0], "losses": []}, False, False),
+        ({"bits": False, "weights": [7.9, 1.0, 100.0], "losses": []}, True, False),
+        ({"bits": None, "weights": None, "losses": [[3, 2.0, 2.01, 1e-3]]}, False, False),
+        (
+            {"bits": None, "weights": None, "losses": [[3, 2.0, 2.5, 1.0]]},
+            False,
+            True,
+        ),  # chaos proves nothing
+        ({"bits": False, "weights": [float("inf"), 1.0, 100.0], "losses": []}, False, False),
+    ],
+)
+def test_a_distance_is_judged_by_what_rounding_does(result, exact, same):
+    assert verdict({"digest": "d", **result}, exact)[0] is same
+
+
+def test_intervals_are_spread_evenly():
+    found = [Interval(start=n, to=n + 1, begin=None, end=None, recipe={}) for n in range(9)]
+    assert [each.start for each in chosen(found, 3)] == [0, 4, 8]
+    assert chosen(found, 0) == [] and chosen(found[:2], 3) == found[:2]
+    assert (found[0].cut(5), found[0].cut(None)) == (found[0], found[0])
+
+
+def test_a_folder_without_a_certificate_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="holds no certificate"):
+        certificate(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_run_of_several_sizes_is_trained_again(tmp_path, capsys, monkeypatch):
+    """2 ranks, then 1, then 3: each third of it is one process's; then something is not as certified, three times."""
+    monkeypatch.setattr(certified, "run_alone", lambda job, variables=None: run_in_forks(job))
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    for ranks, until, resume in ((2, 4, None), (1, 8, "newest"), (3, 12, "newest")):
+        words = (f"train.length={until} steps",)
+        assert (
+            run_in_forks(Job(recipe=recipe, overrides=words, ranks=ranks, output_dir=out, resume=resume)) == 0
+        )
+    assert certificate(out, replay=3) == 0
+    said = capsys.readouterr().out
+    assert said.count("again on one process: the same") == 3 and said.count("with the same weights") == 2
+    assert "steps 5 to 8, done on 1 rank, again on one process: the same\n  the weights are bit-equal" in said
+    assert certificate(out, step=6) == 0
+    assert "steps 5 to 6, done on 1 rank, again on one process: the same" in capsys.readouterr().out
+
+    metrics = (out / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in metrics.splitlines()]
+    for row in rows:
+        if row["step"] == 10 and row["event"] == "step":
+            row["loss"] *= 1.0001
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert certificate(out, step=10) == 1
+    assert "DIFFERENT" in capsys.readouterr().out
+    (out / "metrics.jsonl").write_text(metrics)
+
+    damaged = next((out / "checkpoints" / step_name(12)).glob("*.safetensors"))
+    flip_last_byte(damaged)
+    assert certificate(out) == 1
+    assert "its checksum is wrong" in capsys.readouterr().out
+
+
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))

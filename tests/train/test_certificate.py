@@ -1,0 +1,87 @@
+"""A run's certificate: every attempt with its ranks and its end, and weights by digests that no layout changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paddle_dp.checkpoint import load
+from paddle_dp.launch.command import Job
+from paddle_dp.train import certificate
+from paddle_dp.train.certificate import attempt_of, digests_are, read, saves
+from tests.jobs import run_in_forks
+
+RECIPE = """
+model: {use: gpt, vocab: 32, width: 32, depth: 2, heads: 2, length: 16}
+dataset: {use: random_tokens, vocab: 32, length: 16, samples: 64, test_samples: 8}
+loss: {use: cross_entropy}
+optimizer: {use: adamw}
+train: {length: 6 steps, batch: 8, micro_batches: 2}
+callbacks: [{use: metrics, every: 1 step}, {use: checkpoint, every: 2 steps, keep: 9}]
+"""
+TENSOR = "strategy={use: hybrid, tensor: 2}"
+LAYOUTS = {
+    1: (),
+    2: (TENSOR,),
+    4: ("strategy={use: hybrid, tensor: 2, sharding: 2, sharding_stage: 2}",),
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def train(recipe, out, ranks: int, *words: str, resume: str | None = None) -> dict[str, Any]:
+    job = Job(recipe=recipe, ranks=ranks, overrides=words, output_dir=out, resume=resume)
+    assert run_in_forks(job) == 0
+    return read(out)
+
+
+def test_a_resume_on_other_ranks_goes_on_with_it(recipe, tmp_path):
+    out = tmp_path / "run"
+    train(recipe, out, 1, "train.length=2 steps")
+    content = train(recipe, out, 2, TENSOR, resume="newest")
+    first, second = content["attempts"]
+    assert [first["ranks"], first["from"], first["to"], first["why"]] == [1, 0, 2, "done"]
+    assert [second["ranks"], second["layout"]["tensor"], second["from"], second["to"]] == [2, 2, 2, 6]
+    assert second["weights"] == first["saved"][0]["model"] != first["weights"]  # of one rank, and of two
+    assert second["resumed"].endswith("step-00000002") and second["changes"]
+    assert list(saves(content)) == [2, 4, 6] and attempt_of(content, 3) is second
+    assert digests_are(load(out / "checkpoints" / "step-00000006"), saves(content)[6])
+    assert not digests_are(load(out / "checkpoints" / "step-00000006"), saves(content)[4])
+
+
+@pytest.mark.long
+def test_every_layout_begins_with_the_same_weights(recipe, tmp_path):
+    found = {ranks: train(recipe, tmp_path / str(ranks), ranks, *words) for ranks, words in LAYOUTS.items()}
+    assert len({content["attempts"][0]["weights"] for content in found.values()}) == 1
+    for ranks, content in found.items():
+        for step, saved in saves(content).items():
+            assert digests_are(load(tmp_path / str(ranks) / "checkpoints" / f"step-{step:08d}"), saved)
+
+
+def attempt(begin: int, end: int, *steps: int) -> dict[str, Any]:
+    return {"from": begin, "to": end, "saved": [{"step": step, "by": begin} for step in steps]}
+
+
+def test_what_was_gone_back_behind_does_not_count():
+    content = {"attempts": [attempt(0, 9, 3, 6, 9), attempt(6, 7), attempt(6, 12, 9, 12)]}
+    assert {step: one["by"] for step, one in saves(content).items()} == {3: 0, 6: 0, 9: 6, 12: 6}
+    assert [attempt_of(content, step) for step in (6, 7, 12)] == [content["attempts"][n] for n in (0, 2, 2)]
+    with pytest.raises(KeyError):
+        attempt_of(content, 13)
+
+
+def test_a_changed_certificate_is_refused(tmp_path):
+    content = {"format": certificate.FORMAT, "attempts": [attempt(0, 4)]}
+    path = tmp_path / certificate.NAME
+    path.write_text(json.dumps({**content, "digest": certificate.own_digest(content)}))
+    assert read(tmp_path) == content
+    path.write_text(path.read_text().replace('"to": 4', '"to": 5'))
+    with pytest.raises(ValueError, match="changed after it was written"):
+        read(tmp_path)
