@@ -1,0 +1,141 @@
+"""The templates for clusters: syntax, what they rely on, and what they do where a cluster's programs are played."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from paddle_dp.checkpoint import checkpoints
+from paddle_dp.launch.network import _is_free
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CLUSTER = ROOT / "tools" / "cluster"
+SCRIPTS = [CLUSTER / "slurm.sbatch", CLUSTER / "ssh.sh"]
+RECIPE = "tests/faults/faulty.yaml"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_scripts_are_bash(script):
+    checks = [["bash", "-n", str(script)]]
+    checks += [["shellcheck", str(script)]] if shutil.which("shellcheck") else []
+    for check in checks:
+        done = subprocess.run(check, capture_output=True, text=True, timeout=20)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+
+def test_slurm_asks_for_what_the_page_says():
+    text = SCRIPTS[0].read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.M))
+    assert (asked["ntasks-per-node"], asked["signal"], asked["open-mode"]) == ("1", "USR1@120", "append")
+    assert "requeue" in asked and int(asked["nodes"]) > 1
+
+
+def played(folder: Path, **programs: str) -> dict[str, str]:
+    """An environment in which these programs are the given bash scripts."""
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("status", "saved", "requeued"),
+    [(75, True, True), (75, False, True), (1, True, False), (0, False, False)],
+)
+def test_slurm_is_asked_to_go_on_after_75_alone(tmp_path, status, saved, requeued):
+    said = tmp_path / "said"
+    listing = f'if [ "$1" = show ]; then echo node7; echo node8; else echo "$@" >> {said}; fi'
+    environment = played(
+        tmp_path / "bin",
+        scontrol=listing,
+        srun=f'SLURM_NODEID=1 "$@"; exit {status}',
+        **{"paddle-dp": f'printf "%s " "$@" >> {said}; echo >> {said}'},
+    )
+    out = tmp_path / "a run"
+    (out / "checkpoints" / "step-00000004").mkdir(parents=True) if saved else None
+    slurm = {
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "OUT": str(out),
+    }
+    done = subprocess.run(
+        ["bash", str(SCRIPTS[0]), "r.yaml", "train.batch=64"], env={**environment, **slurm}, timeout=20,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    lines = said.read_text().splitlines()
+    resume = "--resume " if saved else ""
+    wanted = f"train r.yaml train.batch=64 --nodes 2 --master node7:29500 --output-dir {out} {resume}--node-rank 1 "
+    assert (done.returncode, lines[0]) == (status, wanted), done.stderr
+    assert lines[1:] == (["requeue 42"] if requeued else [])
+
+
+def test_kubernetes_has_what_the_nodes_need():
+    service, job = YAML(typ="safe", pure=True).load_all((CLUSTER / "kubernetes.yaml").read_text())
+    name, spec = job["metadata"]["name"], job["spec"]
+    assert (service["kind"], service["spec"]["clusterIP"], job["kind"]) == ("Service", "None", "Job")
+    assert (
+        service["spec"]["selector"] == {"job-name": name}
+        and service["spec"]["publishNotReadyAddresses"] is True
+    )
+    pod: dict[str, Any] = spec["template"]["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    (script,) = container["args"]
+    port = service["spec"]["ports"][0]["port"]
+    assert f"--master {name}-0.{pod['subdomain']}:{port}" in script and '"$JOB_COMPLETION_INDEX"' in script
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables["NODES"] == str(spec["completions"]) and (ROOT / variables["RECIPE"]).exists()
+    rules = {
+        tuple(rule["onExitCodes"]["values"]): rule["action"]
+        for rule in spec["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    }
+    assert rules == {(2,): "FailJob", (75,): "Ignore"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+
+
+FAKE = 'echo "$@" >> {log}; while [ "$1" = -o ]; do shift 2; done; shift; exec bash -c "$*"'
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_ssh_starts_two_nodes_and_stops_them_with_a_checkpoint(tmp_path):
+    port = next(filter(_is_free, random.sample(range(61_000, 64_000), 100)))
+    environment = played(tmp_path / "bin", ssh=FAKE.format(log=tmp_path / "asked"))
+    out, environment = tmp_path / "run", {**environment, "PORT": str(port), "OMP_NUM_THREADS": "1"}
+    words = ["--ranks", "1", "--output-dir", str(out), "train.length=100000 steps"]
+    words += ["callbacks=[{use: metrics, every: 100 steps}, {use: checkpoint, every: null}]"]
+    process = subprocess.Popen(
+        [str(SCRIPTS[1]), "127.0.0.1 me@127.0.0.1", RECIPE, *words], cwd=ROOT, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 90
+        metrics = out / "metrics.jsonl"
+        while not (metrics.exists() and '"step": 200' in metrics.read_text()):
+            assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=10)[0]
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 75 and "stopped by SIGTERM" in said, said
+    assert len(checkpoints(out / "checkpoints")) == 1
+    asked = (tmp_path / "asked").read_text()
+    assert asked.count("paddle-dp train") == 2 and "me@127.0.0.1" in asked and asked.count("rm -f") == 2
