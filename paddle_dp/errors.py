@@ -81,6 +81,10 @@ class NotFiniteError(LossError):
     """A loss, gradient, weight, optimizer state or held-out score is NaN or infinite; the message names it."""
 
 
+class SpikeError(LossError):
+    """A loss far above those before it, which a recipe's `guard` refuses."""
+
+
 class TargetError(LossError):
     """A target outside the classes; `row`: its sample's index in the micro-batch, `value`: the target."""
 

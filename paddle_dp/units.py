@@ -97,7 +97,8 @@ class Every(Length):
 
     @classmethod
     def parse(cls, text: Any) -> Every:
-        count, unit = _split(text, cls._units, cls.example)
+        """«50 steps», «2 epochs»; an «every» before it says the same."""
+        count, unit = _split(str(text).strip().removeprefix("every "), cls._units, cls.example)
         if count < 1 or count != int(count):
             raise ValueError(f"'{text}': give a whole number of steps or epochs, 1 or more")
         return cls(count, unit)
@@ -150,6 +151,25 @@ class Duration(Quantity):
 
     def __str__(self) -> str:
         return f"{_shortest(self.seconds)} s"
+
+
+@dataclass(frozen=True)
+class Sigmas(Quantity):
+    """A distance from a mean, in standard deviations."""
+
+    count: float
+    example: ClassVar[str] = "5 sigma"
+    _units: ClassVar[dict[str, float]] = {"sigma": 1.0, "sigmas": 1.0}
+
+    @classmethod
+    def parse(cls, text: Any) -> Sigmas:
+        count, unit = _split(text, cls._units, cls.example)
+        if not count:
+            raise ValueError(f"'{text}': give a number above 0")
+        return cls(count * unit)
+
+    def __str__(self) -> str:
+        return f"{_shortest(self.count)} sigma"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     python -m paddle.distributed.launch --nproc_per_node 2 tools/check_cost.py [MILLIONS]
 
 A model of MILLIONS of parameters (default 25) under AdamW is checked as before every save: digests of weights and
-optimizer states are compared over the ranks, and all numbers must be finite. Then it is saved. Prints medians of five.
+optimizer states are compared over the ranks, and all numbers must be finite. Then it is saved. Prints medians of five; of updates, with and without a guard in turn, the
+least of 15.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Points:
         return np.full(1000, index / 64, "float32"), index % 10
 
 
-def learn(trainer: Trainer) -> None:
+def learn(trainer: Trainer, guarded: bool = False) -> None:
     """An epoch's updates."""
     for batch in trainer.loader.read(0):
-        trainer.learner.train_batch(batch)
+        trainer.learner.train_batch(batch, accept=(lambda metrics: True) if guarded else None)
 
 
 def seconds(work: Callable[[], object], times: int = 5) -> float:
@@ -47,6 +48,12 @@ def seconds(work: Callable[[], object], times: int = 5) -> float:
         work()
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
+
+
+def in_turn(one: Callable[[], object], other: Callable[[], object], times: int = 15) -> tuple[float, float]:
+    """Seconds of an update of two epochs' kinds, the least of `times`: other work on the machine only adds to them."""
+    taken = [(seconds(one, 1), seconds(other, 1)) for _ in range(times)]
+    return min(first for first, _ in taken) / 2, min(second for _, second in taken) / 2
 
 
 def main(millions: int) -> None:
@@ -64,12 +71,13 @@ def main(millions: int) -> None:
         weights = seconds(lambda: trainer.check("now"))
         with_states = seconds(lambda: trainer.check("now", states=True))
         saved = seconds(lambda: checkpoint.save(trainer.snapshot(), folder, mesh)) - with_states
-        update = seconds(lambda: learn(trainer)) / 2
+        update, guarded = in_turn(lambda: learn(trainer), lambda: learn(trainer, guarded=True))
     if mesh.is_main:
         size = sum(p.size for p in trainer.learner.model.parameters())
         print(
             f"{size / 1e6:.1f} million parameters, {mesh.ranks} ranks, {mesh.device}; update {update * 1e3:.0f} ms"
         )
+        print(f"update under a guard         {guarded * 1e3:7.1f} ms")
         print(f"check of the weights         {weights * 1e3:7.1f} ms, {weights / update:.1%} of an update")
         print(
             f"check of weights and states  {with_states * 1e3:7.1f} ms, {with_states / saved:.1%} of a save"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import LoaderSettings, Train, Watch
+from paddle_dp.recipe.schema import Guard, LoaderSettings, Train, Watch
 
 # Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
-IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch")
+IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch", "guard")
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "<!-- Below this line everything is written by `make docs`. -->\n"
 
@@ -27,6 +27,7 @@ def recipe_keys() -> Iterator[str]:
     yield from ("\nAs a mapping, `precision` takes:\n", *table(Precision))
     yield from ("\n## loader\n", *table(LoaderSettings))
     yield from ("\n## watch\n", *table(Watch))
+    yield from ("\n## guard\n", *table(Guard))
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
         yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"

@@ -8,7 +8,7 @@ from pathlib import Path
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks import _watched
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.units import Every, Positive
 
 
@@ -76,6 +76,10 @@ class Checkpoint(Callback):
                 checkpoints.prune(
                     self.folder, self.config.keep, trusted=path
                 )  # the previous best may be deleted
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if self._saved and self._saved[0] != moment.progress.step and refusal.action == "rewind":
+            self._saved = None  # a later one, which was damaged: its step comes again
 
     def interrupted(self, moment: Moment) -> None:
         self._save(moment)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paddle_dp.callbacks._confusion import draw
 from paddle_dp.checkpoint.disk import replace
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.units import Every
 
@@ -47,6 +47,10 @@ class Evaluate(Callback):
 
     def epoch(self, moment: Moment) -> None:
         self._evaluate(moment)
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if refusal.action == "rewind":  # steps that were evaluated come again
+            self._step = -1
 
     def end(self, moment: Moment) -> None:
         """Evaluates, and draws the picture once: that may take longer than the evaluation."""

@@ -11,8 +11,9 @@ from typing import Any
 
 from paddle_dp.callbacks._journal import Journal
 from paddle_dp.checkpoint.disk import replace
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
+from paddle_dp.train.judge import as_fields
 from paddle_dp.units import Every
 
 
@@ -26,7 +27,7 @@ class Config:
 
 
 class Metrics(Callback):
-    """Writes {"event": "start" | "step" | "epoch" | "evaluated" | "saved" | "end" | "failed", "epoch", "step", …}.
+    """Writes {"event": "start" | "step" | "refused" | "epoch" | "evaluated" | "saved" | "end" | "failed", "step", …}.
 
     Only the main rank writes; the others have no journal.
     """
@@ -41,23 +42,33 @@ class Metrics(Callback):
     def start(self, moment: Moment) -> None:
         if not self.run.mesh.is_main:
             return
-        lines = kept(self.path, moment.progress.step)
-        self._written = {
-            (line["event"], line["step"]) for line in lines if line["event"] in ("epoch", "evaluated")
-        }
         self.run.folder.mkdir(parents=True, exist_ok=True)
-        replace(self.path, b"".join(map(_encoded, lines)))
-        self._journal, self._began = Journal(self.path), time.time()
+        self._open(moment.progress.step)
+        self._began = time.time()
         mesh, trainer = self.run.mesh, moment.trainer
         facts = {"name": self.run.name, "ranks": mesh.ranks, "device": mesh.device, "host": mesh.host}
         lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}
         self._write(moment, {**facts, **lengths})
+
+    def _open(self, step: int) -> None:
+        """Opens the journal, without what it says on steps after this one."""
+        lines = kept(self.path, step)
+        self._written = {
+            (line["event"], line["step"]) for line in lines if line["event"] in ("epoch", "evaluated")
+        }
+        replace(self.path, b"".join(map(_encoded, lines)))
+        self._journal = Journal(self.path)
 
     def step(self, moment: Moment) -> None:
         self._write(moment, moment.numbers)
 
     def epoch(self, moment: Moment) -> None:
         self._write(moment, {})
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if self._journal is not None and refusal.action == "rewind":
+            self._open(moment.progress.step)
+        self._write(moment, as_fields(refusal))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self._write(moment, {**evaluation.numbers, "held_out": evaluation.samples})

@@ -83,16 +83,18 @@ def _stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def newest(folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _stderr) -> Path | None:
+def newest(
+    folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _stderr, until: int | None = None
+) -> Path | None:
     """The newest checkpoint that is whole, equal on all ranks and finite, or None. `say` gets a line for each one that
-    was skipped.
+    was skipped. `until`: of no later step than this.
 
     With a mesh (collective) rank 0 searches, and all ranks get its answer.
     """
     if mesh is None or mesh.ranks == 1:
-        return _newest(Path(folder), say)
+        return _newest(Path(folder), say, until)
     try:
-        answer = str(_newest(Path(folder), say) or "") if mesh.is_main else ""
+        answer = str(_newest(Path(folder), say, until) or "") if mesh.is_main else ""
         error = ""
     except CheckpointError as failure:
         answer, error = "", str(failure)
@@ -103,8 +105,10 @@ def newest(folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _
     return Path(answer) if answer else None
 
 
-def _newest(folder: Path, say: Callable[[str], Any]) -> Path | None:
+def _newest(folder: Path, say: Callable[[str], Any], until: int | None) -> Path | None:
     for checkpoint in reversed(checkpoints(folder)):
+        if until is not None and step_of(checkpoint) > until:
+            continue
         try:
             check(checkpoint)
             return checkpoint

@@ -14,7 +14,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 )
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
-from paddle_dp.batch import MicroBatch
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.given_optimizer import parameters_of
@@ -96,9 +96,11 @@ class HybridLearner(Learner):
         with self._serving_others():
             return super().predict(inputs)
 
-    def _forward_again(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(
+        self, micro_batch: MicroBatch, batch: Batch | None = None
+    ) -> tuple[paddle.Tensor, Count]:
         with self._serving_others():
-            return super()._forward_again(micro_batch)
+            return super()._forward_again(micro_batch, batch)
 
     @contextmanager
     def _serving_others(self) -> Iterator[None]:

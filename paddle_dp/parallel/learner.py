@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel import gradients
+from paddle_dp.parallel import first_not_finite, gradients
 from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
@@ -32,11 +33,14 @@ from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
 from paddle_dp.parallel.trainable import Trainable
+from paddle_dp.parallel.trial import buffers_before, trial
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
 
 Dropout = Literal["exact", "own"]
+Accept = Callable[[Mapping[str, float]], bool]
+"""Whether an update is to be made, by its metrics; the same answer on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,32 +119,39 @@ class Learner(PlacedModel):
         such as «model.encoder.calls». Collective."""
         return self._gather_names(self._attributes.changed())
 
-    def train_batch(self, batch: Batch, collect_metrics: bool = False) -> dict[str, float] | None:
+    def train_batch(
+        self, batch: Batch, collect_metrics: bool = False, accept: Accept | None = None
+    ) -> dict[str, float] | None:
         """One update from one global batch. Collective.
 
         With `collect_metrics`, returns `loss` and the loss's scores, means over the global batch, and `gradient_norm`,
         the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one small
         exchange and a read from the device. If nothing in the batch counts, means are NaN and `gradient_norm` is 0.
+        `accept` is asked with these metrics before anything is updated, unless nothing counts. If it refuses, weights,
+        optimizer states, running statistics and buffers stay what they were; the schedule goes on.
 
         Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
         """
         heartbeat.enter("forward")
+        undo = buffers_before(self.model, self.loss.owner) if accept else None
         batch = self.mixed.cast_batch(batch)
         if self.mesh.ranks > 1:
             self._placed_trainable.check(self._may_freeze)
         self._look_for_frozen()
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
-        seen, answered = self._forward_backward(batch, divisor, collect_metrics)
+        seen, answered = self._forward_backward(batch, divisor, collect_metrics or accept is not None)
         heartbeat.enter("exchange")
         self._all_reduce_gradients()
         count = self._global_count(answered) if known is None else known
         self.empty = count == 0
         usable = not self.empty and self._unscale(divisor / count)
-        metrics = self._metrics(seen, count) if collect_metrics else None
+        metrics = self._metrics(seen, count) if collect_metrics or accept else None
         heartbeat.enter("update")
-        if usable:
+        if accept and undo and metrics is not None and not self.empty and not accept(metrics):
+            undo()
+        elif usable:
             self._step()
         if parameters_of(self.optimizer):  # a stage may have none of them, and Paddle's asks for the first
             self.optimizer.clear_grad(set_to_zero=False)
@@ -150,6 +161,34 @@ class Learner(PlacedModel):
         self._draws.gather_findings(self.mesh)
         self._synced_buffers.sync()
         return metrics
+
+    def leave_out(self) -> None:
+        """Counts an update without making it: the schedule goes on, and nothing else changes. Collective."""
+        self.empty = False
+        self.rate.step()
+        self._synced_buffers.sync()
+
+    def find_not_finite(self, batch: Batch) -> str:
+        """A sentence on the first output, in the model's order, that is not finite in one more forward of this batch;
+        "" if all are finite. Nothing is changed. Collective, and the same on every rank."""
+        batch, outputs = self.mixed.cast_batch(batch), first_not_finite.Outputs()
+        blocks = self._blocks_of_layers()
+        for place, micro_batch in enumerate(batch.micro_batches, start=1):
+            with (
+                trial(self.model),
+                self._dummy() if micro_batch.is_dummy else nullcontext(),
+                outputs.watched(self.named_layers(), blocks, place),
+            ):
+                if not micro_batch.is_dummy:
+                    outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, place)
+                total, _ = self._forward_again(micro_batch, batch)
+                outputs.add(first_not_finite.LOSS, total, sys.maxsize, place)
+        return first_not_finite.first(outputs.found, self.mesh)
+
+    def _blocks_of_layers(self) -> dict[int, int]:
+        """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
+        their layers in the order of these numbers."""
+        return {}
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
@@ -324,11 +363,18 @@ class Learner(PlacedModel):
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
-    def _forward_again(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
-        """Forward and loss of samples that were kept, with the same dropout masks as before."""
-        assert self._tried is not None
-        with self._draws.scope(self._tried, micro_batch), self.mixed.context():
+    def _forward_again(
+        self, micro_batch: MicroBatch, batch: Batch | None = None
+    ) -> tuple[paddle.Tensor, Count]:
+        """Forward and loss of samples of `batch`, or of those that were kept, with the same dropout masks as before."""
+        with self._draws.scope(self._batch_of(batch), micro_batch), self.mixed.context():
             return self.loss(self.model(micro_batch.inputs), micro_batch.targets)
+
+    def _batch_of(self, batch: Batch | None) -> Batch:
+        """`batch`, or that of the samples that were kept."""
+        found = self._tried if batch is None else batch
+        assert found is not None
+        return found
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
         """Sketches of the gradients of such a forward; the gradients are cleared."""

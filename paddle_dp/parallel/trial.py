@@ -76,6 +76,19 @@ def restored(*owners: Any) -> Iterator[None]:
         random.setstate(generators[2])
 
 
+def buffers_before(model: nn.Layer, loss: Any = None) -> Callable[[], None]:
+    """A function that gives the buffers and running statistics of now back to a model, and to a loss that is a layer;
+    also buffers whose tensor a forward replaces."""
+    snapshot = _Snapshot()
+    for root in (model, loss):
+        if isinstance(root, nn.Layer):
+            for layer in root.sublayers(include_self=True):
+                if layer._buffers:
+                    snapshot.save(layer._buffers)
+            snapshot.save(list(statistics(root).values()))
+    return snapshot.restore
+
+
 class _Snapshot:
     """Copies of what can be changed in place, with how each is restored."""
 

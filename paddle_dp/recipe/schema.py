@@ -12,7 +12,7 @@ from paddle_dp.errors import near
 from paddle_dp.part import Part
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
-from paddle_dp.units import Count, Duration, Length, Positive
+from paddle_dp.units import Count, Duration, Length, Positive, Sigmas
 
 FLOAT32 = Precision()
 
@@ -121,6 +121,28 @@ class Watch:
     """In any other callback."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What is done about an update whose numbers are wrong, on all ranks alike ([guard.md](guard.md))."""
+
+    non_finite: Literal["stop", "skip", "rewind"] | None = None
+    """What is done, before it changes a weight, about an update whose loss or gradient norm is NaN or infinite. `stop`:
+    the training ends with an error. `skip`: the update is not made, and the training goes on. `rewind`: it goes back to
+    the last checkpoint, and leaves that batch out from then on. null: numbers are looked at where a callback reads
+    them, and end the training."""
+
+    spike: Sigmas | None = None
+    """The same is done about a loss that is farther above the mean of the last 100 than so many of their standard
+    deviations, such as `5 sigma`."""
+
+    in_a_row: Positive = 10
+    """As many batches in a row may be left out; one more ends the training."""
+
+    def __post_init__(self) -> None:
+        if self.spike is not None and self.non_finite is None:
+            raise ValueError("spike: non_finite says what is done about it, too: stop, skip or rewind")
+
+
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
 # Defaults of whole keys. They are filled in before the overrides, which may change them.
 DEFAULTS: dict[str, Any] = {
@@ -164,6 +186,9 @@ class Recipe(BaseModel):
 
     watch: Watch = Watch()
     """When a job that stands still is ended."""
+
+    guard: Guard = Guard()
+    """What is done about an update whose numbers are wrong."""
 
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
     """A list of parts. console, metrics, dashboard, evaluate and checkpoint by default."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what an editor completes, and a type checker checks
     from paddle_dp.train.callback import Moment as Moment
     from paddle_dp.train.callback import Training as Training
     from paddle_dp.train.evaluation import Evaluation as Evaluation
+    from paddle_dp.train.judge import Refusal as Refusal
     from paddle_dp.train.progress import Progress as Progress
     from paddle_dp.train.run import Run as Run
     from paddle_dp.train.trainer import Trainer as Trainer
@@ -23,11 +24,12 @@ _MODULES = {
     "Evaluation": "evaluation",
     "Moment": "callback",
     "Progress": "progress",
+    "Refusal": "judge",
     "Run": "run",
     "Trainer": "trainer",
     "Training": "callback",
 }
-__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Run", "Trainer", "Training"]
+__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Refusal", "Run", "Trainer", "Training"]
 
 
 def __getattr__(name: str) -> Any:

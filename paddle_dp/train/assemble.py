@@ -44,6 +44,7 @@ class Assembly:
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
+        _refuse_rewind(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
         self.mesh = (
             self.strategy.mesh
@@ -138,6 +139,7 @@ class Assembly:
             [*self.setup.callbacks(run), CertificateWriter(run)],
             run=run,
             check_every=self.setup.strategy.config.check_every,
+            guard=self.setup.guard,
         )
         if resumed is not None:
             trainer.restore(resumed)
@@ -158,6 +160,15 @@ def _refuse_empty(split: str, dataset: Any) -> None:
     if dataset is not None and not len(dataset):
         else_none = " Where nothing is to be held out, let it be None." if split == "test" else ""
         raise UsageError(f"dataset: the {split} split is empty: its len() is 0.{else_none}")
+
+
+def _refuse_rewind(setup: Setup) -> None:
+    saves = any(part.name == "checkpoint" for part in setup.asked.callbacks) or setup.own_callbacks
+    if setup.guard.non_finite == "rewind" and not saves:
+        raise UsageError(
+            "guard.non_finite is rewind, and no callback saves what to go back to: add {use: checkpoint, every: …} to "
+            "the callbacks."
+        )
 
 
 def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner
     from paddle_dp.train.evaluation import Evaluation
+    from paddle_dp.train.judge import Refusal
 
-Name = Literal["start", "step", "epoch", "evaluated", "saved", "interrupted", "end", "failed"]
+Name = Literal["start", "step", "epoch", "refused", "evaluated", "saved", "interrupted", "end", "failed"]
 
 
 class Training(Protocol):
@@ -66,7 +67,7 @@ class Callback:
     """Reacts to moments of a training. Override the methods you need; the others cost nothing.
 
     Each method gets a Moment with the progress (`moment.progress`) and the training (`moment.trainer`, a `Training`);
-    three get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
+    four get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
     do collective work if it does so on every rank; only the main rank should write to a screen or a file
     (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all callbacks is
     called.
@@ -90,6 +91,10 @@ class Callback:
 
     def epoch(self, moment: Moment) -> None:
         """After the last update of an epoch, every so many epochs; progress.epoch counts the complete ones."""
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        """After an update that the guard refused: skipped, and counted in the progress, or undone with others by going
+        back to a checkpoint, from which `moment.progress` counts. `step` of callbacks that read is not called then."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """After every evaluation; the same `evaluation` on every rank."""

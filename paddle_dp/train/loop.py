@@ -6,22 +6,26 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot
+from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot, load
 from paddle_dp.data import Batch, Loader
 from paddle_dp.errors import DivergenceError, NotFiniteError, StoppedError, TargetError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
+from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
 from paddle_dp.train import blame, consistency, out_of_memory, state
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import Evaluation
+from paddle_dp.train.judge import Judge, Refusal
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
+from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.run import Run
 from paddle_dp.train.sound import Soundness
 from paddle_dp.train.stopping import StopRequests
@@ -32,7 +36,8 @@ from paddle_dp.units import Every, Length
 class TrainingLoop:
     """Trains a learner on a loader's batches. `Trainer` adds `Trainer.of`, which builds the parts for a script.
 
-    `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights.
+    `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: what is
+    done about an update whose numbers are wrong.
     Nothing here depends on the layout: the learner was placed before.
     """
 
@@ -44,6 +49,7 @@ class TrainingLoop:
         *,
         run: Run | None = None,
         check_every: Every | None = None,
+        guard: Guard | None = None,
     ):
         self.learner, self.loader, self.mesh = learner, loader, learner.mesh
         self.run = run or Run.plain(learner.mesh, loader)
@@ -57,6 +63,9 @@ class TrainingLoop:
         self.differences: list[str] = []  # from one process's result; complete at the end
         self.empty_batches = 0  # in which no target counted, so that no update was made
         self.soundness = Soundness(self.run, loader)
+        self.judge = Judge(guard or Guard(), scaled=learner.mixed.scale is not None)
+        self._refusals = Refusals(self.judge, learner, loader, self.soundness)
+        self._went_back = False  # to a checkpoint, in the last update
         self._unsaved = Unsaved()
         self._in_callbacks = False  # callbacks of a step, an epoch or the end are being called
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
@@ -182,12 +191,13 @@ class TrainingLoop:
         if step:
             self._unsaved.print_new(self.learner)
         checks = Checks(agreed=True, finite=True, step=step)
-        return state.snapshot(self.learner, self.progress, self.run, self.loader, checks)
+        return state.snapshot(self.learner, self.progress, self.run, self.loader, checks, self.judge.state())
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
         and the same counts."""
         self.progress, self.soundness.step = state.restore(checkpoint, self.learner), None
+        self.judge.load(checkpoint.state.get("guard"))
 
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
@@ -213,7 +223,12 @@ class TrainingLoop:
         while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):
             for batch in self.loader.read(self.progress.epoch, self.progress.batch):
                 self._update(batch)
-                if self.stopped or self._interrupted or self.progress.step >= self.total_steps:
+                if (
+                    self._went_back
+                    or self.stopped
+                    or self._interrupted
+                    or self.progress.step >= self.total_steps
+                ):
                     break
             if self.progress.batch >= self.loader.batches and not self._interrupted:
                 self.progress = self.progress.next_epoch()
@@ -226,7 +241,18 @@ class TrainingLoop:
         due = [c for c in self._step_callbacks if c.due_at_step(step) or (last and c.reads)]
         reads = any(callback.reads for callback in due)
         rate = self.learner.optimizer.get_lr() if reads else 0.0
-        metrics = self._learn(batch, reads)
+        refusal, metrics = self._refusals.again(batch, step), None
+        if refusal is not None:
+            self.learner.leave_out()
+        else:
+            metrics = self._learn(batch, reads)
+            if self.judge.why and metrics is not None:
+                refusal = self._refusals.of(batch, step, metrics)
+        self._went_back = refusal is not None and refusal.action == "rewind" and self._go_back(refusal)
+        if self._went_back:
+            return
+        if refusal is None:
+            self.judge.accepted(step)
         self.progress = self.progress.advance(batch.samples)
         heartbeat.step = self.progress.step
         if self.learner.empty:
@@ -234,8 +260,15 @@ class TrainingLoop:
         self.meter.add(batch.samples, batch.waited)
         if self.check_every is not None and self.check_every.due_at_step(step):
             self.check(f"after step {step}")
+        if refusal is not None:
+            due = [callback for callback in due if not callback.reads]
+            self._tell_refused(refusal)
         if due:
-            numbers = {} if metrics is None else self._numbers(metrics, rate, batch)
+            numbers = (
+                self._numbers(metrics, rate, batch)
+                if reads and metrics is not None and refusal is None
+                else {}
+            )
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
             self._call("step", due, lambda c: c.step(moment))
         if not last and not self.stopped:
@@ -243,8 +276,10 @@ class TrainingLoop:
         heartbeat.enter("data")
 
     def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:
+        self.judge.why = ""
+        accept = self.judge.accept if self.judge.judges else None
         try:
-            return self.learner.train_batch(batch, collect_metrics)
+            return self.learner.train_batch(batch, collect_metrics, accept)
         except NotFiniteError as error:
             raise self.soundness.explained(error, self.progress.step) from None
         except DivergenceError as error:
@@ -255,6 +290,30 @@ class TrainingLoop:
             raise out_of_memory.explained(error, self.learner, self.mesh, self.progress.step + 1) from None
         except TargetError as error:
             raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
+
+    def _go_back(self, refusal: Refusal) -> bool:
+        """Restores the newest checkpoint; the batch is left out when it comes again. False if there is none: then the
+        update is skipped. Collective."""
+        with self.meter.paused(), heartbeat.within("checkpoint", "going back to the last one"):
+            path = self._refusals.checkpoint_before(self.progress.step)
+            if path is None:
+                return False
+            checkpoint, batch = load(path, self.mesh), (refusal.epoch, refusal.batch)
+            self.progress, self.soundness.step = state.restore(checkpoint, self.learner), None
+            self.judge.go_back(checkpoint.state.get("guard"), batch)
+        heartbeat.step = self.progress.step
+        self._requests.went_back()
+        self._tell_refused(refusal, back_to=self.progress.step)
+        heartbeat.enter("data")
+        return True
+
+    def _tell_refused(self, refusal: Refusal, back_to: int | None = None) -> None:
+        """Says it on the screen, and calls `refused` of all callbacks."""
+        self._refusals.say(refusal, back_to)
+        if back_to is None and refusal.action == "rewind":
+            refusal = replace(refusal, action="skip")
+        moment = self._moment("refused")
+        self._call("refused", self.callbacks, lambda c: c.refused(moment, refusal))
 
     def _print_empty(self, batch: Batch) -> None:
         """A line for the first, tenth, hundredth and thousandth batch without an update: it may be a mistake."""

@@ -21,6 +21,7 @@ MOMENTS = {
     "start": ("moment",),
     "step": ("moment",),
     "epoch": ("moment",),
+    "refused": ("moment", "refusal"),
     "evaluated": ("moment", "evaluation"),
     "saved": ("moment", "path"),
     "interrupted": ("moment",),

@@ -56,7 +56,7 @@ FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "
 VERDICTS = {
     "": REFUSED,
     "callbacks": FREE, "callback ": TOLD, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
-    "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD,
+    "guard": TOLD, "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD,
     "package": TOLD, "python": TOLD, "device": TOLD,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
@@ -129,7 +129,8 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
         "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
         "seed": setup.seed, "dropout": task.dropout, "precision": vars(task.precision),
     }  # fmt: skip
-    words = {"strategy": setup.strategy.settings, "train": train, **setup.words}
+    guard = {name: value if value is None else str(value) for name, value in vars(setup.guard).items()}
+    words = {"strategy": setup.strategy.settings, "train": train, "guard": guard, **setup.words}
     said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
     codes = {**script_facts(), **module_code()}
     return {**codes, **said, **_made(task), **callback_facts([*setup.asked.callbacks, *setup.own_callbacks])}

@@ -57,10 +57,15 @@ class Soundness:
     def refuse_gradients(self, norm: float, faulty: dict[str, str], step: int) -> NoReturn:
         """Raises NotFiniteError for a gradient norm that is NaN or infinite. The message names the first of the
         `faulty` gradients (name → its bad values on this rank), and its rank."""
+        first = self.first_gradient(faulty)
+        where = f": that{first}" if first else ""
+        self._refuse(f"the gradient norm is {norm} at step {step}{where}", step)
+
+    def first_gradient(self, faulty: dict[str, str]) -> str:
+        """« of 'fc1.weight' has 3 NaN of 100 on rank 0»: the first of all ranks' faulty gradients; "" without one."""
         gathered = self.mesh.gather(faulty)
         first = next(((rank, *row) for rank, rows in enumerate(gathered) for row in rows.items()), None)
-        where = f": that of '{first[1]}' has {first[2]} on rank {first[0]}" if first else ""
-        self._refuse(f"the gradient norm is {norm} at step {step}{where}", step)
+        return f" of '{first[1]}' has {first[2]} on rank {first[0]}" if first else ""
 
     def _refuse(self, what: str, step: int) -> NoReturn:
         helps = "A lower schedule.learning_rate, a longer schedule.warmup or optimizer.clip usually helps."

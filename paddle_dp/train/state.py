@@ -19,16 +19,21 @@ from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
 # Of `_state`. To be raised by what makes an older version restore something else than what was saved.
-FORMAT = 1
+FORMAT = 2  # 2: with batches that are left out (`guard`); where there are none, states are those of 1
 
 
 def snapshot(
-    learner: Learner, progress: Progress, run: Run, loader: Loader, checks: Checks | None = None
+    learner: Learner,
+    progress: Progress,
+    run: Run,
+    loader: Loader,
+    checks: Checks | None = None,
+    guard: dict[str, Any] | None = None,
 ) -> Snapshot:
     """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
-    `checks`: what was checked before."""
+    `checks`: what was checked before. `guard`: what the judge of updates remembers."""
     tensors = model_shards(learner) | optimizer_shards(learner)
-    state = _state(learner, progress, run, loader)
+    state = _state(learner, progress, run, loader) | ({"format": FORMAT, "guard": guard} if guard else {})
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)
 
 
@@ -67,7 +72,7 @@ def _parameter(name: str) -> str:
 
 def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": 1,
         "progress": progress.state(),
         "schedule": learner.schedule.state_dict() if learner.schedule else None,
         "loss_scale": learner.mixed.scale.state() if learner.mixed.scale else None,
@@ -114,7 +119,7 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
     Raises CheckpointError for the state of a newer version, which this one would restore in part.
     """
     state = checkpoint.state
-    found = state.get("format", FORMAT)
+    found = state.get("format", 1)
     try:
         if found > FORMAT:
             raise ValueError(f"format {found}")

@@ -71,6 +71,10 @@ class StopRequests:
         self._meets, self._met = step + int(wait_of_main), (step, now)
         return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], bool(over))
 
+    def went_back(self) -> None:
+        """The training counts from an earlier step again: the ranks agree anew on when they meet."""
+        self._meets = None
+
     def _over(self) -> bool:
         return self.max_time is not None and self._clock() - heartbeat.born >= self.max_time
 

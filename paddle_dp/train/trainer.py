@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
-from paddle_dp.recipe import LoaderSettings, Precision, Recipe
+from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import paddle
     from typing_extensions import Self
 
+_GUARD = Owner(subject="guard", prefix="guard")
 _UNKNOWN_LENGTH = Length(1, "epochs")  # stands in the made-up recipe while only `fit` will get a length
 Words = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
@@ -68,6 +69,7 @@ class Trainer(TrainingLoop):
         resume: bool | str = False,
         accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
+        guard: Guard | Mapping[str, Any] | None = None,
         cuts: Mapping[str, str] | None = None,
         attention_methods: Mapping[str, str] | None = None,
         blocks: Sequence[Any] = (),
@@ -83,6 +85,7 @@ class Trainer(TrainingLoop):
             dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
             folder: where logs and checkpoints go. resume: the newest checkpoint in it (True), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
+            guard: what is done about a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
             cuts, attention_methods, blocks: how to split a model that has no tables of its own: patterns of layer
                 names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
 
@@ -148,6 +151,7 @@ class Trainer(TrainingLoop):
             seed=settings.seed,
             length=None if length is None else settings.length,
             loader=_loader_settings(loader),
+            guard=guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD),
             words={
                 word: _part(shelf, given).settings
                 for word, shelf, given in (

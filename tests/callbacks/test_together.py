@@ -40,10 +40,10 @@ def broken_and_resumed(folder: str) -> list[Any]:
     trainer = build(recipe, mesh)
     learn = trainer.learner.train_batch
 
-    def accident(batch: Any, collect_metrics: bool = False) -> dict[str, float] | None:
+    def accident(batch: Any, *how: Any) -> dict[str, float] | None:
         if trainer.progress.step == 36:
             raise RuntimeError("an accident")
-        return learn(batch, collect_metrics)
+        return learn(batch, *how)
 
     trainer.learner.train_batch = accident  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="an accident"):

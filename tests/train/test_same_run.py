@@ -65,8 +65,8 @@ def test_nothing_changed_is_nothing_said(run: Path) -> None:
     ("change", "said"),
     [
         (
-            {"format": 2},
-            r"0\.9 \(its files: 1\)\. .* reads states of format 1 .* in it \(format 2\): install",
+            {"format": 3},
+            r"0\.9 \(its files: 1\)\. .* reads states of format 2 .* in it \(format 3\): install",
         ),
         (
             {"progress": {"step": FEW, "tokens": 9}},

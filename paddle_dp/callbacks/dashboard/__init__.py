@@ -21,7 +21,7 @@ from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sample import class_names
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.units import Count, Every, Rate
 
 # The curve of each number of a step; other numbers (the loss and its scores) are train/<name>.
@@ -112,6 +112,13 @@ class Dashboard(Callback):
             if isinstance(self._utilisation, Utilisation):
                 curves |= self._utilisation.of(numbers, self.run.mesh.ranks)
             self.log.scalars(curves, moment.progress.step)
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        self.ranks.begin()
+        if self.log and refusal.action == "rewind":  # curves go on from there
+            self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
+        if self.log:
+            self.log.scalars({"guard/refused": 1.0}, refusal.step)
 
     def saved(self, moment: Moment, path: Path) -> None:
         self.ranks.begin()

@@ -92,14 +92,22 @@ class PipelineLearner(HybridLearner):
             self._keep(batch, micro_batch)
         return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
-    def _forward_again(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(
+        self, micro_batch: MicroBatch, batch: Batch | None = None
+    ) -> tuple[paddle.Tensor, Count]:
         """Through all stages; only the last one has a loss."""
-        assert self._tried is not None
         engine: Engine = self.parallel_model
-        scope = self._draws.scope(self._tried, micro_batch)
+        scope = self._draws.scope(self._batch_of(batch), micro_batch)
         with self._serving_others(), scope, self.mixed.context(), paddle.no_grad():
             outputs = engine.predict(micro_batch.inputs)
             return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)
+
+    def _blocks_of_layers(self) -> dict[int, int]:
+        return {
+            id(layer): number
+            for number, block in sorted(self.elements(), reverse=True)
+            for layer in block.sublayers(include_self=True)
+        }
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
         """Not implemented for stages: a backward would have to run through all of them, too."""

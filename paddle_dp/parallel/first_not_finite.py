@@ -1,0 +1,81 @@
+"""Names the first layer whose output is not finite: the outputs of all layers are looked at in one more forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.finite import not_finite
+
+INPUTS, LOSS = "the inputs", "the loss"
+
+
+@dataclass(frozen=True, order=True)
+class Found:
+    """An output that is not finite: of the `call`-th layer that ends in this forward, in block number `block` (0 where
+    a rank runs all blocks), of micro-batch `micro_batch`. `content` is such as «3 NaN of 4096»."""
+
+    block: int
+    call: int
+    micro_batch: int
+    layer: str
+    content: str
+
+
+class Outputs:
+    """Looks at the outputs of forwards under `watched`, and keeps the first that is not finite of each micro-batch."""
+
+    def __init__(self) -> None:
+        self.found: list[Found] = []
+        self._calls = 0
+        self._clean = True
+
+    @contextmanager
+    def watched(
+        self, layers: Iterable[tuple[str, nn.Layer]], blocks: dict[int, int], micro_batch: int
+    ) -> Iterator[None]:
+        """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id."""
+        self._calls, self._clean, hooks = 0, True, []
+
+        def look(name: str) -> Any:
+            def hook(layer: nn.Layer, inputs: Any, outputs: Any) -> None:
+                self._calls += 1
+                self.add(name, outputs, blocks.get(id(layer), 0), micro_batch)
+
+            return hook
+
+        try:
+            hooks = [
+                layer.register_forward_post_hook(look(name or type(layer).__name__)) for name, layer in layers
+            ]
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def add(self, name: str, outputs: Any, block: int, micro_batch: int) -> None:
+        """Looks at the outputs of a layer, unless one before it was not finite."""
+        if not self._clean:
+            return
+        tensors = [x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor)]
+        bad = not_finite((str(number), tensor) for number, tensor in enumerate(tensors))
+        if bad:
+            self._clean = False
+            self.found.append(Found(block, self._calls, micro_batch, name, next(iter(bad.values()))))
+
+
+def first(found: Sequence[Found], mesh: Mesh) -> str:
+    """A sentence on the first one of all ranks in the model's order; "" if all outputs are finite. Collective."""
+    rows = mesh.gather([asdict(min(found))] if found else [])
+    of_ranks = [(Found(**row), rank) for rank, of_rank in enumerate(rows) for row in of_rank]
+    if not of_ranks:
+        return ""
+    one, rank = min(of_ranks)
+    where = f"in micro-batch {one.micro_batch}" + (f" on rank {rank}" if mesh.ranks > 1 else "")
+    return f"The first output that is not finite is that of {one.layer}: {one.content}, {where}."

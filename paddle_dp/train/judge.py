@@ -1,0 +1,136 @@
+"""Judges each update by its loss and gradient norm before it is made: not finite, or a spike? (recipe: `guard`)
+
+Both numbers are reduced over all ranks before, so every rank judges alike without another exchange. What the judgement
+depends on is kept in checkpoints: a resumed run judges as the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paddle_dp.recipe.schema import Guard
+
+WINDOW, WARM_UP = 100, 20  # losses of which mean and deviation are taken; as many at least
+FLOOR = (
+    0.01  # of the mean: a deviation below it counts as this, or a constant loss would make spikes of rounding
+)
+Action = Literal["skip", "rewind"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """An update that was not made: number `step`, from global batch `batch` of `epoch` with these `samples`.
+
+    `why` is a sentence; `first`, one on the first output that is not finite, or "". `action`: what was done;
+    `again`: the batch was refused before, and is left out unread by the model, `loss` and `gradient_norm` are NaN.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    samples: Sequence[int]
+    why: str
+    action: Action
+    loss: float = math.nan
+    gradient_norm: float = math.nan
+    first: str = ""
+    again: bool = False
+
+
+def as_fields(refusal: Refusal) -> dict[str, object]:
+    """A refusal as fields of a line of JSON, under names that a line does not have yet."""
+    rows = {**vars(refusal), "refused_step": refusal.step, "samples_of_batch": list(refusal.samples)}
+    for name in ("step", "epoch", "samples"):
+        del rows[name]
+    return {**rows, "refused_epoch": refusal.epoch}
+
+
+@dataclass
+class Judge:
+    """Accepts or refuses an update by its metrics. `scaled`: a loss scale skips updates whose gradients overflow, which
+    is no fault.
+
+    `why`: of the last refusal. `left_out`: (epoch, batch) of the batches that are not learned from any more.
+    """
+
+    guard: Guard
+    scaled: bool = False
+    why: str = field(default="", init=False)
+    left_out: set[tuple[int, int]] = field(default_factory=set, init=False)
+    in_a_row: int = field(default=0, init=False)  # refused without an accepted update of a later step
+    last: int = field(default=0, init=False)  # the last step that was refused
+    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW), init=False)
+
+    @property
+    def judges(self) -> bool:
+        return self.guard.non_finite is not None
+
+    def accept(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the update with these metrics is to be made; remembers its loss if so, and `why` if not."""
+        self.why = self._fault(metrics["loss"], metrics["gradient_norm"])
+        if not self.why:
+            self._losses.append(metrics["loss"])
+        return not self.why
+
+    def accepted(self, step: int) -> None:
+        """Update number `step` was made."""
+        if step > self.last:
+            self.in_a_row = 0
+
+    def refused(self, step: int) -> bool:
+        """Update number `step` was refused. True if that is too often."""
+        self.in_a_row, self.last = self.in_a_row + 1, max(step, self.last)
+        return self.in_a_row > self.guard.in_a_row
+
+    def _fault(self, loss: float, norm: float) -> str:
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if not math.isfinite(norm):
+            return "" if self.scaled else f"the gradient norm is {norm}"
+        limit = self.limit()
+        if limit is None or loss <= limit:
+            return ""
+        return (
+            f"the loss {loss:.6g} is a spike: {self.guard.spike} above the mean of the last {len(self._losses)} losses "
+            f"is {limit:.6g}"
+        )
+
+    def limit(self) -> float | None:
+        """Mean and so many standard deviations of the last losses; None while there are too few, or without a spike.
+
+        The z-score of a window. PaLM (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1) went back to a checkpoint
+        and left batches out around spikes; ZClip (Kumar et al. 2025, arXiv:2504.02507) judges by a z-score.
+        """
+        if self.guard.spike is None or len(self._losses) < WARM_UP:
+            return None
+        mean = math.fsum(self._losses) / len(self._losses)
+        variance = math.fsum((loss - mean) ** 2 for loss in self._losses) / (len(self._losses) - 1)
+        return mean + self.guard.spike.count * max(math.sqrt(variance), FLOOR * abs(mean))
+
+    def state(self) -> dict[str, Any] | None:
+        """For a checkpoint; None if there is nothing to remember."""
+        if not (self.judges or self.left_out):
+            return None
+        return {
+            "left_out": sorted(map(list, self.left_out)),
+            "in_a_row": self.in_a_row,
+            "last": self.last,
+            "losses": list(self._losses) if self.guard.spike else [],
+        }
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """From what `state` gave."""
+        state = state or {}
+        self.left_out = {(epoch, batch) for epoch, batch in state.get("left_out", ())}
+        self.in_a_row, self.last = state.get("in_a_row", 0), state.get("last", 0)
+        self._losses = deque(state.get("losses", ()), maxlen=WINDOW)
+
+    def go_back(self, state: Mapping[str, Any] | None, without: tuple[int, int]) -> None:
+        """Remembers the losses of a checkpoint again, and leaves out one batch more than until now."""
+        left_out, counts = self.left_out | {without}, (self.in_a_row, self.last)
+        self.load(state)
+        self.left_out, (self.in_a_row, self.last) = self.left_out | left_out, counts

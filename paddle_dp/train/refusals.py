@@ -1,0 +1,103 @@
+"""What becomes of an update that the judge refused: the error, or the record of it, and the line on the screen.
+
+Everything here is collective: all ranks judge alike, and make the same refusals.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.batch import Batch
+from paddle_dp.data import Loader
+from paddle_dp.errors import NotFiniteError, SpikeError
+from paddle_dp.parallel import Learner
+from paddle_dp.train.judge import Judge, Refusal
+from paddle_dp.train.sound import Soundness
+
+_SHOWN = 8  # samples of a batch that a line names
+
+
+class Refusals:
+    """Makes a `Refusal` of each update that `judge` refused, or ends the training."""
+
+    def __init__(self, judge: Judge, learner: Learner, loader: Loader, soundness: Soundness):
+        self.judge, self.learner, self.loader, self.soundness = judge, learner, loader, soundness
+
+    def of(self, batch: Batch, step: int, metrics: Mapping[str, float]) -> Refusal:
+        """The refusal of update number `step`, which was just refused with these metrics. Collective.
+
+        Raises NotFiniteError or SpikeError where the recipe says stop, or where too many batches in a row are refused.
+        """
+        judge, action = self.judge, self.judge.guard.non_finite
+        loss, norm, samples = metrics["loss"], metrics["gradient_norm"], self._samples(batch)
+        is_spike = math.isfinite(loss) and math.isfinite(norm)
+        first = "" if is_spike else self._first(batch, norm)
+        too_often = judge.refused(step)
+        if action in ("skip", "rewind") and not too_often:
+            return Refusal(
+                step=step, epoch=batch.epoch, batch=batch.index, samples=samples, why=judge.why, action=action,
+                loss=loss, gradient_norm=norm, first=first,
+            )  # fmt: skip
+        words = [f"{judge.why} at step {step}: this update was not made (guard.non_finite: {action}).", first]
+        words.append(f"Its batch: {_named(samples)}.")
+        if too_often and action != "stop":
+            words.append(
+                f"It is refusal number {judge.in_a_row} without a good update between them: guard.in_a_row allows "
+                f"{judge.guard.in_a_row}."
+            )
+        error = (SpikeError if is_spike else NotFiniteError)(" ".join(filter(None, words)))
+        raise self.soundness.explained(error, step)
+
+    def again(self, batch: Batch, step: int) -> Refusal | None:
+        """The refusal of a batch that is left out since the training went back before it; None for any other."""
+        if (batch.epoch, batch.index) not in self.judge.left_out:
+            return None
+        return Refusal(
+            step=step, epoch=batch.epoch, batch=batch.index, samples=self._samples(batch), action="skip", again=True,
+            why="this batch was refused before",
+        )  # fmt: skip
+
+    def checkpoint_before(self, step: int) -> Path | None:
+        """The newest good checkpoint of at most `step` updates in the run's folder, or else that which the run resumed;
+        None if there is none. Collective."""
+        run = self.soundness.run
+        path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step)
+        return path or (run.resumed.folder if run.resumed is not None else None)
+
+    def say(self, refusal: Refusal, back_to: int | None = None) -> None:
+        """A line on the screen. `back_to`: the step that the training goes back to."""
+        if not self.learner.mesh.is_main:
+            return
+        done = "the update was skipped" if back_to is None else f"back to the checkpoint of step {back_to}"
+        if back_to is None and self.judge.guard.non_finite == "rewind" and not refusal.again:
+            done += ", for there is no checkpoint to go back to yet"
+        first = f" {refusal.first}" if refusal.first else ""
+        print(
+            f"step {refusal.step}: {refusal.why}: {done}.{first} Its batch: {_named(refusal.samples)}.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _samples(self, batch: Batch) -> list[int]:
+        return [int(index) for index in self.loader.sampler.global_batch(batch.epoch, batch.index)]
+
+    def _first(self, batch: Batch, norm: float) -> str:
+        """A sentence on where the first number that is not finite comes from. Collective."""
+        if found := self.learner.find_not_finite(batch):
+            return found
+        gradient = "" if math.isfinite(norm) else self.soundness.first_gradient(self.learner.faulty_gradients)
+        if gradient:
+            return f"In one more forward all outputs are finite; the gradient{gradient}."
+        return (
+            "In one more forward of the same samples all outputs are finite: it was something random, or a fault of a "
+            "device (guard.recompute looks for such)."
+        )
+
+
+def _named(samples: Sequence[int]) -> str:
+    some = ", ".join(map(str, samples[:_SHOWN]))
+    return f"samples {some}" + (f", … ({len(samples)} of them)" if len(samples) > _SHOWN else "")
