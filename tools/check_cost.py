@@ -3,8 +3,8 @@
     python -m paddle.distributed.launch --nproc_per_node 2 tools/check_cost.py [MILLIONS]
 
 A model of MILLIONS of parameters (default 25) under AdamW is checked as before every save: digests of weights and
-optimizer states are compared over the ranks, and all numbers must be finite. Then it is saved. Prints medians of five; of updates, with and without a guard in turn, the
-least of 15.
+optimizer states are compared over the ranks, and all numbers must be finite. Then it is saved. Prints medians of five;
+of updates with and without a guard, done in turn, the least of 15.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def seconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 def in_turn(one: Callable[[], object], other: Callable[[], object], times: int = 15) -> tuple[float, float]:
-    """Seconds of an update of two epochs' kinds, the least of `times`: other work on the machine only adds to them."""
+    """Seconds of one of the two updates that each does, the least of `times`: other work only adds to it."""
     taken = [(seconds(one, 1), seconds(other, 1)) for _ in range(times)]
     return min(first for first, _ in taken) / 2, min(second for _, second in taken) / 2
 
