@@ -40,6 +40,7 @@ def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
     """The sum of a shard that starts at `offset` (default: 0 in every dim) of its tensor."""
     if array.size == 0:
         return 0
+    array = np.atleast_1d(array)
     bits = _bits(array)
     first, *others = (*(tuple(offset) or (0,) * array.ndim), 0)
     after = [_factors(dim, start, bits.shape[dim]) for dim, start in enumerate(others, start=1)]

@@ -50,10 +50,11 @@ def test_it_is_what_the_module_says():
 
 
 @pytest.mark.parametrize("shape", [(300_000,), (3, 200_000), (70_000, 3), (2, 3, 100_000), (5, 1, 1), ()])
-def test_blocks_are_no_part_of_it(shape, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_blocks_are_no_part_of_it(shape, dtype, monkeypatch):
     from paddle_dp.checkpoint import digest as module
 
-    array = np.random.default_rng(1).standard_normal(shape).astype("float32")
+    array = np.asarray(np.random.default_rng(1).standard_normal(shape), dtype)
     whole = sum_of(array)
     monkeypatch.setattr(module, "_BLOCK", 1000)
     monkeypatch.setattr(module, "_COLUMNS", 8)
