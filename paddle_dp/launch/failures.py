@@ -10,11 +10,12 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
+KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
 MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
 OF_THE_JOB = ("stood still", "launcher", StoppedError.__name__)  # kinds, of failures that are not one rank's
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
@@ -78,6 +79,18 @@ class Failure:
             rank=rank, kind=name, message=f"ended by {name}{hints.get(name, '')}", exit_status=128 + number,
             traceback=log, pid=pid, time=seen,
         )  # fmt: skip
+
+    def with_kernel(self, ended_one: bool | None) -> Failure:
+        """The same; of an end by SIGKILL, who did it: `ended_one`: whether the kernel has just ended a process of this
+        machine for want of memory; None: not known."""
+        if self.kind != "SIGKILL" or ended_one is None:
+            return self
+        who = (
+            KERNEL
+            if ended_one
+            else "by hand, a scheduler or another program: the kernel has not, for want of memory"
+        )
+        return replace(self, message=f"ended by SIGKILL, {who}")
 
     @property
     def consequence(self) -> bool:

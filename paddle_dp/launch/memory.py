@@ -1,15 +1,45 @@
-"""The memory that a new process can get, limited by the machine and by its container's or job's control groups."""
+"""The memory that a new process can get, limited by the machine and by its container's or job's control groups; and
+whether the kernel has just ended a process because there was none left."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+WINDOW = 5.0  # seconds: so long before a rank was seen to end the kernel may have ended it
+
 
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes; None if the system does not say."""
     limits = [limit for limit in (_of_machine(root), *_of_groups(root)) if limit is not None]
     return min(limits, default=None)
+
+
+class KernelKills:
+    """Whether the kernel has ended a process of this machine for want of memory in the last few seconds.
+
+    It counts them all (Linux 4.13), also those that only their control group's limit has ended.
+    """
+
+    def __init__(self, root: Path = Path("/")):
+        self._root = root
+        self._before = self._latest = _kernel_kills(root)
+        self._looked = 0.0
+
+    def look(self, now: float) -> None:
+        """Remembers the count at `now`, in seconds of any clock; cheap enough for ten times a second."""
+        if now - self._looked >= WINDOW:
+            self._before, self._latest, self._looked = self._latest, _kernel_kills(self._root), now
+
+    def lately(self) -> bool | None:
+        """None where the kernel does not count."""
+        now = _kernel_kills(self._root)
+        return None if now is None or self._before is None else now > self._before
+
+
+def _kernel_kills(root: Path) -> int | None:
+    match = re.search(r"^oom_kill (\d+)$", _read(root / "proc/vmstat"), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _of_machine(root: Path) -> int | None:

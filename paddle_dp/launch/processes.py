@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -123,3 +124,13 @@ def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
     while (pids := find()) and time.monotonic() < deadline:
         send(pids, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
+    """Removes the files that Paddle's own data loader made in these processes: one that is killed leaves them, and they
+    are memory. Call it when the processes are gone."""
+    names = {f"paddle_{pid}_" for pid in pids}
+    for path in folder.glob("paddle_*_*_*"):
+        if any(path.name.startswith(name) for name in names):
+            with suppress(OSError):  # another user's, or gone
+                path.unlink()

@@ -15,8 +15,17 @@ from paddle_dp.errors import StoppedError
 from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
+from paddle_dp.launch.memory import KernelKills
 from paddle_dp.launch.network import answers
-from paddle_dp.launch.processes import alive, descendants, is_stopped, kill_all, marked, send
+from paddle_dp.launch.processes import (
+    alive,
+    descendants,
+    is_stopped,
+    kill_all,
+    marked,
+    remove_shared_memory,
+    send,
+)
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill
 from paddle_dp.launch.watch import Departure, Watch
@@ -52,6 +61,7 @@ class Supervision:
         self.consequences: list[Failure] = []  # what followed from the first cause, in order
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, when all was over
         self.watch = Watch(process.pid)
+        self.kernel = KernelKills()
         self.first_rank = (plan.job.node_rank or 0) * plan.ranks
 
     def wait(self, signals: Signals, follower: logs.Follower) -> Failure | int:
@@ -83,6 +93,7 @@ class Supervision:
     def _over(self) -> bool:
         """Whether all ranks ended well, the launcher is gone, a rank has failed, or the job is stalled."""
         self.watch.look()
+        self.kernel.look(time.monotonic())
         done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks) and not self._left_early()
         return (
             done
@@ -178,6 +189,7 @@ class Supervision:
     def _of_launcher(self, number: int) -> Failure:
         """The end of Paddle's launcher by a signal, which ends its ranks, too."""
         ended = Failure.by_signal(self.first_rank, self.process.pid, number, time.time(), "")
+        ended = ended.with_kernel(self.kernel.lately())
         message = (
             f"Paddle's launcher (process {self.process.pid}) was {ended.message}; its ranks ended with it."
         )
@@ -207,7 +219,7 @@ class Supervision:
         seen = self._code_of(departure)
         code, rank, pid = seen or 0, departure.rank, departure.pid
         if code < 0:
-            ended = Failure.by_signal(rank, pid, -code, departure.time, log)
+            ended = Failure.by_signal(rank, pid, -code, departure.time, log).with_kernel(self.kernel.lately())
             # DataParallel exchanges in C++, whose time limit kills the process: only its log names the late rank.
             return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
         status = "an unknown exit status" if seen is None else f"exit status {code}"
@@ -249,8 +261,16 @@ class Supervision:
         while self.watch.living and signals.times == times and time.monotonic() < end:
             self.watch.rest(INTERVAL)
             self.watch.look()
-        kill_all(self._left)
+        seen = set(self.watch.pids.values())
+
+        def left() -> list[int]:
+            pids = self._left()
+            seen.update(pids)
+            return pids
+
+        kill_all(left)
         self.process.wait()
+        remove_shared_memory(seen)
         self.watch.close()
 
     def _has_stopped(self) -> bool:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
 
@@ -133,3 +135,36 @@ def write_to_terminal(recipe: object, options: Options) -> None:
 def say_and_wait(recipe: object, options: Options) -> None:
     print("at work", flush=True)
     time.sleep(120)
+
+
+class Numbers:
+    """Samples for Paddle's own loader, large enough for a file of shared memory each."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full([4096], index, "float32")
+
+
+def read_with_paddles_loader(recipe: object, options: Options) -> None:
+    from paddle.io import DataLoader
+
+    loader = DataLoader(Numbers(), batch_size=8, num_workers=1, use_shared_memory=True)
+    for number, _ in enumerate(loader):
+        if number == 3:
+            _leave_pid(options)
+        time.sleep(0.01)
+
+
+def take_all_memory(recipe: object, options: Options) -> None:
+    """Rank 1 enters a control group with a limit, and takes more than that, while rank 0 waits for it."""
+    mesh = join()
+    mesh.sum([1.0])
+    if mesh.rank == 1:
+        Path(options["group"], "cgroup.procs").write_text(str(os.getpid()))
+        print("the fault is at", time.time(), flush=True)
+        taken = []
+        while True:
+            taken.append(np.ones(1 << 22))
+    mesh.sum([1.0])

@@ -45,6 +45,7 @@ DEEDS: dict[str, Callable[[], None]] = {
     "exit_0": lambda: sys.exit(0),
     "exit_3": lambda: sys.exit(3),
     "leave_0": lambda: os._exit(0),
+    "leave_3": lambda: os._exit(3),
     "leave_5": lambda: os._exit(5),
 }
 
@@ -142,3 +143,22 @@ def _from_step(moment: Moment, until_then: Callable[[], None] = lambda: None) ->
         until_then()
 
     return stand
+
+
+class NoisySamples:
+    """200 samples, drawn anew in each epoch from the seed that the loader sets, a millisecond each."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        time.sleep(0.001)
+        return np.random.standard_normal(64).astype("float32"), np.array(index % 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """`use: tests.faults.parts.Noise`."""
+
+    def build(self, split: str) -> Any:
+        return NoisySamples()

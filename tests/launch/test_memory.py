@@ -2,7 +2,8 @@
 
 import pytest
 
-from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.memory import KernelKills, available_memory
 
 GB = 2**30
 
@@ -42,3 +43,28 @@ def test_a_group_gives_what_it_has_left_and_what_it_caches(system):
 
 def test_a_system_that_tells_nothing_is_not_asked(tmp_path):
     assert available_memory(tmp_path) is None
+
+
+def test_whether_the_kernel_has_lately_ended_a_process_for_want_of_memory(system):
+    def machine(count):
+        return system(proc__vmstat=f"oom_kill_disable 7\noom_kill {count}\nnr_free_pages 1\n")
+
+    kernel = KernelKills(machine(3))
+    kernel.look(100.0)
+    assert kernel.lately() is False
+    machine(4)
+    assert kernel.lately() is True
+    kernel.look(103.0), kernel.look(107.0)
+    assert kernel.lately() is True  # a rank's end is seen a moment later
+    kernel.look(114.0)
+    assert kernel.lately() is False  # that was another one
+    assert KernelKills(system(proc__vmstat="nr_free_pages 1\n")).lately() is None
+
+
+def test_an_end_by_the_kernel_is_told_from_one_by_hand():
+    killed = Failure.by_signal(1, 77, 9, 1.0, "log")
+    assert "by the kernel: memory ran out" in killed.with_kernel(True).message
+    assert "by hand, a scheduler" in killed.with_kernel(False).message
+    assert killed.with_kernel(None) == killed
+    other = Failure.by_signal(1, 77, 11, 1.0, "log")
+    assert other.with_kernel(True) == other

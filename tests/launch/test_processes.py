@@ -10,7 +10,16 @@ import time
 
 import pytest
 
-from paddle_dp.launch.processes import alive, descendants, exit_of, kill_all, marked, tied_to, variable
+from paddle_dp.launch.processes import (
+    alive,
+    descendants,
+    exit_of,
+    kill_all,
+    marked,
+    remove_shared_memory,
+    tied_to,
+    variable,
+)
 
 PARENT = (
     "import subprocess, sys, time\n"
@@ -95,3 +104,12 @@ def test_what_is_tied_dies_with_its_parent():
 def test_what_lost_its_parent_before_it_was_tied_does_not_start():
     process = subprocess.Popen(["sleep", "60"], preexec_fn=tied_to(1))  # noqa: PLW1509 - the point of it
     assert process.wait(timeout=5) == 1
+
+
+def test_shared_memory_of_some_processes_is_removed_and_no_other(tmp_path):
+    names = ("paddle_71_0_123", "paddle_71_1_456", "paddle_7_0_1", "paddle_710_0_1", "sem.71", "psm_71")
+    for name in names:
+        (tmp_path / name).touch()
+    remove_shared_memory([71, 4711], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(names[2:])
+    remove_shared_memory([71], tmp_path / "none")
