@@ -44,7 +44,7 @@ def next_point(job: Job, folder: Path, began: float, say: Callable[[str], object
         else:
             step = step_of(path)
             return Point(resume=str(path), step=step, saved=step, where=f"step {step}")
-    resume = job.resume or ("newest" if saved else None)
+    resume = job.resume if job.resume not in (None, "newest") else "newest" if saved else None
     return Point(resume=resume, where=f"--resume {resume}" if resume else "the beginning")
 
 

@@ -52,7 +52,7 @@ class Started:
         while True:
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < end, "the ranks did not come so far"
-            pids = {variable(pid, "PADDLE_TRAINER_ID"): pid for pid in self.left() if _is_rank(pid)}
+            pids = {variable(pid, "PADDLE_TRAINER_ID"): pid for pid in self.left() if is_rank(pid)}
             if len(pids) == ranks:
                 board = Path(str(variable(pids["0"], VARIABLE))).read_bytes()
                 beats = [read(board, rank) for rank in range(ranks)]
@@ -83,7 +83,7 @@ class Started:
         return not self.left()
 
 
-def _is_rank(pid: int) -> bool:
+def is_rank(pid: int) -> bool:
     """Whether a process is a rank itself: its data workers have the same command, and another parent."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
