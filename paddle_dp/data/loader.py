@@ -16,6 +16,8 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.sample import Dataset, InProcess, Source
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
+from paddle_dp.mesh.copies import copier, one_ahead
+from paddle_dp.mesh.device import current_place
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -68,26 +70,22 @@ class Loader:
         return self.sampler.batches
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` from global batch `start` on; none if `start` is the end of the epoch."""
+        """The batches of `epoch` from global batch `start` on; none if `start` is the end of the epoch.
+
+        On an accelerator each batch is read, and its copy begun, while the one before is still to be computed with.
+        """
         if epoch < 0 or not 0 <= start <= self.batches:
             raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {self.batches}")
-        return self._batches(epoch, start)
-
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        import paddle
-
         place = self._place if self._place is not None else current_place()
-        source = self._source.read(epoch, start)
+        return one_ahead(self._batches(epoch, start, place), place)
+
+    def _batches(self, epoch: int, start: int, place: Any) -> Iterator[Batch]:
+        source, copied = self._source.read(epoch, start), copier(place)
         for k in range(start, self.batches):
             begun = time.perf_counter()
             size = self.sampler.size(k)
             micro_batches = tuple(
-                MicroBatch(
-                    paddle.to_tensor(inputs, place=place),
-                    paddle.to_tensor(targets, place=place),
-                    count,
-                    first,
-                )
+                MicroBatch(copied(inputs), copied(targets), count, first)
                 for (inputs, targets, count), (first, _) in zip(
                     next(source), self.sampler.cuts(size), strict=True
                 )
@@ -103,15 +101,3 @@ class Loader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def current_place() -> Any:
-    """Paddle's current device as a place: `to_tensor` is twice as fast when it is given."""
-    import paddle
-
-    kind, _, number = paddle.device.get_device().partition(":")
-    if kind == "cpu":
-        return paddle.CPUPlace()
-    if kind == "gpu":
-        return paddle.CUDAPlace(int(number))
-    return paddle.XPUPlace(int(number)) if kind == "xpu" else paddle.CustomPlace(kind, int(number))

@@ -14,7 +14,7 @@ which gloo lacks.
 |                                                   | hangs or dies (0 of 18 starts on 4 ranks)        |
 | TCPStore (its sockets, through /proc/self/fd)     | 40 to 90 ms a call: Nagle, delayed ACKs          | rendezvous
 | FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception     | rendezvous
-| G.send G.recv G.send_partial G.recv_partial       | block each other; mixed up in groups of 3 or more| p2p, transport
+| G.send G.recv G.send_partial G.recv_partial       | block each other; mixed up in groups of 3 or more| p2p
 | G._start_coalescing G._end_coalescing             | a block's receives wait one by one, on both sides| p2p
 | _with_batch_p2p_guard (2.6; two modules)          | NCCL's group call                                | p2p
 | G.all_reduce                                      | float16: inf; no AVG; 2.6 scrambles strided ones | collectives

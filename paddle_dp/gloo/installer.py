@@ -17,10 +17,10 @@ from paddle_dp.gloo import (
     process_groups,
     tensor_ops,
     time_limit,
-    transport,
 )
 from paddle_dp.gloo.patch import Patch, apply
-from paddle_dp.gloo.rendezvous import Patience
+from paddle_dp.mesh import transport
+from paddle_dp.mesh.transport import Patience
 
 # The tests run on 3.3.1. On 3.0.0, 3.1.1 and 3.2.2 (which need protobuf < 7) tensor2 x pipeline2 with tied weights,
 # sharding v2 and stage 3 matched one process. On 2.6.2 (NumPy < 2) the same layouts matched, except

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
+from paddle_dp.mesh.transport import around, observers
 
 SAVED = (
     "create",
@@ -28,11 +28,6 @@ SAVED = (
 # For any other dtype gloo ends the process with exit(-1) and no message (GENERATE_FUNC in process_group_gloo.cc).
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool")
 _originals: dict[str, Any] = {}
-
-# Called with the group (`id`, `rank`, `ranks`) of each exchange, returns a context to run it in. Nested exchanges are
-# observed, too.
-Observer = Callable[[Any], AbstractContextManager[Any]]
-observers: list[Observer] = []
 
 
 @dataclass(frozen=True)
@@ -81,15 +76,6 @@ def _reporting_late_ranks(name: str, original: Any) -> Any:
             return original(process_group, *args)
 
     return observed(counted)
-
-
-@contextmanager
-def around(group: Any) -> Iterator[None]:
-    """Runs an exchange along `group` inside every observer's context."""
-    with ExitStack() as contexts:
-        for observer in observers:
-            contexts.enter_context(observer(group))
-        yield
 
 
 def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,8 @@
-"""Point-to-point on a process group: send, receive, their partial forms, and blocks in which receives are deferred."""
+"""Point-to-point on a process group: send, receive, their partial forms, and blocks in which receives are deferred.
+
+gloo's own send and recv block each other, and number their messages by a counter that differs between ranks in groups
+of three and more: here they go through `mesh/transport.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.gloo import transport
-from paddle_dp.gloo.originals import CompletedTask, around, group_of
+from paddle_dp.gloo.originals import CompletedTask, group_of
 from paddle_dp.gloo.patch import Patch
+from paddle_dp.mesh import transport
+from paddle_dp.mesh.transport import around
 
 Source = tuple[int, int]  # a group's id, a global rank
 _posted: collections.defaultdict[Source, collections.deque[ReceiveTask]] = collections.defaultdict(

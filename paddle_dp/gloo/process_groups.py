@@ -16,18 +16,13 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective
 
-from paddle_dp.gloo import originals, transport
+from paddle_dp.gloo import originals
 from paddle_dp.gloo.patch import Patch
-from paddle_dp.gloo.rendezvous import (
-    Patience,
-    disable_nagle,
-    named_barrier,
-    open_store,
-    own_host,
-    reach_store,
-)
+from paddle_dp.gloo.rendezvous import disable_nagle, named_barrier, open_store, reach_store
 from paddle_dp.gloo.time_limit import set_time_limit
-from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh import transport
+from paddle_dp.mesh.environment import Environment, own_host
+from paddle_dp.mesh.transport import Patience
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first rank serves the others
 REUSE = 1 << 20  # above all group ids that Paddle hands out

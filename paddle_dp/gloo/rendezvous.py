@@ -13,20 +13,11 @@ import paddle
 from paddle.base import core
 
 from paddle_dp.errors import JobError, LostPeerError
+from paddle_dp.mesh.environment import own_host
 from paddle_dp.mesh.loopback import listen_to_this_machine_only
+from paddle_dp.mesh.transport import Patience
 
 ATTEMPTS = 20
-
-
-class Patience:
-    """How long a rank waits for a peer, in seconds; one for the process, set by `install`."""
-
-    seconds = 600.0
-
-
-def own_host() -> str:
-    """This rank's address for the other ranks, as the launcher gives it."""
-    return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
 
 
 @contextlib.contextmanager

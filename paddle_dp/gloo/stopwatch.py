@@ -1,7 +1,7 @@
 """How long this rank has spent in exchanges, axis by axis.
 
 On a CPU collectives are synchronous: the time in the call is the time of the exchange, including the wait for slower
-peers. The stopwatch is an observer of the bridge's functions; without one, no time is measured.
+peers. The stopwatch is an observer of the bridge's functions and of messages; without one, no time is measured.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from paddle_dp.gloo import originals
 from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.mesh.transport import observers
 
 SEVERAL = "several axes"  # the gradient norm, comparisons of weights
 
@@ -68,5 +69,5 @@ def start(degrees: Degrees) -> Stopwatch | None:
     if not originals.is_installed():
         return None
     watch = Stopwatch(degrees)
-    originals.observers.append(watch.around)
+    observers.append(watch.around)
     return watch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from paddle_dp.errors import UsageError, did_you_mean
 
@@ -35,6 +36,18 @@ def kinds() -> list[str]:
     if paddle.is_compiled_with_xpu() and paddle.base.core.get_xpu_device_count():
         found.append("xpu")
     return [*found, "cpu"]
+
+
+def current_place() -> Any:
+    """Paddle's current device as a place: `to_tensor` is twice as fast when it is given."""
+    import paddle
+
+    kind, _, number = paddle.device.get_device().partition(":")
+    if kind == "cpu":
+        return paddle.CPUPlace()
+    if kind == "gpu":
+        return paddle.CUDAPlace(int(number))
+    return paddle.XPUPlace(int(number)) if kind == "xpu" else paddle.CustomPlace(kind, int(number))
 
 
 def not_here(wanted: str, here: list[str]) -> str:

@@ -37,6 +37,11 @@ class Environment:
         return cls(rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"))
 
 
+def own_host() -> str:
+    """This rank's address for the other ranks, as the launcher gives it."""
+    return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
+
+
 def wait_for_port(address: str, patience: float = 300.0) -> None:
     """Returns once something listens at `address` ("host:port").
 

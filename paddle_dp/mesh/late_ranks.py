@@ -73,7 +73,7 @@ class Arrivals:
         try:
             with heartbeat.waiting(what):
                 yield
-        except (RuntimeError, ValueError, OSError) as error:
+        except (RuntimeError, ValueError, OSError, LostPeerError) as error:
             waited = time.monotonic() - wait.since
             if not wait.late or waited < 0.9 * self.patience:
                 raise

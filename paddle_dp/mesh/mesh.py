@@ -18,6 +18,8 @@ from paddle_dp.mesh.device import choose
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.loopback import listen_to_this_machine_only
+from paddle_dp.mesh.messages import Messages
+from paddle_dp.mesh.transport import Patience
 
 if TYPE_CHECKING:
     import paddle
@@ -83,12 +85,10 @@ class Mesh:
         return tensor
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of `values` over the ranks, in float64, on every rank."""
+        """The sums of `values` over the ranks, in their order, on every rank; past the devices, as `gather`."""
         if self.ranks == 1:
             return [float(value) for value in values]
-        import paddle
-
-        return self.sum_tensor(paddle.to_tensor(list(map(float, values)), dtype="float64")).tolist()
+        return [sum(column) for column in zip(*self.gather(list(map(float, values))), strict=True)]
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
         """Every rank's `tensor` (equal shapes and dtypes), in rank order."""
@@ -102,21 +102,11 @@ class Mesh:
         return gathered
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value` (anything that JSON can represent), in rank order."""
+        """Every rank's `value` (anything that JSON can represent), in rank order. No rank waits for its device."""
         if self.ranks == 1:
             return [value]
-        import numpy as np
-        import paddle
-
-        encoded = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype("int32")
-        lengths = [int(t.item()) for t in self.gather_tensor(paddle.to_tensor([len(encoded)], dtype="int64"))]
-        padded = np.zeros(max(lengths), "int32")
-        padded[: len(encoded)] = encoded
-        rows = self.gather_tensor(paddle.to_tensor(padded))
-        return [
-            json.loads(row.numpy()[:length].astype(np.uint8).tobytes())
-            for row, length in zip(rows, lengths, strict=True)
-        ]
+        rows = self._messages.gather(json.dumps(value).encode(), "an exchange between all ranks")
+        return [json.loads(row) for row in rows]
 
     def wait(self, name: str) -> None:
         """A barrier without a time limit, for work that one rank does alone: writing a checkpoint, building a cache."""
@@ -133,6 +123,10 @@ class Mesh:
         """Around an exchange `what` of all ranks: if it takes long, each waiting rank prints which ranks are late."""
         arrivals = late_ranks.arrivals()
         return nullcontext() if arrivals is None else arrivals.waiting("all", range(self.ranks), what)
+
+    @cached_property
+    def _messages(self) -> Messages:
+        return Messages(range(self.ranks), self.rank, "all")
 
     @cached_property
     def _store(self) -> Any:
@@ -171,7 +165,7 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
         mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
         # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
         # lost connection instead of the rank's own error: so all wait for each other first.
-        mesh.sum([1.0])
+        mesh.sum_tensor(paddle.ones([1])).tolist()
         _joined["mesh"] = mesh
     if seed is not None:
         paddle.seed(seed)
@@ -180,7 +174,6 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
 
 def _set_patience(patience: float | None, place: str) -> float:
     """Sets how long exchanges wait for a late rank, and returns it; None: what the bridge's `install` set, or 600."""
-    from paddle_dp.gloo.rendezvous import Patience
     from paddle_dp.gloo.time_limit import set_time_limit
 
     Patience.seconds = Patience.seconds if patience is None else patience

@@ -26,7 +26,7 @@ from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.gradient_sketch import Sketches, sketches
 from paddle_dp.parallel.learning_rate import Rate
-from paddle_dp.parallel.loss import Count, Loss, number
+from paddle_dp.parallel.loss import Count, Loss, number, numbers
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.optimizer_memory import OptimizerMemory
 from paddle_dp.parallel.placed_model import PlacedModel
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Dropout = Literal["exact", "own"]
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
+Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or tensors of one that no one has read yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +126,9 @@ class Learner(PlacedModel):
         """One update from one global batch. Collective.
 
         With `collect_metrics`, returns `loss` and the loss's scores, means over the global batch, and `gradient_norm`,
-        the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one small
-        exchange and a read from the device. If nothing in the batch counts, means are NaN and `gradient_norm` is 0.
+        the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one read
+        from the device, which is otherwise not waited for, and one small exchange. If nothing in the batch counts,
+        means are NaN and `gradient_norm` is 0.
         `accept` is asked with these metrics before anything is updated, unless nothing counts. If it refuses, weights,
         optimizer states, running statistics and buffers stay what they were; the schedule goes on.
 
@@ -192,12 +194,12 @@ class Learner(PlacedModel):
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
-    ) -> tuple[list[dict[str, float]], Count]:
+    ) -> tuple[list[Sums], Count]:
         """Forward and backward of every micro-batch's total / divisor.
 
         Returns the sums of each (empty without `collect_metrics`), and the loss's count over all of them.
         """
-        seen: list[dict[str, float]] = []
+        seen: list[Sums] = []
         counted: Count = 0
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
@@ -335,11 +337,12 @@ class Learner(PlacedModel):
         with paddle.no_grad():
             total, count = self.loss(outputs, micro_batch.targets)
         sums = self.loss.sums(outputs, micro_batch.targets, total)
+        *values, count = numbers([*sums.values(), count])
         return Score(
             outputs=outputs,
             targets=micro_batch.targets,
-            sums={name: number(value) for name, value in sums.items()},
-            count=number(count),
+            sums=dict(zip(sums, values, strict=True)),
+            count=count,
             samples=micro_batch.samples,
         )
 
@@ -433,24 +436,26 @@ class Learner(PlacedModel):
             )
         return usable
 
-    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> dict[str, float]:
+    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
         """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
         sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
-        return {name: number(value) if counts else 0.0 for name, value in sums.items()}
+        return {name: value if counts else 0.0 for name, value in sums.items()}
 
-    def _metrics(self, seen: list[dict[str, float]], count: float) -> dict[str, float]:
+    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
         """The sums of all ranks divided by `count`, and the gradient norm; one that is not finite is so on all ranks.
-        Collective."""
-        norm = number(self.gradient_norm()) if count else 0.0
+        The device is read once. Collective."""
+        names = list(seen[0])
+        of_micro_batches = [row[name] for name in names for row in seen]
+        *values, norm = numbers([*of_micro_batches, self.gradient_norm() if count else 0.0])
         # Under a loss scale an overflow is no fault: the update is skipped.
         faulty = not math.isfinite(norm) and self.mixed.scale is None
         self.faulty_gradients = self._faulty_gradients() if faulty else {}
-        local = [sum(row[name] for row in seen) for name in seen[0]]
+        local = [sum(values[at : at + len(seen)]) for at in range(0, len(values), len(seen))]
         *sums, not_finite_norms = self.mesh.sum([*local, 0.0 if math.isfinite(norm) else norm])
         means = [value / count if count else math.nan for value in sums]
         norm = norm if not_finite_norms == 0 else not_finite_norms
-        return {**dict(zip(seen[0], means, strict=True)), "gradient_norm": norm}
+        return {**dict(zip(names, means, strict=True)), "gradient_norm": norm}
 
     def _faulty_gradients(self) -> dict[str, str]:
         """This rank's gradients that are not finite, by name, with their contents («3 NaN of 100»)."""

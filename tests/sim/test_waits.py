@@ -1,4 +1,4 @@
-"""How often the host waits for the device in a training step, and where."""
+"""How often the host waits for the device in a training, and where: only at steps that a callback reads."""
 
 from __future__ import annotations
 
@@ -10,30 +10,111 @@ from tests.ranks import run_ranks
 from tests.sim.recipes import gpt
 from tests.sim.waits import Waits
 
+READ = 6  # a callback reads the numbers after every sixth update
+# The first epoch has new shapes: of full batches, and of the short one at its end. Stages tell each other of them.
+SETTLED = 4
 
-def waits(recipe: str, strategy: str) -> dict[str, int]:
-    """In a rank: the waits of updates 9 to 12, whose numbers nobody reads (buffers are compared after 8, and 16)."""
+
+def fit(recipe: str, overrides: list[str]) -> dict[str, dict[str, int]]:
+    """In a rank: trains as a recipe does, and returns the waits between two updates, by step."""
     import paddle
 
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
+    from paddle_dp.train.callback import Callback, Moment
+    from paddle_dp.units import Every
+
+    seen, by_step = Waits(), {}
+
+    class Note(Callback):
+        reads = False
+
+        def step(self, moment: Moment) -> None:
+            by_step[moment.progress.step] = dict(seen.lines)
+            seen.lines.clear()
+
+    class Read(Callback):
+        every = Every.parse(f"{READ} steps")
+
+        def step(self, moment: Moment) -> None:
+            assert moment.numbers["loss"] > 0
 
     mesh = join()
-    overrides = [strategy, "model.dropout=0", f"output_dir={Path(recipe).parent}/{mesh.rank}"]
-    trainer = build(read_recipe(recipe, overrides), mesh)
-    for epoch in (0, 1):
-        for batch in trainer.loader.read(epoch):
-            trainer.learner.train_batch(batch)
-    batches = list(
-        trainer.loader.read(2)
-    )  # read before: Paddle copies from pageable memory at once, and waits
-    with Waits() as seen:
-        for batch in batches:
-            trainer.learner.train_batch(batch)
+    trainer = build(read_recipe(recipe, [*overrides, f"output_dir={Path(recipe).parent}/{mesh.rank}"]), mesh)
+    trainer.add(Note())
+    trainer.add(Read())
+    with seen:
+        trainer.fit()
     paddle.device.synchronize()  # a rank that leaves takes what it is still sending with it
     mesh.wait("the end")
-    return dict(seen.lines)
+    return by_step
+
+
+def waits(folder: Path, *overrides: str) -> list[dict[int, dict[str, int]]]:
+    """Of each of two ranks, once the training has settled: the steps, and what was waited for in each."""
+    schedule = "schedule={use: cosine, learning_rate: 0.003, warmup: 4 steps}"
+    of_ranks = run_ranks(fit, 2, str(gpt(folder)), [schedule, *overrides])
+    return [{int(step): found for step, found in one.items() if int(step) > SETTLED} for one in of_ranks]
+
+
+def lines(found: dict[str, int]) -> set[str]:
+    """What was waited for, and where, without the lines' numbers."""
+    return {f"{kind}: {at.partition(':')[0]}" for kind, _, at in (line.partition(": ") for line in found)}
+
+
+def assert_waits_for_readers_alone(of_ranks: list[dict[int, dict[str, int]]], last: int = 20) -> None:
+    for by_step in of_ranks:
+        assert list(by_step) == list(range(SETTLED + 1, last + 1))
+        for step, found in by_step.items():
+            read = step % READ == 0 or step == last
+            assert lines(found) == ({"stream: paddle_dp/parallel/loss.py"} if read else set()), (step, found)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "strategy={use: data_parallel}",
+        *(
+            pytest.param(strategy, marks=pytest.mark.long)
+            for strategy in (
+                *(f"strategy={{use: hybrid, sharding: 2, sharding_stage: {stage}}}" for stage in (1, 2, 3)),
+                *(f"strategy.{axis}=2" for axis in ("data", "tensor", "sequence", "pipeline")),
+                "strategy={use: data_parallel, recompute: full}",
+                "strategy={use: hybrid, tensor: 2, sequence_parallel: true}",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_that_no_callback_reads_waits_for_nothing(tmp_path: Path, strategy: str) -> None:
+    """Loader, forward, backward, exchange, clip, update, schedule, requests to stop; dropout, and short batches."""
+    assert_waits_for_readers_alone(waits(tmp_path, strategy))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize(
+    "strategy", ["{use: data_parallel}", "{use: hybrid, sharding: 2, sharding_stage: 3}"]
+)
+def test_nor_does_one_in_bfloat16(
+    tmp_path: Path, strategy: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIM_NAME", "npu")
+    precision = f"train.precision={{dtype: bfloat16, level: {level}}}"
+    assert_waits_for_readers_alone(waits(tmp_path, f"strategy={strategy}", precision))
+
+
+@pytest.mark.long
+def test_in_float16_each_update_waits_once_to_see_whether_a_gradient_overflowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there is an update at all is the host's choice: Paddle's optimizers leave it to no device."""
+    monkeypatch.setenv("SIM_NAME", "npu")
+    for by_step in waits(tmp_path, "strategy={use: data_parallel}", "train.precision=float16"):
+        for step, found in by_step.items():
+            if step % READ and step != 20:
+                assert lines(found) == {"stream: paddle_dp/parallel/learner.py"}
+                assert sum(found.values()) == 1
 
 
 def read(recipe: str) -> dict[str, int]:
@@ -47,29 +128,6 @@ def read(recipe: str) -> dict[str, int]:
     with Waits() as seen:
         x.tolist()
     return dict(seen.lines)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "strategy={use: data_parallel}", "strategy={use: hybrid, sharding: 2, sharding_stage: 1}",
-        *(
-            pytest.param(f"strategy.{axis}=2", marks=pytest.mark.long)
-            for axis in ("data", "tensor", "sequence", "pipeline")
-        ),
-    ],
-)  # fmt: skip
-def test_a_step_that_nobody_reads_waits_for_nothing(tmp_path: Path, strategy: str) -> None:
-    assert run_ranks(waits, 2, str(gpt(tmp_path)), strategy) == [{}, {}]
-
-
-@pytest.mark.long
-def test_stage_3_waits_where_the_ranks_agree_on_the_next_layers(tmp_path: Path) -> None:
-    """Each of its rounds is read from the device: which layers a rank runs may depend on its samples."""
-    found = run_ranks(waits, 2, str(gpt(tmp_path)), "strategy={use: hybrid, sharding: 2, sharding_stage: 3}")
-    assert {line.partition(":")[2].partition(":")[0].strip() for line in found[0]} == {
-        "paddle_dp/parallel/sharding/rounds.py"
-    }
 
 
 def test_a_wait_is_told_with_its_line(tmp_path: Path) -> None:

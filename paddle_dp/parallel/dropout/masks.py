@@ -20,6 +20,8 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from paddle_dp.mesh.copies import to_device
+
 Words = NDArray[np.uint32]
 Keys = tuple[Words, Words]  # two words for each sample, [n] each
 Ranges = tuple[tuple[int, int], ...]  # start and stop of each dim
@@ -114,7 +116,7 @@ def dropped_on_device(of: Keys, whole: tuple[int, ...], held: Ranges, p: float, 
     In int32, whose products and sums wrap: Paddle has no uint32 arithmetic (3.3.1).
     """
     words = np.stack(of).view(np.int32)[:, :, None]
-    first, second = paddle.to_tensor(words, place=place)
+    first, second = to_device(words, place)
     h = _positions_on_device(whole, held, str(place)) + first
     h = _round_on_device(h, 15, _M2)
     h = _round_on_device(h.bitwise_xor(second), 16, _M1)

@@ -16,13 +16,12 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hybrid import HybridLearner
+from paddle_dp.parallel.learner import Sums
 from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.pipeline.schedules import Engine
 from paddle_dp.parallel.pipeline.stages import LocalStages
 from paddle_dp.parallel.pipeline.timeline import Recorder
 from paddle_dp.plan.pipeline_schedule import Work
-
-Sums = dict[str, paddle.Tensor]
 
 
 class MicroBatchLoss:
@@ -71,7 +70,7 @@ class PipelineLearner(HybridLearner):
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
-    ) -> tuple[list[dict[str, float]], Count]:
+    ) -> tuple[list[Sums], Count]:
         self.batch, micro_batches = batch, batch.micro_batches
         # Fleet divides each micro-batch's loss by their number; the factor undoes that.
         self.micro_batch_loss.open(
@@ -131,14 +130,12 @@ class PipelineLearner(HybridLearner):
         assert self.batch is not None
         return self._draws.around(self.batch, micro_batch, self.named_layers)
 
-    def _seen(self) -> list[dict[str, float]]:
+    def _seen(self) -> list[Sums]:
         """Each micro-batch's sums on ranks that count, zeros with the same names elsewhere. Collective at first."""
         sums = self.micro_batch_loss.sums if self.mesh.is_loss_rank else []
         if not self.names:
             self.names = max(self.mesh.gather(list(sums[0]) if sums else []), key=len)
-        return [{name: float(row[name]) for name in self.names} for row in sums] or [
-            dict.fromkeys(self.names, 0.0)
-        ]
+        return [{name: row[name] for name in self.names} for row in sums] or [dict.fromkeys(self.names, 0.0)]
 
     def _exchange(self) -> None:
         super()._exchange()

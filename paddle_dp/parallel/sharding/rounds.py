@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import paddle
-import paddle.distributed as dist
 
+from paddle_dp.mesh.messages import Messages
 from paddle_dp.parallel.hcg import Group
 
 
@@ -21,12 +20,13 @@ class Rounds:
     A rank that needs some of `size` things begins a round and waits there for the others. In a round each rank names
     what it needs, and all ranks call `serve(places)` with everything that any of them needs, in the same order. Ranks
     that run the same layers need the same things in the same round. A rank that needs nothing more stays in `finish`,
-    and serves the others, until all are done. The price is one all-reduce of a few bytes per round, which is read from
-    the device.
+    and serves the others, until all are done. The price is a message of a bit for each thing per round, from host to
+    host: each waits for the slowest host, and none for its device.
     """
 
     def __init__(self, group: Group, size: int, serve: Callable[[Sequence[int]], None]):
-        self._group, self._size, self._serve = group, size, serve
+        self._size, self._serve = size, serve
+        self._messages = Messages(group.ranks, group.ranks[group.rank], "sharding")
 
     def begin(self, needed: Iterable[int]) -> None:
         """One round, for what this rank needs. Collective: matches any round of the other ranks."""
@@ -37,14 +37,14 @@ class Rounds:
         while not self._round(needed, done=True):
             needed = ()
 
-    @paddle.no_grad()
     def _round(self, needed: Iterable[int], done: bool) -> bool:
         """One round; returns whether all ranks are done."""
-        flags = np.zeros(self._size + 1, "int32")
-        flags[list(needed)] = 1
-        flags[-1] = done
-        sums = paddle.to_tensor(flags)
-        dist.all_reduce(sums, group=self._group)
-        *counts, finished = sums.tolist()
-        self._serve([place for place, ranks in enumerate(counts) if ranks])
-        return bool(finished == self._group.nranks)
+        flags = np.zeros(self._size + 1, bool)
+        flags[list(needed)] = True
+        flags[-1] = not done
+        of_ranks = self._messages.gather(np.packbits(flags).tobytes(), "the choice of the next collectives")
+        *wanted, unfinished = np.unpackbits(
+            np.bitwise_or.reduce([np.frombuffer(one, np.uint8) for one in of_ranks]), count=flags.size
+        )
+        self._serve(np.flatnonzero(wanted).tolist())
+        return not unfinished

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "settings.h"
@@ -99,11 +101,22 @@ C_Status copy_within_later(const C_Device, C_Stream stream, void* to, const void
 C_Status copy_between_later(const C_Device, const C_Device, C_Stream stream, void* to, const void* from, size_t size) {
   return copy_within_later(nullptr, stream, to, from, size);
 }
-// What comes from pageable host memory is taken before the call returns, as CUDA does: the caller may free it.
+// SIM_COPY_BANDWIDTH: bytes a second from the host; 0 is no limit. The copying stream waits without taking a core.
+void take_as_long_as(size_t size) {
+  static const double bandwidth = setting("SIM_COPY_BANDWIDTH", 0);
+  if (bandwidth <= 0) return;
+  std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(size) / bandwidth));
+}
+// What comes from pageable host memory is taken before the call returns, as CUDA does: the caller may free it. What comes
+// from pinned memory is read when the stream comes to it. SIM_PINNED=1 treats all host memory so.
 C_Status copy_from_host_later(const C_Device, C_Stream stream, void* to, const void* from, size_t size) {
+  static const bool pinned = setting("SIM_PINNED", 0) > 0;
   auto* first = static_cast<const char*>(from);
-  auto taken = std::make_shared<std::vector<char>>(first, first + size);
-  stream->queue.put([=] { std::memcpy(to, taken->data(), size); });
+  auto taken = pinned ? nullptr : std::make_shared<std::vector<char>>(first, first + size);
+  stream->queue.put([=] {
+    take_as_long_as(size);
+    std::memcpy(to, taken ? taken->data() : first, size);
+  });
   return C_SUCCESS;
 }
 C_Status copy_to_host_later(const C_Device, C_Stream stream, void* to, const void* from, size_t size) {

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.gloo.rendezvous import Patience
-from paddle_dp.gloo.transport import HEADER, Endpoint
+from paddle_dp.mesh.transport import HEADER, Endpoint, Patience
 
 
 class Store(dict):  # type: ignore[type-arg]
@@ -75,7 +74,7 @@ def test_a_peer_that_left_is_named(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     connection = zero._connect(1)
     connection.close()
-    with pytest.raises(JobError, match=r"rank 1 waits for rank 0 in gloo group 5, which has left"):
+    with pytest.raises(JobError, match=r"rank 1 waits for a message of rank 0, which has left"):
         one.receive(5, 0)
 
 
@@ -89,9 +88,7 @@ def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Endpoint, Endp
 
 def test_patience_ends_with_names(pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "seconds", 0.1)
-    with pytest.raises(
-        JobError, match=r"rank 1 waits for rank 0 in gloo group 3, which sent nothing for 0.1 s"
-    ):
+    with pytest.raises(JobError, match=r"rank 1 waits for a message of rank 0, which sent nothing for 0.1 s"):
         pair[1].receive(3, 0)
 
 

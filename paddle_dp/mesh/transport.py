@@ -1,8 +1,4 @@
-"""Bytes from rank to rank over plain sockets: sends never block, and one queue per (group, source) keeps their order.
-
-gloo's own send and recv block each other, and number their messages by a counter that differs between ranks in groups
-of three and more.
-"""
+"""Bytes from rank to rank over plain sockets: sends never block, one queue per (group, source) keeps their order."""
 
 from __future__ import annotations
 
@@ -14,19 +10,37 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from paddle.base import core
-
 from paddle_dp.errors import LostPeerError
-from paddle_dp.gloo.rendezvous import Patience, own_host
-from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.environment import Environment, own_host
 from paddle_dp.mesh.heartbeat import heartbeat
 
 TOKEN = 16  # bytes of the secret by which a peer proves that it belongs to this job
 HELLO = struct.Struct(f"<{TOKEN}sq")  # the listener's token, the caller's rank
 HEADER = struct.Struct("<qQ")  # group, length
 LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
+
+# Called with the group (`id`, `ranks`) of each exchange, returns a context to run it in. Nested exchanges are observed,
+# too.
+Observer = Callable[[Any], contextlib.AbstractContextManager[Any]]
+observers: list[Observer] = []
+
+
+@contextlib.contextmanager
+def around(group: Any) -> Iterator[None]:
+    """Runs an exchange along `group` inside every observer's context."""
+    with contextlib.ExitStack() as contexts:
+        for observer in observers:
+            contexts.enter_context(observer(group))
+        yield
+
+
+class Patience:
+    """How long a rank waits for a peer, in seconds; one for the process, set by `join` or by the bridge's `install`."""
+
+    seconds = 600.0
 
 
 class Endpoint:
@@ -64,9 +78,7 @@ class Endpoint:
             if inbox:
                 return inbox.popleft()
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"
-        raise LostPeerError(
-            f"rank {self.rank} waits for rank {rank} in gloo group {group}, which {why}. See its log."
-        )
+        raise LostPeerError(f"rank {self.rank} waits for a message of rank {rank}, which {why}. See its log.")
 
     def flush(self) -> None:
         """Returns when everything queued has been written, or after 30 s, so that an exit loses no sends."""
@@ -195,5 +207,9 @@ def open_endpoint(store: Any) -> Endpoint:
 
 
 def endpoint() -> Endpoint:
-    """This process's endpoint, which the first group opened."""
-    return _endpoint[0] if _endpoint else open_endpoint(core.create_or_get_global_tcp_store())
+    """This process's endpoint, which the first message opens."""
+    if not _endpoint:
+        from paddle.base import core
+
+        open_endpoint(core.create_or_get_global_tcp_store())
+    return _endpoint[0]

@@ -1,0 +1,105 @@
+"""Copies from the host's memory to the device's, for which the host does not wait.
+
+`paddle.to_tensor(array, place=device)` returns when the copy is done, and with it all that the device was given before
+(3.3.1: two waits for each tensor). Here a copy is only queued; what reads the tensor is queued behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import paddle
+
+T = TypeVar("T")
+# Events that were recorded, each with the memory that must not be used for anything else until the device has come to
+# it. They are recorded again after that: a custom device waits where an event is destroyed (3.3.1).
+_recorded: deque[tuple[paddle.device.Event, Any]] = deque()
+
+
+def copier(place: Any) -> Callable[[np.ndarray[Any, Any]], paddle.Tensor]:
+    """What makes tensors at `place` of arrays, which may be changed as soon as it returns: on a CPU `to_tensor`."""
+    import paddle
+
+    return partial(paddle.to_tensor if is_cpu(place) else to_device, place=place)
+
+
+def to_device(array: np.ndarray[Any, Any], place: Any) -> paddle.Tensor:
+    """`array` as a tensor on the device at `place`, copied on the current stream.
+
+    A GPU copies from page-locked memory, other devices from ordinary memory; either is kept until the copy is done.
+    """
+    import paddle
+
+    pinned = "gpu" in str(place)
+    source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
+    copy = source.to(place, blocking=False)
+    _recorded.append((_record(), source))
+    return copy
+
+
+def is_cpu(place: Any) -> bool:
+    """Of any of Paddle's classes of places."""
+    return str(place) == "Place(cpu)"
+
+
+def one_ahead(items: Iterator[T], place: Any) -> Iterator[T]:
+    """Yields `items`, whose tensors `to_device` copies, each while the device computes with the one before.
+
+    An item is taken, and its copies are queued on a stream of their own, before the one before is yielded. An error in
+    taking it is raised in its turn. On a CPU the items are yielded as they are.
+    """
+    return items if is_cpu(place) else _one_ahead(items)
+
+
+def _one_ahead(items: Iterator[T]) -> Iterator[T]:
+    import paddle
+
+    copying = paddle.device.Stream()
+    arrivals: list[paddle.device.Event] = []  # of copies for which the computing stream does not wait yet
+
+    def take() -> list[T]:
+        # Memory that is free is still used by what is queued now, and not by what will be.
+        copying.wait_event(now := _record())
+        _recorded.append((now, None))
+        with paddle.device.stream_guard(copying):
+            try:
+                return list(islice(items, 1))
+            finally:
+                arrivals.append(_record())
+
+    def await_copies() -> None:
+        while arrivals:
+            paddle.device.current_stream().wait_event(arrival := arrivals.pop())
+            _recorded.append((arrival, None))
+
+    try:
+        taken, error = take(), None
+        while taken:
+            await_copies()
+            ahead: list[T] = []
+            try:
+                ahead = take()
+            except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised in its turn
+                error = raised
+            yield taken[0]
+            if error is not None:
+                raise error
+            taken = ahead
+    finally:
+        await_copies()  # also those that nobody wanted: their memory is used for something else next
+
+
+def _record() -> paddle.device.Event:
+    """An event behind all that the current stream was given."""
+    import paddle
+
+    done = bool(_recorded) and _recorded[0][0].query()
+    event = _recorded.popleft()[0] if done else paddle.device.Event()
+    event.record()
+    return event

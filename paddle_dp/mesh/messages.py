@@ -1,0 +1,54 @@
+"""What the processes of some ranks tell each other, past their devices.
+
+A number that comes back from a device is there when the device has done all that it was given before, and the host
+waits. What the hosts know already they tell each other over sockets: they wait for each other, and for no device.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+from paddle_dp.mesh import late_ranks, transport
+
+LENGTH = struct.Struct("<Q")
+CHANNELS = {"all": -1, "sharding": -2}  # below 0: the bridge counts its groups from 0
+
+
+class Messages:
+    """Messages among the global `ranks`, one of which is `rank`: of the whole mesh, or of an axis (`group`)."""
+
+    def __init__(self, ranks: Sequence[int], rank: int, group: str):
+        self.id, self.ranks = CHANNELS[group], list(ranks)
+        self._group, self._me = group, self.ranks.index(rank)
+
+    def gather(self, mine: bytes, what: str) -> list[bytes]:
+        """Every rank's bytes, in the order of `ranks`. Collective. `what`: this exchange, when ranks are late to it.
+
+        Raises LostPeerError when a rank is gone, or is late by the whole of `Patience.seconds`.
+        """
+        arrivals = late_ranks.arrivals()
+        late = nullcontext() if arrivals is None else arrivals.waiting(self._group, self.ranks, what)
+        with transport.around(self), late:
+            return self._gather(mine, transport.endpoint())
+
+    def _gather(self, mine: bytes, endpoint: transport.Endpoint) -> list[bytes]:
+        """In each of log2(ranks) turns a rank gets as many as it has, from twice as far away (Bruck et al. 1997, IEEE
+        Transactions on Parallel and Distributed Systems 8)."""
+        size = len(self.ranks)
+        got = [mine]  # of the ranks from this one on, around the circle
+        while (have := len(got)) < size:
+            wanted = min(have, size - have)
+            packed = b"".join(LENGTH.pack(len(one)) + one for one in got[:wanted])
+            endpoint.send(self.id, self.ranks[self._me - have], memoryview(packed))
+            got += _parts(endpoint.receive(self.id, self.ranks[(self._me + have) % size]))
+        return [got[(place - self._me) % size] for place in range(size)]
+
+
+def _parts(packed: bytearray) -> Iterator[bytes]:
+    at = 0
+    while at < len(packed):
+        (length,) = LENGTH.unpack_from(packed, at)
+        at += LENGTH.size + length
+        yield bytes(packed[at - length : at])
