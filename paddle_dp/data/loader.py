@@ -16,7 +16,7 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.sample import Dataset, InProcess, Source
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
-from paddle_dp.mesh.copies import copier, one_ahead
+from paddle_dp.mesh.copies import one_ahead, to_device
 from paddle_dp.mesh.device import current_place
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ class Loader:
         return one_ahead(self._batches(epoch, start, place), place)
 
     def _batches(self, epoch: int, start: int, place: Any) -> Iterator[Batch]:
-        source, copied = self._source.read(epoch, start), copier(place)
+        source = self._source.read(epoch, start)
         for k in range(start, self.batches):
             begun = time.perf_counter()
             size = self.sampler.size(k)
             micro_batches = tuple(
-                MicroBatch(copied(inputs), copied(targets), count, first)
+                MicroBatch(to_device(inputs, place), to_device(targets, place), count, first)
                 for (inputs, targets, count), (first, _) in zip(
                     next(source), self.sampler.cuts(size), strict=True
                 )

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,20 +21,15 @@ T = TypeVar("T")
 _recorded: deque[tuple[paddle.device.Event, Any]] = deque()
 
 
-def copier(place: Any) -> Callable[[np.ndarray[Any, Any]], paddle.Tensor]:
-    """What makes tensors at `place` of arrays, which may be changed as soon as it returns: on a CPU `to_tensor`."""
-    import paddle
-
-    return partial(paddle.to_tensor if is_cpu(place) else to_device, place=place)
-
-
 def to_device(array: np.ndarray[Any, Any], place: Any) -> paddle.Tensor:
-    """`array` as a tensor on the device at `place`, copied on the current stream.
+    """`array` as a tensor at `place`, copied on the current stream; the array may be changed as soon as this returns.
 
     A GPU copies from page-locked memory, other devices from ordinary memory; either is kept until the copy is done.
     """
     import paddle
 
+    if is_cpu(place):
+        return paddle.to_tensor(array, place=place)
     pinned = "gpu" in str(place)
     source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
     copy = source.to(place, blocking=False)
