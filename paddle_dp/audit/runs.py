@@ -19,6 +19,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervisor import Outside
 
 RUNNER = Path(__file__).with_name("runner.py")
 GRACE = 30.0  # seconds beyond its patience for a rank whose own guard cannot run
@@ -48,8 +49,8 @@ class Script:
         launcher += ["--devices", ",".join(plan.devices)] if plan.devices else []
         words = [*launcher, str(RUNNER), str(self.path), *self.arguments]
         with Signals() as signals:
-            command = Command(words=words, variables=variables)
-            outcome, _ = watched(command, plan, folder, signals, self._stalled(folder))
+            outside = Outside(signals=signals, must_end=self._stalled(folder))
+            outcome, _ = watched(Command(words=words, variables=variables), plan, folder, outside)
         if signals.number:
             raise EndedError(signals.number)
         return outcome

@@ -20,15 +20,17 @@ from paddle_dp.cli.options import (
     Devices,
     Master,
     NodeRank,
-    Nodes,
+    NodesOrSpan,
     OutputDir,
     Overrides,
     Ranks,
+    RanksOrSpan,
     RecipeFile,
     RunFolder,
     numbers,
     recipes_and_settings,
     require,
+    span,
     words,
 )
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    ranks: Ranks = None,
+    ranks: RanksOrSpan = None,
     devices: Devices = None,
-    nodes: Nodes = None,
+    nodes: NodesOrSpan = None,
     master: Master = None,
     node_rank: NodeRank = None,
     output_dir: OutputDir = None,
@@ -74,13 +76,17 @@ def train(
         raise UsageError(
             f"--accept {accept}: it says what --resume may find changed, and there is no --resume."
         )
+    least_ranks, most_ranks = span("--ranks", ranks)
+    least_nodes, most_nodes = span("--nodes", nodes)
     _run(
         Job(
             recipe=recipe,
             overrides=tuple(overrides or ()),
-            ranks=ranks,
+            ranks=most_ranks,
+            least_ranks=least_ranks,
             devices=numbers(devices),
-            nodes=nodes,
+            nodes=most_nodes,
+            least_nodes=least_nodes,
             master=master,
             node_rank=node_rank,
             output_dir=output_dir,

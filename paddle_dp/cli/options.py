@@ -26,7 +26,20 @@ Ranks = Annotated[
 Devices = Annotated[
     str | None, typer.Option(metavar="0,1,…", help="These GPUs or other devices, one process each.")
 ]
-Nodes = Annotated[int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")]
+RanksOrSpan = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|MIN:MAX",
+        help="Processes on each node; without it, one for each visible GPU, or one. MIN:MAX: as many as can be had.",
+    ),
+]
+NodesOrSpan = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|MIN:MAX",
+        help="Machines; run the command on each of them. MIN:MAX: go on with fewer while others are lost.",
+    ),
+]
 Master = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0.")
 ]
@@ -47,6 +60,18 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
     if not all(word.isdecimal() for word in words):
         raise UsageError(f"--devices {devices}: give GPU numbers separated by commas, such as --devices 0,1.")
     return tuple(map(int, words))
+
+
+def span(option: str, text: str | None) -> tuple[int | None, int | None]:
+    """«2:4» as (2, 4), «4» as (None, 4); a UsageError for anything else."""
+    if text is None:
+        return None, None
+    least, colon, most = text.rpartition(":")
+    if not most.isdecimal() or (colon and not least.isdecimal()):
+        raise UsageError(
+            f"{option} {text}: give a number, such as {option} 4, or MIN:MAX, such as {option} 2:4."
+        )
+    return int(least) if colon else None, int(most)
 
 
 def words(text: str) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import TYPE_CHECKING, BinaryIO
@@ -16,12 +17,12 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch import last_words, logs
 from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.network import meet, reserved_ports
+from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.restarts import Again, Outcome, decide
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import MARK, Supervision, board_of
+from paddle_dp.launch.supervisor import MARK, Outside, Supervision, board_of
 from paddle_dp.mesh.heartbeat import STARTED
 
 if TYPE_CHECKING:
@@ -31,21 +32,30 @@ Plans = Callable[[Sequence[Outcome]], Plan]
 """The plan of the next attempt, from how the earlier ones ended: with as many ranks as can be had now."""
 
 
-def run(plans: Plans, attempt: Path, inherited: Mapping[str, str]) -> int:
+def run(
+    plans: Plans, attempt: Path, inherited: Mapping[str, str], resize: Callable[[Plan], str] = lambda plan: ""
+) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
-    The first attempt writes its logs to `attempt`, each later one to a folder beside it.
+    The first attempt writes its logs to `attempt`, each later one to a folder beside it. `resize` says why a running
+    attempt is to stop for another number of ranks: then the next one goes on, which is no failure.
     """
     history: list[Outcome] = []
     with Signals() as signals:
         plan = plans(history)
         started = time.monotonic()
         last_words.announce(plan, environment(plan, inherited), attempt)
-        point = _first_point(plan, attempt)
+        point = first_point(plan, attempt)
         while True:
-            outcome = run_once(plan, attempt, inherited, point, started, signals)
+            outside = Outside(signals=signals, must_stop=partial(resize, plan))
+            outcome = run_once(plan, attempt, inherited, point, started, outside)
+            if outcome.stopped and not signals.number and resize(plan):
+                point = next_point(plan, attempt)
+                plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
+                last_words.resized(plan, point.where)
+                continue
             if plan.job.restarts and not outcome.final:
-                point = _next_point(plan, attempt)
+                point = next_point(plan, attempt)
                 outcome = replace(outcome, saved=point.saved)
             history.append(outcome)
             then = decide(history, plan.job.restarts)
@@ -63,21 +73,23 @@ def run(plans: Plans, attempt: Path, inherited: Mapping[str, str]) -> int:
 
 
 def run_once(
-    plan: Plan, attempt: Path, inherited: Mapping[str, str], point: Point, started: float, signals: Signals
+    plan: Plan,
+    attempt: Path,
+    inherited: Mapping[str, str],
+    point: Point,
+    started: float,
+    outside: Outside,
 ) -> Outcome:
     """Runs the plan's ranks from `point` until none of their processes is left, by Paddle's launcher under supervision.
 
     `started`: when the job's first attempt did, in seconds of the monotonic clock. What it saved is not looked up.
     """
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
-    job = plan.job
-    meeting = meet(job.master, job.node_rank == 0) if job.master is not None and plan.nodes > 1 else None
-    variables = environment(plan, inherited, meeting) | {STARTED: repr(started)}
-    command = Command(
-        words=argv(plan, attempt, meeting), screen=_screen(plan, variables), variables=variables
-    )
-    ended, supervision = watched(command, plan, attempt, signals)
-    outcome = Outcome(attempt=attempt, status=0, signal=signals.name, began=point.step)
+    variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
+    words = argv(plan, attempt, plan.meeting)
+    command = Command(words=words, screen=_screen(plan, variables), variables=variables)
+    ended, supervision = watched(command, plan, attempt, outside)
+    outcome = Outcome(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
     if not isinstance(ended, Failure):
         return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
     return replace(
@@ -99,12 +111,11 @@ def watched(
     command: Command,
     plan: Plan,
     attempt: Path,
-    signals: Signals,
-    stalled: Callable[[], bool] = lambda: False,
+    outside: Outside,
 ) -> tuple[Failure | int, Supervision]:
     """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
 
-    The job is also ended when `stalled()` is true, and by one of `signals`. Afterwards none of its processes is left.
+    The job is also ended from `outside`. Afterwards none of its processes is left.
     """
     mark = f"{os.getpid()}-{time.time_ns()}"
     with (
@@ -124,8 +135,8 @@ def watched(
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
             preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; a kill -9 of us must end it
         )
-        supervision = Supervision(plan, process, attempt, mark, stalled, board)
-        outcome = supervision.wait(signals, logs.Follower(logs.worker_log(attempt, 0), command.screen))
+        supervision = Supervision(plan, process, attempt, mark, outside, board)
+        outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))
     return outcome, supervision
 
 
@@ -140,19 +151,20 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
 
 
-def _first_point(plan: Plan, attempt: Path) -> Point:
+def first_point(plan: Plan, attempt: Path) -> Point:
     """Where the first attempt begins: as --resume says; where there may be others, past a damaged checkpoint."""
     if plan.job.restarts and plan.job.resume == "newest":
-        return _next_point(plan, attempt)
+        return next_point(plan, attempt)
     from paddle_dp.launch.resume import Point
 
     return Point(resume=plan.job.resume)
 
 
-def _next_point(plan: Plan, attempt: Path) -> Point:
-    from paddle_dp.launch.resume import next_point  # imports NumPy, which few jobs need here
+def next_point(plan: Plan, attempt: Path) -> Point:
+    """Where an attempt begins that follows another one: at the newest good checkpoint."""
+    from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
-    return next_point(plan.job, attempt.parent.parent, plan.began, last_words.say)
+    return resume.next_point(plan.job, attempt.parent.parent, plan.began, last_words.say)
 
 
 def _interrupted(signals: Signals, seconds: float) -> bool:

@@ -30,14 +30,16 @@ LEFTOVERS = (
 # more memory (2-core EPYC, Paddle 3.3.1). 32 MiB is the largest threshold that glibc takes on 64 bits; larger tensors
 # go back at once, as before.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
-OWN = ("PADDLE_DP_TTY",)  # what a job tells its ranks, and a job within it must not inherit
+# What a job tells its ranks, and a job within it must not inherit; what is between the nodes' own processes.
+OWN = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What somebody asked for: an entry point, the recipe that it is called with, and the processes that call it.
 
-    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `output_dir`
+    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `least_ranks` and
+    `least_nodes`: so few will do, when the others are lost; None: all are needed. `output_dir`
     replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` reaches the entry
     point as options. `quiet` shows nothing but failures.
     """
@@ -55,6 +57,13 @@ class Job:
     extra: Mapping[str, Any] = field(default_factory=dict)
     quiet: bool = False
     restarts: int = 0
+    least_ranks: int | None = None
+    least_nodes: int | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of its ranks may change."""
+        return self.least_ranks is not None or self.least_nodes is not None
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
@@ -100,7 +109,8 @@ class Plan:
     """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU.
 
     `began`: its start, in seconds by the clock of the disk of its run folder. `limits`: when it counts as standing
-    still; None: it is not watched for that.
+    still; None: it is not watched for that. `node`: the place of this one among those of an attempt,
+    whose launchers meet at `meeting`.
     """
 
     job: Job
@@ -110,6 +120,8 @@ class Plan:
     devices: tuple[str, ...] = ()
     began: float = 0.0
     limits: Limits | None = None
+    node: int = 0
+    meeting: Meeting | None = None
 
     @property
     def kind(self) -> str:
@@ -118,8 +130,8 @@ class Plan:
 
     @property
     def alone(self) -> bool:
-        """Whether its one rank is this process: one that is to start again after a failure has a process of its own."""
-        return self.ranks * self.nodes == 1 and not self.job.restarts
+        """Whether its one rank is this process: one that may have to start again has a process of its own."""
+        return self.ranks * self.nodes == 1 and not self.job.restarts and not self.job.elastic
 
     @property
     def threads(self) -> int:
@@ -135,7 +147,7 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     if plan.devices:
         words += ["--devices", ",".join(plan.devices)]
     if meeting is not None:
-        words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(job.node_rank)]
+        words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(plan.node)]
         words += ["--host", meeting.host]
     else:  # the address of this machine is nobody else's business
         words += ["--host", "127.0.0.1"]
@@ -178,6 +190,7 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
     kept["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
     if meeting is not None and meeting.interface:
         kept.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
+        kept.setdefault("NCCL_SOCKET_IFNAME", f"={meeting.interface}")  # NCCL takes a name for a prefix
     if not plan.devices:
         # The launcher counts its words as devices, even on a CPU, even "".
         kept.pop("CUDA_VISIBLE_DEVICES", None)

@@ -17,7 +17,13 @@ from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
 MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
-OF_THE_JOB = ("stood still", "launcher", StoppedError.__name__)  # kinds, of failures that are not one rank's
+LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
+OF_THE_JOB = (
+    "stood still",
+    "launcher",
+    LOST_NODE,
+    StoppedError.__name__,
+)  # kinds, of failures that are not one rank's
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"

@@ -49,6 +49,11 @@ def again(outcome: Outcome, plan: Plan, then: Again, where: str) -> None:
     )
 
 
+def resized(plan: Plan, where: str) -> None:
+    """A line: an attempt has stopped for another number of ranks."""
+    say(f"goes on from {where} on {plan.ranks} rank{'s' * (plan.ranks != 1)}")
+
+
 def answer(
     failure: Failure,
     plan: Plan,

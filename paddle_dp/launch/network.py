@@ -21,7 +21,8 @@ def meet(master: str, is_first: bool = False) -> Meeting:
     """The rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
-    for ever. Here it is the address from which the kernel would reach the master. Raises UsageError if the master's
+    for ever. Here it is the address from which the kernel would reach the master; on node 0, whose own name may be
+    given as the master's, the one from which it would reach the rest of the world. Raises UsageError if the master's
     name has no address, or one that only its own machine can reach; on the first node, if it is another machine's
     address, or its port is taken.
     """
@@ -30,7 +31,9 @@ def meet(master: str, is_first: bool = False) -> Meeting:
         address = socket.gethostbyname(host)
     except OSError as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
-    if ipaddress.ip_address(address).is_loopback and host != address:
+    if is_first and host != address and _is_loopback(address):
+        address = _address_of_this_machine() or address
+    if host != address and _is_loopback(address):
         raise UsageError(
             f"--master {master}: {host} is {address} here, which other nodes cannot reach. Give its number."
         )
@@ -53,6 +56,31 @@ def meet(master: str, is_first: bool = False) -> Meeting:
             "ended. Give another port, on all nodes."
         )
     return Meeting(master=f"{address}:{port}", host=own, interface=interface_of(own))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _address_of_this_machine() -> str | None:
+    """The address from which the kernel would reach a stranger; None where it knows no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # for documentation only (RFC 5737); UDP sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def parts(address: str) -> tuple[str, int]:
+    """«10.0.0.1:9701» as ("10.0.0.1", 9701)."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def free_port(first: int) -> int:
+    """The lowest free port from `first` on."""
+    return next(port for port in range(first, 65536) if _is_free(port))
 
 
 def interface_of(address: str) -> str | None:
@@ -112,13 +140,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def answers(address: str) -> bool:
-    """Whether somebody listens at `address` ("HOST:PORT")."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=2.0).close()
-    except OSError:
-        return False
-    return True

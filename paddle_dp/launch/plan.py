@@ -19,13 +19,10 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
     """
     nodes = _nodes(job)
     check_ranks(job.ranks)
+    _check_least("--ranks", job.least_ranks, job.ranks)
+    _check_least("--nodes", job.least_nodes, job.nodes)
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
-    if job.restarts and nodes > 1:
-        raise UsageError(
-            f"--restarts {job.restarts}: a job on {nodes} nodes does not start again by itself yet. Leave it out, and "
-            "go on with --resume on each node."
-        )
     if job.devices is not None:
         devices = _devices(job, job.devices, machine, device)
         return Plan(job=job, machine=machine, ranks=len(devices), nodes=nodes, devices=devices)
@@ -34,13 +31,18 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
     if device == "cpu" or not machine.devices:
         return Plan(job=job, machine=machine, ranks=job.ranks or 1, nodes=nodes)
     ranks = job.ranks or len(machine.devices)
-    if ranks > len(machine.devices):
+    if (job.least_ranks or ranks) > len(machine.devices):
         seen = f"{len(machine.devices)} {spoken(machine.kind)}{'s' * (len(machine.devices) > 1)}"
         raise UsageError(
             f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and each rank takes one. "
             "Set train.device=cpu to use the processor instead."
         )
     return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, devices=machine.devices[:ranks])
+
+
+def _check_least(option: str, least: int | None, most: int | None) -> None:
+    if least is not None and not 1 <= least <= (most or 0):
+        raise UsageError(f"{option} {least}:{most}: give MIN:MAX, with MIN from 1 to MAX.")
 
 
 def _not_here(device: str, machine: Machine) -> str:

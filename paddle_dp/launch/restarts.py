@@ -42,6 +42,11 @@ class Outcome:
         return self.saved is not None and self.saved > self.began
 
     @property
+    def stopped(self) -> bool:
+        """Whether the training has stopped in good order, with a checkpoint, because it was asked to."""
+        return self.cause is not None and self.cause.kind == StoppedError.__name__
+
+    @property
     def final(self) -> bool:
         """Whether another attempt makes no sense: it is done, somebody asked it to end, or something is to be typed
         differently."""

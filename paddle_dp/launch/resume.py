@@ -73,9 +73,9 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
 def command(job: Job, resume: str = "newest") -> str:
     """The command that resumes the job from `resume` ("newest", "best" or a path), quoted for a shell."""
     given = {
-        "--ranks": job.ranks,
+        "--ranks": span(job.least_ranks, job.ranks),
         "--devices": None if job.devices is None else ",".join(map(str, job.devices)),
-        "--nodes": job.nodes,
+        "--nodes": span(job.least_nodes, job.nodes),
         "--master": job.master,
         "--node-rank": job.node_rank,
         "--output-dir": job.output_dir,
@@ -85,6 +85,11 @@ def command(job: Job, resume: str = "newest") -> str:
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     options += ["--resume"] if resume == "newest" else ["--resume", typed(resume)]
     return shlex.join(["paddle-dp", "train", typed(job.recipe), *job.overrides, *options])
+
+
+def span(least: int | None, most: int | None) -> str | None:
+    """«2:4», as the command line takes it; «4» where no fewer will do."""
+    return None if most is None else str(most) if least is None else f"{least}:{most}"
 
 
 def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, last_words, logs
@@ -14,6 +17,7 @@ from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
+from paddle_dp.launch.sizes import Offer, Sizes, choose
 
 OF_A_RUN = (
     "evaluate",
@@ -21,6 +25,9 @@ OF_A_RUN = (
     "predict",
     "export",
 )  # they read the recipe in a run's folder, perhaps another's
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
 
 
 def run(job: Job) -> int:
@@ -57,19 +64,82 @@ def _run(job: Job) -> int:
         )
     recipe = read_recipe(job.recipe, job.all_overrides)
     plan = plan_of(job, machine, recipe.train.device)
-    for part in (recipe.strategy, *recipe.callbacks):
-        part.refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
+    plan = replace(plan, limits=limits)
+    sizes = Sizes(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
+    if not job.elastic:
+        _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    elif plan.nodes == 1:
+        sizes.next()  # or too few can be had
     check_memory(plan, available_memory())
     _check_resume(job)
-    folder, path = _claimed(job, recipe.folder)
-    attempt = logs.fresh(folder)
-    job = replace(job, recipe=path, extra={**job.extra, "claimed": True})
-    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
-    plan = replace(plan, job=job, began=attempt.stat().st_mtime, limits=limits)
     try:
-        return _alone(plan, attempt) if plan.alone else attempts.run(lambda history: plan, attempt, inherited)
+        if plan.nodes > 1:
+            return _on_nodes(sizes, recipe, inherited)
+        sizes.plan, attempt = _opened(plan, recipe.folder)
+        if plan.alone:
+            return _alone(sizes.plan, attempt)
+        return attempts.run(sizes.next_said, attempt, inherited, sizes.resize)
     finally:
-        release(folder)
+        release(recipe.folder)
+
+
+def _refuse(recipe: Recipe, ranks: int, kind: str) -> None:
+    for part in (recipe.strategy, *recipe.callbacks):
+        part.refuse(recipe, ranks, kind)
+
+
+def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
+    """Why the recipe cannot be trained on so many ranks; "" where it can."""
+    try:
+        _refuse(recipe, ranks, kind)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
+    """The plan with the run's folder claimed, and the folder of its first attempt's logs."""
+    folder, path = _claimed(plan.job, folder)
+    attempt = logs.fresh(folder)
+    job = replace(plan.job, recipe=path, extra={**plan.job.extra, "claimed": True})
+    return replace(plan, job=job, began=attempt.stat().st_mtime), attempt
+
+
+def _on_nodes(sizes: Sizes, recipe: Recipe, inherited: dict[str, str]) -> int:
+    """One of several nodes: they meet before anything is written."""
+    from paddle_dp.launch.nodes import job as nodes
+    from paddle_dp.launch.nodes.rendezvous import Limits as NodeLimits
+    from paddle_dp.recipe.folder import SIGNS
+
+    plan = sizes.plan
+    job = plan.job
+
+    def opened(goes_on: bool) -> tuple[Plan, Path]:
+        there = any((recipe.folder / sign).exists() for sign in SIGNS)
+        resume = "newest" if goes_on and there else job.resume
+        return _opened(replace(plan, job=replace(job, resume=resume)), recipe.folder)
+
+    watch, least = recipe.watch, job.least_nodes or plan.nodes
+    limits = NodeLimits(
+        least=least, most=plan.nodes, silence=watch.node.seconds, gather=watch.start.seconds,
+        rejoin=watch.rejoin.seconds,
+    )  # fmt: skip
+
+    def chosen(offers: Sequence[Offer]) -> Sequence[Offer]:
+        if job.elastic:
+            return choose(offers, least, job.least_ranks or plan.ranks, sizes.refused)
+        if len({ranks for _, ranks in offers}) > 1:
+            there = ", ".join(f"{ranks} on node {number}" for number, ranks in offers)
+            raise UsageError(
+                f"every node needs as many ranks as the others, not {there}. Give --ranks N to all."
+            )
+        return offers
+
+    given = nodes.NodeJob(
+        plan=plan, limits=limits, open=opened, sizes=chosen, offered=sizes.offered, inherited=inherited
+    )
+    return nodes.run(given)
 
 
 def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:

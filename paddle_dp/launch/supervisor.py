@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 
@@ -16,7 +16,6 @@ from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.memory import KernelKills
-from paddle_dp.launch.network import answers
 from paddle_dp.launch.processes import (
     alive,
     descendants,
@@ -39,10 +38,20 @@ WORD = 0.5  # seconds for the launcher to write how a rank ended that it was the
 GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """What others than the ranks want: signals to this process; `must_end()`: whether the job is to end at once;
+    `must_stop()`: why its ranks are to stop in good order, "" while they are not."""
+
+    signals: Signals
+    must_end: Callable[[], bool] = lambda: False
+    must_stop: Callable[[], str] = lambda: ""
+
+
 class Supervision:
     """Waits for a job whose launcher is `process`; its ranks write to `attempt` and have `mark` in their environment.
 
-    `stalled()` is called at every check: when it returns true, the job is ended.
+    What is said from `outside` is looked at in every check.
     """
 
     def __init__(
@@ -51,28 +60,29 @@ class Supervision:
         process: Popen[bytes],
         attempt: Path,
         mark: str,
-        stalled: Callable[[], bool] = lambda: False,
+        outside: Outside,
         board: Board | None = None,
     ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
-        self.stalled, self.board = stalled, board
+        self.outside, self.board = outside, board
         self.standing = None if board is None or plan.limits is None else Standing(plan.limits)
         self.standstill: Standstill | None = None
         self.consequences: list[Failure] = []  # what followed from the first cause, in order
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, when all was over
         self.watch = Watch(process.pid)
         self.kernel = KernelKills()
-        self.first_rank = (plan.job.node_rank or 0) * plan.ranks
+        self.first_rank = plan.node * plan.ranks
 
-    def wait(self, signals: Signals, follower: logs.Follower) -> Failure | int:
+    def wait(self, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
+        signals = self.outside.signals
         patience, failed, asked = 0.0, False, False
         try:
             written = follower.size
             while not self._over():
-                if signals.number and not asked and self._stops():
+                if not asked and (why := signals.name or self.outside.must_stop()) and self._stops():
                     asked = True
-                    self._ask_to_stop(signals)
+                    self._ask_to_stop(why, signals.number or signal.SIGUSR1)
                 if signals.times > asked:
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
@@ -91,7 +101,7 @@ class Supervision:
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _over(self) -> bool:
-        """Whether all ranks ended well, the launcher is gone, a rank has failed, or the job is stalled."""
+        """Whether all ranks ended well, the launcher is gone, a rank has failed, or somebody else's."""
         self.watch.look()
         self.kernel.look(time.monotonic())
         done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks) and not self._left_early()
@@ -101,7 +111,7 @@ class Supervision:
             or bool(self.watch.failed)
             or bool(read_all(self.attempt))
             or bool(self._left_early())
-            or self.stalled()
+            or self.outside.must_end()
             or self._stands()
         )
 
@@ -109,14 +119,14 @@ class Supervision:
         """Whether each rank of this node is in a training that stops in good order."""
         return self.board is not None and all(beat and beat.stops for beat in self.beats.values())
 
-    def _ask_to_stop(self, signals: Signals) -> None:
-        """Passes the signal on; the ranks of the other nodes hear of it from ours."""
+    def _ask_to_stop(self, why: str, number: int) -> None:
+        """Passes a signal on, or sends one; the ranks of the other nodes hear of it from ours."""
         print(
-            f"{signals.name}: stopping after one of the next updates, with a checkpoint (once more: at once)",
+            f"{why}: stopping after one of the next updates, with a checkpoint (once more: at once)",
             file=sys.stderr,
             flush=True,
         )
-        send(self.watch.living, signals.number)
+        send(self.watch.living, number)
 
     def _stands(self) -> bool:
         """Whether no rank of this node has given a sign of life for too long."""
@@ -301,18 +311,10 @@ def board_of(plan: Plan) -> Iterator[Board | None]:
 
 def nobody_came(plan: Plan, seconds: float, attempt: Path) -> str:
     """Why Paddle's launcher has started no rank for so long."""
-    job, log = plan.job, f"What Paddle's launcher said: {attempt / 'launcher.log'}"
     waited = f"no rank of this node has started for {seconds:.0f} s (watch.start)"
-    if plan.nodes == 1:
-        return f"{waited}. {log}"
-    if job.node_rank == 0:
-        others = "node 1" if plan.nodes == 2 else f"nodes 1 to {plan.nodes - 1}"
-        return (
-            f"{waited}: node 0 waits at {job.master} for all of {others}. Is the same command running there, with its "
-            f"own --node-rank, and can it reach {job.master}? {log}"
+    if plan.nodes > 1:
+        waited += (
+            ": all nodes are there, but Paddle's launchers have not found each other. Can the nodes reach each "
+            "other at all ports, not only at that of --master?"
         )
-    if not answers(str(job.master)):
-        return (
-            f"{waited}: nobody answers at {job.master}. Is node 0 running, and can this node reach it? {log}"
-        )
-    return f"{waited}: {job.master} answers, and not all of the {plan.nodes} nodes have come there. {log}"
+    return f"{waited}. What Paddle's launcher said: {attempt / 'launcher.log'}".replace("?.", "?")

@@ -120,6 +120,12 @@ class Watch:
     callbacks: Duration = Duration.parse("1800 s")
     """In any other callback."""
 
+    node: Duration = Duration.parse("20 s")
+    """Of several machines: for how long one may not be heard of before it is lost."""
+
+    rejoin: Duration = Duration.parse("300 s")
+    """With --restarts: for how long a lost machine is waited for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:

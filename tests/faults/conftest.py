@@ -20,6 +20,7 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.processes import alive, descendants, kill_all, marked, variable
 from paddle_dp.mesh.heartbeat import VARIABLE, read
 from tests.faults.lost import lost
+from tests.faults.namespaces import two_spaces
 from tests.faults.table import Row, lines_of, rows_of, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -141,6 +142,12 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
         job.process.stdout.close()
         job.process.stderr.close()
     assert not left, "processes were left behind"
+
+
+@pytest.fixture
+def spaces() -> Iterator[list[str]]:
+    with two_spaces() as names:
+        yield names
 
 
 @pytest.fixture

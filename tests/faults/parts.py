@@ -134,6 +134,21 @@ class Hanging(Callback):
             do()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """`use: tests.faults.parts.Slow`: steps of SLOW seconds at least, in which somebody can interfere."""
+
+    def build(self, run: Run) -> Callback:
+        return Sleeping()
+
+
+class Sleeping(Callback):
+    reads = False
+
+    def step(self, moment: Moment) -> None:
+        time.sleep(float(os.environ.get("SLOW", "0.05")))
+
+
 def _from_step(moment: Moment, until_then: Callable[[], None] = lambda: None) -> Any:
     trainer = moment.trainer
 

@@ -24,12 +24,12 @@ ALONE = {
     "the second node never comes": (
         0,
         "127.0.0.1",
-        "node 0 waits at {} for all of node 1. Is the same command runn",
+        "node 1 did not come within 6 s (watch.start). Node 0 waits at {}: is the same command running there",
     ),
     "the first node is not there": (
         1,
         "127.0.0.2",
-        "nobody answers at {}. Is node 0 running, and can this node reach",
+        "nobody answers at {}, for 6 s (watch.start). Is node 0 running, and can this node reach",
     ),
 }
 

@@ -22,7 +22,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.restarts import Outcome
 from paddle_dp.launch.resume import Point, next_point
-from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervisor import Outside
 from paddle_dp.mesh import Mesh
 
 JOB = Job(recipe=Path("a.yaml"), ranks=2, restarts=3)
@@ -54,7 +54,7 @@ class Script:
         self.ranks: list[int] = []
 
     def __call__(
-        self, plan: Plan, attempt: Path, inherited: Any, point: Point, started: float, signals: Signals
+        self, plan: Plan, attempt: Path, inherited: Any, point: Point, started: float, outside: Outside
     ) -> Outcome:
         self.points.append(point)
         self.folders.append(attempt.name)

@@ -17,8 +17,9 @@ def plan(
     machine: Machine = CPU, ranks: int = 2, devices: tuple[str, ...] = (), nodes: int = 1, **job
 ) -> Plan:
     return Plan(
-        job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, devices=devices, nodes=nodes
-    )
+        job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, devices=devices, nodes=nodes,
+        node=job.get("node_rank") or 0,
+    )  # fmt: skip
 
 
 def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder():

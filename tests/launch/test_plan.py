@@ -47,12 +47,6 @@ def test_ranks_and_devices(words, machine, device, ranks, devices):
     [
         ({"ranks": 0}, CPU, "auto", "--ranks 0: a job has 1 rank or more"),
         ({"restarts": -1}, CPU, "auto", "--restarts -1: give the number of restarts, 0 or more"),
-        (
-            {"restarts": 1, "nodes": 2, "master": "a:1", "node_rank": 0},
-            CPU,
-            "auto",
-            "a job on 2 nodes does not start again by itself yet",
-        ),
         ({"devices": (0, 1)}, CPU, "auto", "the CPU package.*--ranks 2"),
         ({"devices": (0, 1), "ranks": 3}, GPU, "auto", "means 2 ranks, but --ranks says 3"),
         ({"devices": (0, 0)}, GPU, "auto", "name each GPU once"),

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.supervisor import Supervision
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervisor import Outside, Supervision
 from paddle_dp.launch.watch import Departure
 from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait
 
@@ -14,8 +15,9 @@ LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 
 @pytest.fixture
 def supervision(tmp_path):
-    plan = SimpleNamespace(job=SimpleNamespace(node_rank=None), ranks=2)
-    made = Supervision(plan, SimpleNamespace(pid=2**22, poll=lambda: None), tmp_path, "mark")
+    plan = SimpleNamespace(node=0, ranks=2)
+    process = SimpleNamespace(pid=2**22, poll=lambda: None)
+    made = Supervision(plan, process, tmp_path, "mark", Outside(signals=Signals()))
     Failure(rank=0, kind="RuntimeError", message=LOST, time=100.0).write(tmp_path)
     return made
 

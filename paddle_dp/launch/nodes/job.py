@@ -1,0 +1,328 @@
+"""What a node does from joining to leaving: an attempt whenever all begin one, and what its screen says of them."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
+from paddle_dp.launch import attempts, last_words, logs, network
+from paddle_dp.launch.command import Meeting, Plan, environment
+from paddle_dp.launch.failures import LOST_NODE, Failure
+from paddle_dp.launch.nodes.member import Membership
+from paddle_dp.launch.nodes.messages import Message, secret
+from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, Limits, Rendezvous
+from paddle_dp.launch.nodes.server import Server
+from paddle_dp.launch.restarts import Again, Outcome, decide
+from paddle_dp.launch.resume import Point
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.sizes import LOOK, Offer
+from paddle_dp.launch.supervisor import Outside
+
+TICK = 0.2  # seconds between two looks for news
+MOST = 20_000  # characters of a failure's message and traceback that other nodes see
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeJob:
+    """What a node brings. `open`: makes the run's folder ready, and returns the plan and the first attempt's logs; True
+    where the run in it is to go on. `offered`: the plan of the ranks that this machine has now. `sizes`: which ranks of
+    which nodes an attempt takes, of those that are offered."""
+
+    plan: Plan
+    limits: Limits
+    offered: Callable[[], Plan]
+    open: Callable[[bool], tuple[Plan, Path]]
+    sizes: Callable[[Sequence[Offer]], Sequence[Offer]]
+    inherited: Mapping[str, str]
+
+
+def run(given: NodeJob) -> int:
+    """Takes part in the job until it is over; returns its exit status, on every node that of the first cause.
+
+    Raises UsageError where this node cannot come to --master, or its secret cannot be read.
+    """
+    job = given.plan.job
+    number, key = job.node_rank or 0, secret(given.inherited)
+    meeting = network.meet(str(job.master), number == 0)
+    address, offer = network.parts(meeting.master), given.offered().ranks
+    card = {
+        "node": number,
+        "host": meeting.host,
+        "name": socket.gethostname(),
+        "ranks": offer,
+    }
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        if number == 0:
+            stack.enter_context(Server(Rendezvous(given.limits), address, key))
+        member = stack.enter_context(Membership(address, card, key))
+        node = _Node(given=given, member=member, meeting=meeting, signals=signals, offer=offer)
+        return node.run()
+
+
+@dataclass(kw_only=True)
+class _Node:
+    given: NodeJob
+    member: Membership
+    meeting: Meeting
+    signals: Signals
+    plan: Plan | None = None  # once the run's folder is ready
+    logs: Path | None = None  # of the attempt that is to come, or the last one
+    point: Point = field(default_factory=Point)  # where the next attempt begins
+    started: float = 0.0
+    since: float = field(default_factory=time.monotonic)  # when there was a connection last
+    begun: bool = False  # an attempt, of this process
+    offer: int = 0  # ranks that this machine had when we last looked
+    looked: float = 0.0
+    own: Outcome | None = None  # of this node's last attempt
+    history: list[Outcome] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        return self.given.plan.job.node_rank or 0
+
+    def run(self) -> int:
+        acts: dict[str, Callable[[Message], int | None]] = {
+            "welcome": self._welcome, "waits": self._waits, "prepare": self._prepare, "begin": self._begin,
+            "judge": self._judge, "again": self._again, "leave": self._leave, "lost": self._lost,
+            "refused": self._refused,
+        }  # fmt: skip
+        while True:
+            try:
+                message = self.member.news.get(timeout=TICK)
+            except queue.Empty:
+                status = self._look()
+            else:
+                status = acts[message["say"]](message)
+            if status is not None:
+                return status
+
+    def _look(self) -> int | None:
+        """Nothing has been said for a moment."""
+        if self.signals.number:
+            last_words.say(f"ended by {self.signals.name}: no process is left.")
+            return 128 + self.signals.number
+        waited = time.monotonic() - self.since
+        master = self.given.plan.job.master
+        if self.member.connected:
+            self.since = time.monotonic()
+        elif not self.member.known and waited > self.given.limits.gather:
+            last_words.say(
+                f"nobody answers at {master}, for {waited:.0f} s (watch.start). Is node 0 running, and can this node "
+                "reach it?"
+            )
+            return NOBODY
+        elif self.member.known and waited > self.given.limits.rejoin:
+            return self._end(
+                f"node 0 did not return to {master} within {waited:.0f} s (watch.rejoin). The nodes meet on its "
+                "machine: without it there is no job.",
+                LOST,
+            )
+        return None
+
+    # What is said
+
+    def _welcome(self, message: Message) -> None:
+        self.since = time.monotonic()
+
+    def _waits(self, message: Message) -> None:
+        numbers = ", ".join(map(str, message["nodes"]))
+        who = f"node{'s' * (len(message['nodes']) > 1)} {numbers}"
+        last_words.say(
+            f"waiting for {who} at {self.given.plan.job.master}, for {message['seconds']:.0f} s at most "
+            f"({message['setting']})"
+        )
+
+    def _prepare(self, message: Message) -> None:
+        """Node 0: the run's folder, the checkpoint to begin from, and the ranks."""
+        answer: Message = {"say": "prepared", "attempt": message["attempt"]}
+        try:
+            ranks = self.given.sizes([(number, count) for number, count, _ in message["nodes"]])
+            if self.plan is None or self.logs is None:
+                self.plan, self.logs = self.given.open(message["again"])
+                fresh = not message["again"]
+            else:
+                fresh = not self.begun
+            find = attempts.first_point if fresh else attempts.next_point
+            self.point = find(self.plan, self.logs)
+        except PaddleDPError as error:
+            self.member.say(**answer, refused=str(error), status=error.exit_status)
+            return
+        port = network.free_port(network.parts(self.meeting.master)[1] + 1)
+        self.member.say(
+            **answer, ranks=[list(offer) for offer in ranks], resume=self.point.resume, step=self.point.step,
+            where=self.point.where, master=f"{self.meeting.host}:{port}",
+        )  # fmt: skip
+
+    def _begin(self, message: Message) -> None:
+        numbers = [number for number, _ in message["nodes"]]
+        if self.signals.number:
+            return  # we leave
+        self.member.begin(message["attempt"])
+        try:
+            if self.plan is None or self.logs is None:
+                self.plan, self.logs = self.given.open(message["attempt"] > 1)
+            elif self.begun:
+                self.logs = logs.fresh(self.logs.parent.parent)
+            plan = self._plan(self.plan, numbers, dict(message["nodes"])[self.number])
+            if not self.begun:
+                self.started = time.monotonic()
+                last_words.announce(plan, environment(plan, self.given.inherited), self.logs)
+            self.begun, self.plan = True, plan
+            point = Point(resume=message["resume"], step=message["step"], where=message["where"])
+            several = len(numbers) > 1
+            plan = replace(plan, meeting=replace(self.meeting, master=message["master"]) if several else None)
+            outside = Outside(signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop)
+            self.own = attempts.run_once(plan, self.logs, self.given.inherited, point, self.started, outside)
+        except PaddleDPError as error:
+            failure = Failure.of(error, numbers.index(self.number) * self.given.plan.ranks)
+            self.own = Outcome(attempt=Path(), status=error.exit_status, cause=failure)
+        self._report(self.own)
+
+    def _must_stop(self) -> str:
+        """Why this attempt is to stop: as the rendezvous says, which hears here how many ranks can be had now."""
+        now = time.monotonic()
+        if self.given.plan.job.least_ranks is not None and now - self.looked > LOOK:
+            self.looked = now
+            offer = self.given.offered().ranks
+            if offer != self.offer:
+                self.offer = offer
+                self.member.say(say="offer", attempt=self.member.attempt, ranks=offer)
+        return self.member.must_stop()
+
+    def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
+        limits = None if plan.limits is None else replace(plan.limits, nodes=len(numbers))
+        devices = self.given.offered().devices[:ranks]
+        return replace(
+            plan,
+            ranks=ranks,
+            nodes=len(numbers),
+            node=numbers.index(self.number),
+            devices=devices,
+            limits=limits,
+        )
+
+    def _report(self, own: Outcome) -> None:
+        """Says how the attempt ended here."""
+        cause = own.cause
+        if cause is None and own.signal and own.status > 128:
+            cause = Failure(
+                rank=0, kind=own.signal, message=f"node {self.number} was ended by {own.signal}.",
+                exit_status=own.status, expected=True,
+            )  # fmt: skip
+        if cause is None and own.status:
+            said = logs.tail(own.attempt / "launcher.log", 12)
+            message = f"{said}\nPaddle's launcher of node {self.number} ended with {own.status}"
+            cause = Failure(rank=0, kind="launcher", message=message, exit_status=own.status, expected=True)
+        if cause is None:
+            how = "ended" if self.member.must_end() else "done"
+        else:
+            how = "stopped" if cause.kind == StoppedError.__name__ else "failed"
+        more: Message = {}
+        if cause is not None:
+            words = {
+                "failure": _clipped(cause), "log": None if own.log is None else str(own.log),
+                "attempt": str(own.attempt), "step": own.step, "began": own.began,
+                "consequences": [_clipped(failure, 300) for failure in own.consequences[:8]],
+            }  # fmt: skip
+            age = max(0.0, time.time() - cause.time)
+            more = {"age": age, "consequence": cause.consequence, "words": words}
+        self.member.say(say="ended", attempt=self.member.attempt, how=how, ranks=self.offer, **more)
+
+    def _judge(self, message: Message) -> None:
+        """Node 0: whether all start again."""
+        assert self.plan is not None and self.logs is not None
+        outcome, restarts = self._outcome(message), self.given.plan.job.restarts
+        if restarts and not outcome.final:
+            self.point = attempts.next_point(self.plan, self.logs)
+            outcome = replace(outcome, saved=self.point.saved)
+        self.history.append(outcome)
+        then = decide(self.history, restarts)
+        told: Message
+        if isinstance(then, Again):
+            wait, told = then.wait, {"wait": then.wait, "number": then.number, "where": self.point.where}
+        else:
+            wait, told = None, {"why": then.why}
+        self.member.say(say="judged", attempt=message["attempt"], wait=wait, status=outcome.status, told=told)
+
+    def _again(self, message: Message) -> None:
+        told = message["told"]
+        if self.plan is not None:
+            then = Again(wait=told["wait"], number=told["number"])
+            last_words.again(self._outcome(message), self.plan, then, told["where"])
+
+    def _leave(self, message: Message) -> int:
+        status = int(message["status"])
+        if "words" in message:
+            outcome = self._outcome(message)
+            if self.plan is None:
+                last_words.say(str(outcome.cause and outcome.cause.message))
+                return status
+            return last_words.of_job(outcome, self.plan, message["told"].get("why", ""))
+        if status == StoppedError.exit_status and self.own is not None and self.plan is not None:
+            return last_words.of_job(self.own, self.plan)
+        if status == NOBODY:
+            master = self.given.plan.job.master
+            last_words.say(
+                f"{message['said']} Node 0 waits at {master}: is the same command running there, with its own "
+                f"--node-rank, and can it reach {master}?"
+            )
+            return status
+        return self._end(message["said"], status) if message["said"] else status
+
+    def _lost(self, message: Message) -> int | None:
+        job = self.given.plan.job
+        text = f"node 0 at {job.master} is lost: {message['why']}."
+        if not job.restarts:
+            return self._end(f"{text} Its own screen and logs say more, if the machine is there.", LOST)
+        self.since = time.monotonic()
+        last_words.say(f"{text} Waiting for it, for {self.given.limits.rejoin:.0f} s at most (watch.rejoin)")
+        return None
+
+    def _refused(self, message: Message) -> int:
+        raise UsageError(
+            f"node 0 at {self.given.plan.job.master} does not let this node in: {message['why']}."
+        )
+
+    # What is made of it
+
+    def _outcome(self, message: Message) -> Outcome:
+        """The outcome of an attempt whose first cause was told by some node, with what followed from it here."""
+        words, node = message["words"], message["node"]
+        known = {
+            "attempt": self.logs or Path(),
+            "step": message.get("step", 0),
+            "began": message.get("began", 0),
+        }
+        if "failure" not in words:
+            failure = Failure(rank=-1, kind=LOST_NODE, message=words["lost"], exit_status=LOST, expected=True)
+            return Outcome(status=failure.exit_status, cause=failure, **known)
+        failure = Failure(**words["failure"])
+        followed = [Failure(**other) for other in words["consequences"]]
+        log = None if words["log"] is None else Path(words["log"])
+        if node != self.number:
+            followed += (
+                [] if self.own is None or self.own.cause is None else [self.own.cause, *self.own.consequences]
+            )
+        return Outcome(status=failure.exit_status, cause=failure, consequences=followed, log=log, **known)
+
+    def _end(self, text: str, status: int) -> int:
+        if self.plan is None or self.logs is None:
+            last_words.say(text)
+        else:
+            last_words.end(text, self.plan, self.logs)
+        return status
+
+
+def _clipped(failure: Failure, most: int = MOST) -> dict[str, Any]:
+    """A failure as JSON, of bounded size: the ends of long texts."""
+    return {
+        name: value[-most:] if isinstance(value, str) else value for name, value in asdict(failure).items()
+    }

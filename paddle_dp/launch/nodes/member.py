@@ -1,0 +1,136 @@
+"""A node's connection to the rendezvous, node 0's own too: a thread that keeps it up, and what was said over it."""
+
+from __future__ import annotations
+
+import queue
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from paddle_dp.launch.nodes.messages import BrokenLineError, Line, Message, StrangerError
+
+BEAT = 1.0  # seconds between two signs of life
+TICK = 0.2  # seconds between two looks
+AGAIN = 0.5  # seconds between two tries to connect
+SILENCE = 20.0  # seconds, until the rendezvous has said how many
+
+
+class Membership:
+    """Within `with Membership(address, card, secret) as node:` this node is at the rendezvous, or tries to come there.
+
+    `card`: what it says of itself. `news` has what it was told, in order; and, of its own, {"say": "lost", "why": …}
+    when the connection is gone, after which it tries to come back, and {"say": "refused", "why": …} where it may not.
+    """
+
+    def __init__(self, address: tuple[str, int], card: Message, secret: bytes):
+        self._address, self._card, self._secret = address, card, secret
+        self.news: queue.Queue[Message] = queue.Queue()
+        self.attempt = 0
+        self.known = False  # whether the rendezvous has ever let this node in
+        self._out: queue.Queue[Message] = queue.Queue()
+        self._ends, self._stops = threading.Event(), ""
+        self._over = threading.Event()
+        self._silence = SILENCE
+        self._is_in = False  # over this connection
+        self.connected = False
+        self._thread = threading.Thread(target=self._run, name="node", daemon=True)
+
+    def __enter__(self) -> Membership:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def begin(self, attempt: int) -> None:
+        """This node takes part in an attempt now."""
+        self.attempt = attempt
+        self._ends.clear()
+        self._stops = ""
+
+    def must_end(self) -> bool:
+        """Whether the ranks of this attempt are to be ended: somebody's have failed, or node 0 is out of reach."""
+        return self._ends.is_set()
+
+    def must_stop(self) -> str:
+        """Why the ranks of this attempt are to stop in good order; "" while they are not."""
+        return self._stops
+
+    def say(self, **message: Any) -> None:
+        """Sends a message, within a moment; to nobody where there is no connection."""
+        self._out.put(message)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                end = socket.create_connection(self._address, timeout=2.0)
+            except OSError:
+                self._over.wait(AGAIN)
+                continue
+            why = self._keep(end)
+            if self._over.is_set():
+                return
+            if why is not None:
+                self._ends.set()
+                self.news.put({"say": "lost", "why": why})
+            self._over.wait(AGAIN)
+
+    def _keep(self, end: socket.socket) -> str | None:
+        """Keeps a connection until it breaks; why it did, or None where this node was not in yet."""
+        while not self._out.empty():  # of an earlier connection
+            self._out.get()
+        self._is_in = False
+        line: Line | None = None
+        try:
+            line = Line(end, self._secret, greets=False)
+            line.say({"say": "join", "attempt": self.attempt, **self._card})
+            return self._talk(line)
+        except StrangerError as stranger:
+            self._refuse(str(stranger))
+            return None
+        except BrokenLineError as broken:
+            return str(broken) if self._is_in else None
+        finally:
+            self.connected = False
+            (line or end).close()
+
+    def _talk(self, line: Line) -> str | None:
+        heard, beaten = time.monotonic(), 0.0
+        while not self._over.is_set() or not self._out.empty():
+            ready, _, _ = select.select([line], [], [], TICK)
+            now = time.monotonic()
+            for message in line.hear() if ready else ():
+                heard = now
+                if message["say"] == "refused":
+                    if not message.get("later"):
+                        self._refuse(str(message["why"]))
+                    return None
+                self._take(message)
+            if now - heard > self._silence:
+                return f"nothing was heard of it for {now - heard:.0f} s (watch.node)"
+            while not self._out.empty():
+                line.say(self._out.get())
+            if now - beaten > BEAT:
+                beaten = now
+                line.say({"say": "alive"})
+        return None
+
+    def _refuse(self, why: str) -> None:
+        """This node may not come in: it does not try again."""
+        self.news.put({"say": "refused", "why": why})
+        self._over.set()
+
+    def _take(self, message: Message) -> None:
+        said = message["say"]
+        if said == "welcome":
+            self._silence, self.known, self._is_in = float(message["silence"]), True, True
+            self.connected = True
+        elif said == "end" and message["attempt"] == self.attempt:
+            self._ends.set()
+        elif said == "stop" and message["attempt"] == self.attempt:
+            self._stops = str(message["why"])
+        if said not in ("alive", "end", "stop"):
+            self.news.put(message)

@@ -1,0 +1,161 @@
+"""Messages between nodes: JSON lines of bounded size, each with a code that only holders of the job's secret can make.
+
+Each end begins with a line of random digits. From then on a line is its HMAC-SHA256 in hex, a space, and a JSON object;
+the code covers both ends' digits, the direction and the line's number, so that no line can be made, repeated or dropped
+by somebody without the secret. What the lines say is not hidden. Without a secret the same codes only find mistakes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import UsageError
+
+SECRET, SECRET_FILE = "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE"
+LONGEST = 1 << 17  # bytes of a line; a failure with its traceback is the longest message
+UNSENT = 1 << 20  # bytes that may wait for a peer who does not read
+CLOSED = "the connection was closed"
+DIGITS = 32  # of each end's beginning
+
+Message = dict[str, Any]
+
+
+class BrokenLineError(Exception):
+    """A connection that has ended, or whose other end breaks the rules; the message says how."""
+
+
+def secret(variables: Mapping[str, str]) -> bytes:
+    """The job's secret: PADDLE_DP_SECRET, or what is in the file PADDLE_DP_SECRET_FILE; empty where there is neither.
+
+    Raises UsageError where the file cannot be read, or is empty.
+    """
+    if word := variables.get(SECRET):
+        return word.encode()
+    path = variables.get(SECRET_FILE)
+    if not path:
+        return b""
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"{SECRET_FILE}={path} cannot be read ({error.strerror}).") from error
+    if not found:
+        raise UsageError(
+            f"{SECRET_FILE}={path} is empty. Put one line of random letters in it, on all nodes."
+        )
+    return found
+
+
+class StrangerError(BrokenLineError):
+    """The other end is no node of this job."""
+
+
+class Line:
+    """One end of a connection, which never blocks. `greets`: whether this is the end that was connected to."""
+
+    def __init__(self, end: socket.socket, secret: bytes, greets: bool):
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._end, self._secret, self._greets = end, secret, greets
+        self._own, self._key = os.urandom(DIGITS // 2).hex(), b""
+        self._sent, self._heard = 0, 0  # sealed lines in each direction
+        self._in, self._out = b"", self._own.encode() + b"\n"
+        self._before: list[Message] = []  # said before the other end's digits had come
+        self.flush()
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out)
+
+    def say(self, message: Message) -> None:
+        """Sends a message, now or with a later `flush`. Raises BrokenLineError."""
+        if not self._key:
+            self._before.append(message)
+            return
+        text = json.dumps(message, separators=(",", ":")).encode()
+        if len(text) > LONGEST - 80:
+            raise ValueError(f"a message of {len(text)} bytes")
+        self._out += self._code(self._greets, self._sent, text) + b" " + text + b"\n"
+        self._sent += 1
+        if len(self._out) > UNSENT:
+            raise BrokenLineError("the other end does not read")
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what could not be sent before. Raises BrokenLineError."""
+        try:
+            while self._out:
+                self._out = self._out[self._end.send(self._out) :]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise _broken(error) from error
+
+    def hear(self) -> list[Message]:
+        """The messages that have come. Raises BrokenLineError where the other end has closed, or breaks the rules; what
+        came before is then lost with the rest."""
+        closed = False
+        try:
+            while chunk := self._end.recv(1 << 16):
+                self._in += chunk
+                if len(self._in) > 4 * LONGEST:
+                    break
+            else:
+                closed = True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise _broken(error) from error
+        *lines, self._in = self._in.split(b"\n")
+        if len(self._in) > LONGEST:
+            raise BrokenLineError(f"a line of more than {LONGEST} bytes")
+        messages = [message for line in lines if (message := self._open(line)) is not None]
+        if closed and not messages:
+            raise BrokenLineError(CLOSED)
+        return messages
+
+    def close(self) -> None:
+        self._end.close()
+
+    def _open(self, line: bytes) -> Message | None:
+        """What a line says; None for the first one."""
+        if not self._key:
+            if len(line) != DIGITS or line.strip(b"0123456789abcdef"):
+                raise StrangerError("it is no node of paddle-dp")
+            both = [self._own.encode(), line]
+            first, second = both if self._greets else both[::-1]
+            self._key = hmac.digest(self._secret, b"paddle_dp nodes " + first + second, hashlib.sha256)
+            waiting, self._before = self._before, []
+            for message in waiting:
+                self.say(message)
+            return None
+        code, _, text = line.partition(b" ")
+        if not hmac.compare_digest(code, self._code(not self._greets, self._heard, text)):
+            raise StrangerError(f"its secret is another one ({SECRET}, {SECRET_FILE})")
+        self._heard += 1
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BrokenLineError("a line that is no JSON") from error
+        if not isinstance(message, dict) or not isinstance(message.get("say"), str):
+            raise BrokenLineError("a line that is no message")
+        return message
+
+    def _code(self, by_greeter: bool, number: int, text: bytes) -> bytes:
+        return (
+            hmac.new(self._key, b"%d %d " % (by_greeter, number) + text, hashlib.sha256).hexdigest().encode()
+        )
+
+
+def _broken(error: OSError) -> BrokenLineError:
+    closed = isinstance(error, ConnectionResetError | BrokenPipeError)
+    return BrokenLineError(CLOSED if closed else error.strerror or str(error))

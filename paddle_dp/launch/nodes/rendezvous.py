@@ -1,0 +1,287 @@
+"""Who is here, and what all nodes do next: decided at node 0, from what the nodes say and from silence. No sockets.
+
+An attempt goes through these states:
+
+    gathering ─ all are here, or enough and the others do not return ─▶ preparing: node 0 says from which checkpoint,
+        ▲                                                                  │   and on which ranks
+        │ again                                                            ▼
+    judging ◀── ending ◀─ a failure, or a lost node ─────────────────── running ─▶ over: every node is done, or stopped
+        └──▶ over: node 0 gives the job up, and every node hears the first cause
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from paddle_dp.errors import StoppedError
+from paddle_dp.launch.nodes.messages import Message
+
+GAP = 2.0  # seconds between two looks that count at most: this machine may have been stopped as a whole
+SETTLE = 3.0  # seconds for a cause to be heard of, after a failure that looks like the loss of a peer
+GRACE = 30.0  # seconds for the ranks of all nodes to end, once they are told to
+NOTICE = 2.0  # seconds before the others are told for whom they wait
+NOBODY = 124  # the exit status of a job whose nodes do not meet: as of one that stands still
+LOST = 1  # the exit status of a job that has lost a node for good
+State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """`least` to `most` nodes; the others are seconds. `silence`: a node that has said nothing for so long is lost.
+    `gather`: for all to come to the first attempt. `rejoin`: for a lost one to return."""
+
+    least: int
+    most: int
+    silence: float = 20.0
+    gather: float = 600.0
+    rejoin: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why an attempt failed on one node, and when, by this machine's monotonic clock. `consequence`: it looks like the
+    loss of a peer. `words`: what the node says of it, passed on as it is; of a lost node, what we say."""
+
+    node: int
+    time: float
+    words: Message
+    consequence: bool = False
+
+
+@dataclass
+class Member:
+    """A node that is here. `silent`: seconds that we have heard nothing of it."""
+
+    number: int
+    host: str
+    name: str
+    ranks: int
+    silent: float = 0.0
+
+    def __str__(self) -> str:
+        return f"node {self.number} ({self.name}, {self.host})"
+
+
+@dataclass
+class Rendezvous:
+    """Call it with what happens; it fills `orders`: (node, message) to be sent. Times are of a monotonic clock."""
+
+    limits: Limits
+    members: dict[int, Member] = field(default_factory=dict)
+    orders: list[tuple[int, Message]] = field(default_factory=list)
+    state: State = "gathering"
+    attempt: int = 0
+    status: int = 0
+
+    def __post_init__(self) -> None:
+        self._runs: dict[int, Member] = {}  # the nodes of this attempt
+        self._done: dict[int, str] = {}  # how each of them ended it
+        self._causes: list[Cause] = []
+        self._since: float | None = None  # of this state
+        self._began = 0.0  # seconds that this state has lasted by our looks
+        self._looked: float | None = None
+        self._told = False  # the nodes to end the attempt
+        self._regroups = False  # the attempt was asked to stop, for another number of nodes
+        self._wait = 0.0  # before the next attempt, seconds
+        self._named = False  # who is waited for
+        self._cause: Message = {}  # of the last attempt
+        self._behind = 0  # the last attempt of those who have come back
+
+    # What happens
+
+    def join(self, member: Member, attempt: int = 0) -> tuple[str, bool] | None:
+        """A node has come; `attempt`: the last one that it took part in. Returns None, or why it is refused, and
+        whether it may be taken later."""
+        if not 0 <= member.number < self.limits.most:
+            return f"there are {self.limits.most} nodes, with --node-rank 0 to {self.limits.most - 1}", False
+        if self.state == "over":
+            return "the job has ended", False
+        here = self.members.get(member.number)
+        if here is not None:
+            return f"{here} is here already: give every machine its own --node-rank", True
+        self.members[member.number] = member
+        self._behind = max(self._behind, attempt)
+        self._send(member.number, say="welcome", silence=self.limits.silence, rejoin=self.limits.rejoin)
+        if self.state == "preparing":
+            self._enter("gathering")
+        elif self.state == "running":
+            self._regroup(f"{member} has come")
+        return None
+
+    def heard(self, number: int, message: Message, now: float) -> None:
+        """A node that is here has said something."""
+        member = self.members.get(number)
+        if member is None:
+            return
+        member.silent = 0.0
+        if message["say"] == "alive" or message.get("attempt") != self.attempt:
+            return
+        if message["say"] == "prepared" and self.state == "preparing":
+            self._begin(message)
+        elif message["say"] == "judged" and self.state == "judging":
+            self._follow(message)
+        elif message["say"] == "offer":
+            member.ranks = int(message["ranks"])
+            if self.state == "running":
+                self._regroup(f"{member} has {member.ranks} ranks now")
+        elif message["say"] == "ended":
+            member.ranks = int(message.get("ranks", member.ranks))
+            self._end_of(number, message, now)
+
+    def leave(self, number: int, now: float, why: str = "its connection was closed") -> None:
+        """A node is lost: its connection was closed, or it has been silent for too long."""
+        member = self.members.pop(number, None)
+        if member is None or self.state == "over":
+            return
+        if self.state == "preparing":
+            self._enter("gathering")
+        elif self.state in ("running", "ending") and number in self._runs and number not in self._done:
+            self._done[number] = "lost"
+            text = f"{member} is lost: {why}. Its own screen and logs say more, if the machine is there."
+            self._fail(Cause(node=number, time=now - member.silent, words={"lost": text}))
+
+    def look(self, now: float) -> None:
+        """Time has passed."""
+        passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
+        self._looked, self._began = now, self._began + passed
+        for number, member in list(self.members.items()):
+            member.silent += passed
+            if number and member.silent >= self.limits.silence:
+                self.leave(number, now, f"nothing was heard of it for {member.silent:.0f} s (watch.node)")
+        if self.state == "gathering":
+            self._gather()
+        elif self.state in ("running", "ending"):
+            self._notice_end()
+
+    # What follows
+
+    def _gather(self) -> None:
+        if 0 not in self.members or self._began < self._wait:
+            return
+        first, enough = self.attempt == 0 and not self._behind, len(self.members) >= self.limits.least
+        limit, setting = self.limits.rejoin, "watch.rejoin"
+        if first and not enough:
+            limit, setting = self.limits.gather, "watch.start"
+        absent = [number for number in range(self.limits.most) if number not in self.members]
+        if absent and self._began < self._wait + limit:
+            if self._began > NOTICE and not self._named:
+                self._named = True
+                seconds = self._wait + limit
+                for number in sorted(self.members):
+                    self._send(number, say="waits", nodes=absent, seconds=seconds, setting=setting)
+            return
+        if enough:
+            self.attempt = max(self.attempt, self._behind) + 1
+            self._runs = {number: replace(member) for number, member in sorted(self.members.items())}
+            self._enter("preparing")
+            nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]
+            self._send(0, say="prepare", attempt=self.attempt, nodes=nodes, again=self.attempt > 1)
+            return
+        verb, status = ("come", NOBODY) if first else ("return", LOST)
+        self._over(status, f"{_nodes(absent)} did not {verb} within {limit:.0f} s ({setting}).")
+
+    def _begin(self, message: Message) -> None:
+        """Node 0 has said on which ranks of which nodes, and from which checkpoint."""
+        if "refused" in message:
+            self._over(int(message.get("status", 2)), str(message["refused"]))
+            return
+        ranks = {int(number): int(count) for number, count in message["ranks"]}
+        self._runs = {number: member for number, member in self._runs.items() if number in ranks}
+        self._done, self._causes, self._told, self._regroups = {}, [], False, False
+        self._enter("running")
+        nodes = [[number, ranks[number]] for number in self._runs]
+        given = {key: message[key] for key in ("resume", "step", "where", "master") if key in message}
+        self._tell(say="begin", attempt=self.attempt, nodes=nodes, **given)
+
+    def _end_of(self, number: int, message: Message, now: float) -> None:
+        """A node's ranks have ended: all well, in good order because they were asked to, or by a failure."""
+        if self.state not in ("running", "ending") or number not in self._runs or number in self._done:
+            return
+        how = str(message.get("how"))
+        self._done[number] = how
+        if how == "failed":
+            when, late = now - float(message.get("age", 0.0)), bool(message.get("consequence"))
+            self._fail(
+                Cause(node=number, time=when, consequence=late, words=dict(message.get("words") or {}))
+            )
+        self._notice_end()
+
+    def _regroup(self, why: str) -> None:
+        """All stop, with a checkpoint, and begin again with those who are here then."""
+        if not self._regroups:
+            self._regroups = True
+            self._tell(say="stop", attempt=self.attempt, why=why)
+
+    def _fail(self, cause: Cause) -> None:
+        self._causes.append(cause)
+        if self.state == "running":
+            self._enter("ending")
+
+    def _notice_end(self) -> None:
+        waiting = [number for number in self._runs if number not in self._done]
+        if self.state == "ending" and not self._told:
+            quiet = any(self.members[number].silent > SETTLE for number in waiting if number in self.members)
+            if not all(cause.consequence for cause in self._causes) or (self._began > SETTLE and not quiet):
+                self._told, self._began = True, 0.0
+                for number in waiting:
+                    self._send(number, say="end", attempt=self.attempt)
+        if waiting and not (self._told and self._began > GRACE):
+            return
+        if self._causes:
+            self._judge()
+        elif all(how == "done" for how in self._done.values()):
+            self._over(0)
+        elif self._regroups:  # all have stopped, with a checkpoint
+            self._again(0.0)
+        else:
+            self._over(StoppedError.exit_status)
+
+    def _judge(self) -> None:
+        """All have ended. Node 0, which has the checkpoints, says whether there is another attempt."""
+        cause = first_cause(self._causes)
+        far = {key: max(int(c.words.get(key, 0)) for c in self._causes) for key in ("step", "began")}
+        self._cause = {"node": cause.node, "words": cause.words, **far}
+        self._enter("judging")
+        self._send(0, say="judge", attempt=self.attempt, **self._cause)
+
+    def _follow(self, judgement: Message) -> None:
+        told = judgement["told"]
+        if judgement["wait"] is None:
+            self._over(int(judgement["status"]), **self._cause, told=told)
+            return
+        for number in sorted(self.members):
+            self._send(number, say="again", attempt=self.attempt, **self._cause, told=told)
+        self._again(float(judgement["wait"]))
+
+    def _again(self, wait: float) -> None:
+        self._wait = wait
+        self._enter("gathering")
+
+    def _over(self, status: int, said: str = "", **words: Any) -> None:
+        """Every node leaves with `status`; `said`: why, where no node's failure says it."""
+        self.status = status
+        self._enter("over")
+        for number in sorted(self.members):
+            self._send(number, say="leave", status=status, said=said, **words)
+
+    def _enter(self, state: State) -> None:
+        self.state, self._began, self._named = state, 0.0, False
+
+    def _tell(self, **message: Any) -> None:
+        for number in self._runs:
+            if number in self.members and number not in self._done:
+                self._send(number, **message)
+
+    def _send(self, number: int, **message: Any) -> None:
+        self.orders.append((number, message))
+
+
+def first_cause(causes: Sequence[Cause]) -> Cause:
+    """The earliest that is not the loss of a peer, else the earliest."""
+    return min(causes, key=lambda cause: (cause.consequence, cause.time))
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(map(str, numbers))}"

@@ -1,0 +1,155 @@
+"""The rendezvous at its port: a thread of node 0's process that carries what the nodes say, and what it decides."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_dp.launch.nodes.messages import BrokenLineError, Line, Message
+from paddle_dp.launch.nodes.rendezvous import Member, Rendezvous
+
+TICK = 0.2  # seconds between two looks
+BEAT = 1.0  # seconds between two signs of life
+ENTRY = 10.0  # seconds for somebody who has connected to say who he is
+MOST = 64  # who may be connected without having said so
+LINGER = 3.0  # seconds for the last messages to leave
+
+
+@dataclass(eq=False)
+class _Guest:
+    line: Line
+    since: float
+    number: int | None = None
+
+
+class Server:
+    """Within `with Server(rendezvous, (host, port), secret):` nodes can come. Raises OSError for a taken port."""
+
+    def __init__(self, rendezvous: Rendezvous, address: tuple[str, int], secret: bytes):
+        self.rendezvous, self._secret = rendezvous, secret
+        self._guests: list[_Guest] = []
+        self._ear = socket.create_server(address, backlog=MOST)
+        self._ear.setblocking(False)
+        self.port: int = self._ear.getsockname()[1]
+        self._looks = selectors.DefaultSelector()
+        self._looks.register(self._ear, selectors.EVENT_READ)
+        self._ends = threading.Event()
+        self._beaten = 0.0
+        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends when the last messages have left, or soon after."""
+        self._ends.set()
+        self._thread.join()
+        for guest in self._guests:
+            guest.line.close()
+        self._ear.close()
+        self._looks.close()
+
+    def _run(self) -> None:
+        end = None
+        while end is None or (time.monotonic() < end and self._lingers()):
+            if end is None and self._ends.is_set():
+                end = time.monotonic() + LINGER
+            for key, _ in self._looks.select(TICK):
+                if key.fileobj is self._ear:
+                    self._let_in()
+                else:
+                    self._listen(key.data)
+            now = time.monotonic()
+            self.rendezvous.look(now)
+            self._pass_on()
+            if now - self._beaten >= BEAT:
+                self._beaten = now
+                for guest in list(self._guests):
+                    self._tell(guest, {"say": "alive"})
+                    if guest.number is None and now - guest.since > ENTRY:
+                        self._drop(guest)
+
+    def _lingers(self) -> bool:
+        """Whether a node has still to hear that all is over: each closes its own end once it has."""
+        return self.rendezvous.state == "over" and any(guest.number for guest in self._guests)
+
+    def _let_in(self) -> None:
+        with contextlib.suppress(OSError):
+            end, _ = self._ear.accept()
+            if sum(guest.number is None for guest in self._guests) >= MOST:
+                end.close()
+                return
+            try:
+                guest = _Guest(Line(end, self._secret, greets=True), time.monotonic())
+            except BrokenLineError:
+                end.close()
+                return
+            self._guests.append(guest)
+            self._looks.register(end, selectors.EVENT_READ, guest)
+            self._tell(
+                guest, {"say": "alive"}
+            )  # sealed: the other end learns at once whether its secret is ours
+
+    def _listen(self, guest: _Guest) -> None:
+        if guest not in self._guests:
+            return
+        try:
+            messages = guest.line.hear()
+        except BrokenLineError as broken:
+            self._drop(guest, str(broken))
+            return
+        for message in messages:
+            try:
+                if guest.number is not None:
+                    self.rendezvous.heard(guest.number, message, time.monotonic())
+                elif message["say"] == "join":
+                    self._join(guest, message)
+            except (KeyError, TypeError, ValueError) as error:
+                self._drop(guest, f"it said something that nobody understands ({error!r})")
+            self._pass_on()
+
+    def _join(self, guest: _Guest, message: Message) -> None:
+        host, name = str(message["host"])[:64], str(message["name"])[:64]
+        member = Member(int(message["node"]), host, name, int(message["ranks"]))
+        refused = self.rendezvous.join(member, int(message["attempt"]))
+        if refused is None:
+            guest.number = member.number
+        else:
+            self._tell(guest, {"say": "refused", "why": refused[0], "later": refused[1]})
+
+    def _pass_on(self) -> None:
+        """Sends what the rendezvous has decided, and ends the connections of nodes that it holds for lost."""
+        orders, self.rendezvous.orders = self.rendezvous.orders, []
+        by_number = {guest.number: guest for guest in self._guests if guest.number is not None}
+        for number, message in orders:
+            if number in by_number:
+                self._tell(by_number[number], message)
+        if self.rendezvous.state != "over":
+            for number, guest in by_number.items():
+                if number not in self.rendezvous.members:
+                    self._drop(guest)
+
+    def _tell(self, guest: _Guest, message: Message) -> None:
+        if guest not in self._guests:
+            return
+        try:
+            guest.line.say(message)
+        except BrokenLineError as broken:
+            self._drop(guest, str(broken))
+
+    def _drop(self, guest: _Guest, why: str = "") -> None:
+        if guest not in self._guests:
+            return
+        self._guests.remove(guest)
+        with contextlib.suppress(KeyError, ValueError):
+            self._looks.unregister(guest.line)
+        guest.line.close()
+        if guest.number is not None:
+            told: dict[str, Any] = {"why": why} if why else {}
+            self.rendezvous.leave(guest.number, time.monotonic(), **told)

@@ -1,0 +1,165 @@
+"""How many ranks an attempt takes: as many as can be had now, and as the recipe can be trained on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import last_words
+from paddle_dp.launch.command import Plan
+from paddle_dp.launch.devices import spoken
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.restarts import Outcome
+
+FILE = "ranks"  # in the run's folder: how many ranks there may be now on this machine
+LOOK = 1.0  # seconds between two looks at it, and at the devices
+ROW = 2  # so many failures of one rank in a row, without a new checkpoint, and it is lost
+
+Offer = tuple[int, int]
+"""A node's number, and ranks on it."""
+Refused = Callable[[int], str]
+"""Why a recipe cannot be trained on so many ranks; "" where it can."""
+
+
+def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refused) -> list[Offer]:
+    """The most ranks that the recipe can be trained on, of those that are offered: of the first nodes, as many on each.
+
+    `least`: nodes, `least_ranks` on each. Raises UsageError, with the reason against all of them, where there is no
+    such number.
+    """
+    counts = {
+        (nodes * ranks, nodes)
+        for nodes in range(least, len(offers) + 1)
+        for ranks in range(least_ranks, min(offered for _, offered in offers[:nodes]) + 1)
+    }
+    reasons: dict[int, str] = {}
+    for total, nodes in sorted(counts, reverse=True):
+        reasons[total] = reasons.get(total) or refused(total)
+        if not reasons[total]:
+            return [(number, total // nodes) for number, _ in offers[:nodes]]
+    there = " + ".join(str(offered) for _, offered in offers)
+    if not reasons:
+        asked = f"{least_ranks} on each of {least} nodes" if least > 1 else f"{least_ranks}"
+        raise UsageError(f"there are {there} ranks to be had now, and {asked} are the least.")
+    why = reasons[max(reasons)]
+    raise UsageError(
+        f"of the {there} ranks to be had now, no number can train this recipe. On {max(reasons)}: {why}"
+    )
+
+
+@dataclass
+class Sizes:
+    """The ranks to be had on this machine, looked at again before every attempt, and beside it.
+
+    `plan`: of all ranks that were asked for. `run`: the run's folder. `machine()`: looks at the devices.
+    """
+
+    plan: Plan
+    run: Path
+    refused: Refused
+    machine: Callable[[], Machine] = Machine.here
+    clock: Callable[[], float] = time.monotonic
+    lost: list[str] = field(default_factory=list)  # devices; of ranks on a CPU, their numbers
+
+    def __post_init__(self) -> None:
+        self._looked, self._wanted = -LOOK, ""
+        self._said = ""
+        self._from = 0  # outcomes of the history before the last rank was lost
+
+    @property
+    def elastic(self) -> bool:
+        return self.plan.job.least_ranks is not None
+
+    def next(self, history: Sequence[Outcome] = ()) -> Plan:
+        """The plan of the attempt that follows those of `history`. Raises UsageError where too few ranks are left."""
+        if not self.elastic:
+            return self.plan
+        self._note_lost(history)
+        plan = self.offered()
+        [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
+        return replace(plan, ranks=ranks, devices=plan.devices[:ranks])
+
+    def next_said(self, history: Sequence[Outcome] = ()) -> Plan:
+        """The same, with a line on the screen where there are fewer ranks than were asked for, and why."""
+        plan = self.next(history)
+        said, self._said = self._said, self.said(plan)
+        if self._said not in ("", said):
+            last_words.say(self._said)
+        return plan
+
+    def offered(self) -> Plan:
+        """The plan of as many ranks as can be had now, whether or not the recipe can be trained on them."""
+        plan = self.plan
+        if not self.elastic:
+            return plan
+        if plan.devices:
+            asked, here = plan.job.devices, self.machine().devices
+            names = here if asked is None else tuple(str(n) for n in asked if str(n) in here)
+            devices = tuple(name for name in names if name not in self.lost)[: plan.ranks]
+            most = len(devices)
+        else:
+            devices, most = (), plan.ranks - len(self.lost)
+        if (allowed := self._allowed()) is not None:
+            most = min(most, allowed)
+        return replace(plan, ranks=max(most, 0), devices=devices[:most])
+
+    def resize(self, plan: Plan) -> str:
+        """Why a running attempt of `plan` is to stop for another number of ranks; "" where it is not."""
+        if not self.elastic:
+            return ""
+        now = self.clock()
+        if now - self._looked >= LOOK:
+            self._looked, self._wanted = now, self._other(plan)
+        return self._wanted
+
+    def _other(self, plan: Plan) -> str:
+        try:
+            wanted = self.next()
+        except UsageError:  # too few are left: the ranks that there are may go on
+            return ""
+        if (wanted.ranks, wanted.devices) == (plan.ranks, plan.devices):
+            return ""
+        return f"{wanted.ranks} ranks can be had now, and there are {plan.ranks}"
+
+    def _allowed(self) -> int | None:
+        """What stands in the run folder's file `ranks`, where somebody has written a number there."""
+        try:
+            word = (self.run / FILE).read_text()[:20].strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return int(word) if word.isdecimal() and word.isascii() else None
+
+    def _note_lost(self, history: Sequence[Outcome]) -> None:
+        """A rank that was the first to fail in the last attempts, again and again, is lost, and so is its device."""
+        new = history[self._from :][-ROW:]
+        causes = [outcome.cause for outcome in new]
+        ranks = {cause.rank for cause in causes if cause is not None}
+        if len(new) < ROW or None in causes or len(ranks) > 1 or any(o.progressed for o in new[1:]):
+            return
+        rank = ranks.pop()
+        now = self.offered()
+        if not 0 <= rank < now.ranks:
+            return
+        self._from = len(history)
+        self.lost.append(now.devices[rank] if now.devices else str(rank))
+
+    def said(self, plan: Plan) -> str:
+        """«3 of at most 4 ranks: …»: why an attempt has fewer ranks than were asked for; "" where it has not."""
+        if plan.ranks >= self.plan.ranks:
+            return ""
+        reasons = []
+        if (allowed := self._allowed()) is not None and allowed < self.plan.ranks:
+            reasons.append(f"{self.run / FILE} says {allowed}")
+        if self.lost:
+            kind = spoken(self.plan.kind) if self.plan.devices else "rank"
+            reasons.append(f"{kind} {', '.join(self.lost)} was the first to fail {ROW} times in a row")
+        gone = [name for name in self.plan.devices if name not in (*plan.devices, *self.lost)]
+        if gone and not reasons:
+            reasons.append(f"{spoken(self.plan.kind)} {','.join(gone)} is not there, or not needed")
+        offered = self.offered().ranks
+        if offered > plan.ranks and (why := self.refused(offered)):
+            reasons.append(f"{offered} cannot train it: {why}")
+        return f"{plan.ranks} of at most {self.plan.ranks} ranks: {'; '.join(reasons)}"

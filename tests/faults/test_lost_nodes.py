@@ -1,0 +1,86 @@
+"""A machine that is gone: noticed by the other, and with --restarts awaited; no etcd, and nobody touches the other."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddle_dp.launch.processes import alive, descendants, kill_all
+from tests.faults.namespaces import begin, finish, needs_root, pull
+from tests.faults.slow_run import are_right, at_step, right_weights
+
+pytestmark = [pytest.mark.long, needs_root, pytest.mark.timeout(240)]
+SLOW = {"recipe": "tests/faults/slow.yaml"}
+AGAIN = {**SLOW, "restarts": 2}
+
+
+def nodes(spaces: list[str], out: Path, *overrides: str, job: dict) -> list[subprocess.Popen[str]]:
+    return [begin(space, node, out, "train", *overrides, job=job) for node, space in enumerate(spaces)]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return right_weights(tmp_path_factory.mktemp("alone"))
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """What a power cut does to a node: all of it ends at once."""
+    kill_all(lambda: [pid for pid in (process.pid, *descendants(process.pid)) if alive(pid)])
+    process.communicate()
+
+
+@pytest.mark.parametrize("node", [1, 0])
+def test_a_node_that_is_killed_and_returns(spaces, tmp_path, found, right, node):
+    out = tmp_path / "run"
+    both = nodes(spaces, out, job=AGAIN)
+    at_step(out, 60)
+    kill_tree(both[node])
+    time.sleep(3.0)
+    assert both[1 - node].poll() is None
+    both[node] = begin(spaces[node], node, out, "train", job=AGAIN)  # the same command
+    ended = finish(both)
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    said = ended[1 - node][2]
+    named = f"node {node}" in said and "is lost: the connection was closed" in said
+    difference = are_right(out, right)
+    print(f"node {node} killed and returned: weights differ by {difference:.1e}\n{said}")
+    found(f"2 nodes: node {node} is killed, and returns", 3.0, named)
+    assert named and difference < 1e-6
+
+
+def test_a_cable_that_is_out_for_ten_seconds(spaces, tmp_path, found, right):
+    out = tmp_path / "run"
+    both = nodes(spaces, out, job=SLOW)
+    at_step(out, 40)
+    pull(spaces, 1, plugged=False)
+    time.sleep(10.0)
+    pull(spaces, 1, plugged=True)
+    ended = finish(both)
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    difference = are_right(out, right)
+    print(f"cable out for 10 s: weights differ by {difference:.1e}")
+    found("2 nodes: the cable is out for 10 s", 10.0, True)
+    assert difference < 1e-6
+
+
+def test_a_cable_that_stays_out(spaces, tmp_path, found):
+    """Both nodes notice it, and end, each with the other one's name; nothing is left of them."""
+    out = tmp_path / "run"
+    both = nodes(spaces, out, job=SLOW)
+    at_step(out, 40)
+    pull(spaces, 1, plugged=False)
+    begun = time.monotonic()
+    ended = finish(both)
+    seconds = time.monotonic() - begun
+    (status, _, said), (other_status, _, other_said) = ended
+    print(f"cable out for good, after {seconds:.1f} s:\n{said}\n{other_said}")
+    named = "10.77.0.2) is lost: nothing was heard of it for 20 s (watch.node)" in said
+    other_named = "node 0 at 10.77.0.1:9701 is lost: nothing was heard of it for 20 s" in other_said
+    found("2 nodes: the cable stays out (patience 20 s)", seconds, named and other_named)
+    assert (status, other_status) == (1, 1) and named and other_named
+    assert seconds < 20 + 12
+    assert "go on from step" in said

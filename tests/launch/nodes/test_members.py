@@ -1,0 +1,134 @@
+"""Nodes that join a rendezvous over loopback: its port, its thread, and their own threads. No ranks."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from paddle_dp.launch.nodes import member as members
+from paddle_dp.launch.nodes import server as servers
+from paddle_dp.launch.nodes.member import Membership
+from paddle_dp.launch.nodes.rendezvous import Limits, Rendezvous
+from paddle_dp.launch.nodes.server import Server
+
+
+class Place:
+    def __init__(self, stack: ExitStack):
+        self.stack, self.port = stack, 0
+
+    def open(self, secret=b"", **limits) -> Server:
+        server = Server(
+            Rendezvous(Limits(**{"least": 2, "most": 2, **limits})), ("127.0.0.1", self.port), secret
+        )
+        self.port = server.port
+        return self.stack.enter_context(server)
+
+    def node(self, number: int, secret=b"") -> Membership:
+        card = {"node": number, "host": "127.0.0.1", "name": f"host{number}", "ranks": 1}
+        return self.stack.enter_context(Membership(("127.0.0.1", self.port), card, secret))
+
+
+@pytest.fixture
+def place(monkeypatch) -> Iterator[Place]:
+    for module in (members, servers):
+        monkeypatch.setattr(module, "TICK", 0.005)
+        monkeypatch.setattr(module, "BEAT", 0.02)
+    monkeypatch.setattr(members, "AGAIN", 0.01)
+    with ExitStack() as stack:
+        yield Place(stack)
+
+
+def news(node: Membership, kind: str) -> dict:
+    end = time.monotonic() + 5
+    while True:
+        try:
+            message = node.news.get(timeout=max(end - time.monotonic(), 0.01))
+        except queue.Empty:
+            raise AssertionError(f"no {kind}") from None
+        if message["say"] == kind:
+            return message
+
+
+def begin(place: Place) -> tuple[Membership, Membership]:
+    nodes = place.node(0), place.node(1)
+    prepare = news(nodes[0], "prepare")
+    assert prepare["nodes"] == [[0, 1, "127.0.0.1"], [1, 1, "127.0.0.1"]]
+    nodes[0].say(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]], master="127.0.0.1:1")
+    for node in nodes:
+        order = news(node, "begin")
+        assert order["master"] == "127.0.0.1:1"
+        node.begin(order["attempt"])
+    return nodes
+
+
+def test_two_nodes_begin_and_are_done(place):
+    place.open()
+    nodes = begin(place)
+    for node in nodes:
+        node.say(say="ended", attempt=1, how="done")
+    assert [news(node, "leave")["status"] for node in nodes] == [0, 0]
+
+
+def test_a_failure_of_one_is_shown_on_both(place):
+    place.open()
+    first, second = begin(place)
+    second.say(say="ended", attempt=1, how="failed", words={"text": "the culprit's own words"})
+    end = time.monotonic() + 5
+    while not first.must_end() and time.monotonic() < end:
+        time.sleep(0.002)
+    first.say(say="ended", attempt=1, how="failed", words={"text": "it lost a peer"}, consequence=True)
+    assert news(first, "judge")["node"] == 1
+    first.say(say="judged", attempt=1, wait=None, status=7, told={})
+    for node in (first, second):
+        leave = news(node, "leave")
+        assert (leave["status"], leave["node"], leave["words"]["text"]) == (7, 1, "the culprit's own words")
+
+
+def test_a_node_that_is_gone_ends_the_attempt_of_the_other(place):
+    place.open()
+    nodes = begin(place)
+    nodes[1].__exit__()
+    end = time.monotonic() + 5
+    while not nodes[0].must_end() and time.monotonic() < end:
+        time.sleep(0.002)
+    assert nodes[0].must_end()
+
+
+def test_a_node_whose_rendezvous_is_gone_ends_its_attempt_and_comes_back(place):
+    server = place.open()
+    nodes = begin(place)
+    nodes[0].__exit__()
+    server.__exit__()
+    assert "closed" in news(nodes[1], "lost")["why"] and nodes[1].must_end()
+    place.open()
+    news(nodes[1], "welcome")
+
+
+def test_a_silent_rendezvous_is_lost(place):
+    place.open(silence=0.1)
+    _, second = begin(place)
+    with ExitStack() as silence:  # as of a link that is down: nothing is closed, and nothing comes
+        silence.callback(setattr, servers, "BEAT", servers.BEAT)
+        servers.BEAT = 1e9
+        assert "nothing was heard of it" in news(second, "lost")["why"]
+
+
+def test_a_node_with_another_secret_is_told_so(place):
+    place.open(secret=b"ours")
+    node = place.node(1, secret=b"theirs")
+    assert "its secret is another one" in news(node, "refused")["why"]
+
+
+def test_the_port_of_another_program_is_no_rendezvous(place):
+    with socket.create_server(("127.0.0.1", 0)) as ear:
+        place.port = ear.getsockname()[1]
+        node = place.node(1)
+        end, _ = ear.accept()
+        end.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+        assert "it is no node of paddle-dp" in news(node, "refused")["why"]
+        end.close()

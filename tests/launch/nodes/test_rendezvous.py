@@ -1,0 +1,244 @@
+"""The nodes' rendezvous as a state machine: who is told what, and when. No sockets, no clock."""
+
+from __future__ import annotations
+
+from paddle_dp.launch.nodes.rendezvous import Limits, Member, Rendezvous
+
+
+class Job:
+    """A rendezvous, its clock, and the orders that it has given since they were last read."""
+
+    def __init__(self, least=2, most=2, attempts=1, **limits):
+        self.budget = attempts
+        self.now = 0.0
+        self.causes = []
+        self.here = Rendezvous(Limits(least=least, most=most, **limits))
+
+    def judge(self):
+        """Node 0 judges, where it is asked to."""
+        kept = []
+        for to, message in self.here.orders:
+            if message["say"] != "judge":
+                kept.append((to, message))
+                continue
+            assert to == 0
+            self.causes.append(message)
+            self.budget -= 1
+            wait = 0.0 if self.budget else None
+            answer = {"say": "judged", "attempt": message["attempt"], "wait": wait, "status": 3, "told": {}}
+            self.here.orders = []
+            self.here.heard(0, answer, self.now)
+            kept += self.here.orders
+        self.here.orders = kept
+
+    def join(self, *numbers, attempt=0):
+        for number in numbers:
+            assert self.here.join(Member(number, f"10.0.0.{number}", f"host{number}", 1), attempt) is None
+
+    def pass_time(self, seconds, silent=()):
+        for _ in range(round(seconds / 0.5)):
+            self.now += 0.5
+            for number in list(self.here.members):
+                if number not in silent:
+                    self.here.heard(number, {"say": "alive"}, self.now)
+            self.here.look(self.now)
+            self.judge()
+
+    def orders(self, kind=None):
+        found, self.here.orders = self.here.orders, []
+        return [(to, message) for to, message in found if kind in (None, message["say"])]
+
+    def begin(self, *numbers, resume=None):
+        self.here.look(self.now)
+        [(to, prepare)] = self.orders("prepare")
+        assert to == 0 and [number for number, _, _ in prepare["nodes"]] == list(numbers)
+        ranks = [[number, 1] for number in numbers]
+        self.here.heard(
+            0, {"say": "prepared", "attempt": prepare["attempt"], "ranks": ranks, "resume": resume}, self.now
+        )
+        began = self.orders("begin")
+        assert [to for to, _ in began] == list(numbers)
+        return began[0][1]
+
+    def ended(self, number, how="done", text="", **more):
+        message = {"say": "ended", "attempt": self.here.attempt, "how": how, "words": {"text": text}, **more}
+        self.here.heard(number, message, self.now)
+        self.judge()
+
+
+def running(attempts=1, **limits):
+    job = Job(attempts=attempts, **limits)
+    job.join(*range(job.here.limits.most))
+    job.begin(*range(job.here.limits.most))
+    return job
+
+
+def test_all_come_work_and_are_done():
+    job = Job()
+    job.join(1)
+    job.pass_time(30)
+    assert not job.orders("prepare")
+    job.join(0)
+    begin = job.begin(0, 1)
+    assert begin["nodes"] == [[0, 1], [1, 1]] and begin["attempt"] == 1
+    job.ended(0)
+    assert not job.orders()
+    job.ended(1)
+    assert job.here.state == "over"
+    assert [(to, m["status"]) for to, m in job.orders("leave")] == [(0, 0), (1, 0)]
+
+
+def test_a_node_that_does_not_come_is_named():
+    job = Job(gather=60.0)
+    job.join(0)
+    job.pass_time(59)
+    assert not job.orders("leave")
+    job.pass_time(2)
+    [(_, leave)] = job.orders("leave")
+    assert leave["status"] == 124 and leave["said"] == "node 1 did not come within 60 s (watch.start)."
+
+
+def test_a_cause_ends_the_others_at_once_and_reaches_all():
+    job = running()
+    job.ended(1, "failed", text="ValueError: the culprit's own words")
+    job.here.look(job.now)
+    assert [to for to, _ in job.orders("end")] == [0]
+    job.ended(0, "failed", text="it lost a peer", status=134, consequence=True)
+    leaves = job.orders("leave")
+    assert [(to, m["status"], m["node"]) for to, m in leaves] == [(0, 3, 1), (1, 3, 1)]
+    assert leaves[0][1]["words"]["text"] == "ValueError: the culprit's own words"
+
+
+def test_a_consequence_that_is_heard_first_waits_for_the_cause():
+    job = running()
+    job.ended(0, "failed", text="it lost a peer", consequence=True)
+    job.pass_time(2)
+    assert not job.orders("end")
+    job.ended(1, "failed", text="the cause", age=2.5)
+    assert [cause["words"]["text"] for cause in job.causes] == ["the cause"]
+
+
+def test_a_consequence_alone_ends_the_others_after_a_moment():
+    job = running()
+    job.ended(0, "failed", text="it lost a peer", consequence=True)
+    job.pass_time(4)
+    assert [to for to, _ in job.orders("end")] == [1]
+    job.ended(1, "failed", text="it was told to end", consequence=True)
+    assert [cause["words"]["text"] for cause in job.causes] == ["it lost a peer"]
+
+
+def test_a_silent_node_is_the_cause_though_a_consequence_was_heard_before():
+    job = running(silence=20.0)
+    job.pass_time(5, silent=[1])
+    job.ended(0, "failed", text="it lost a peer", consequence=True)
+    job.pass_time(14, silent=[1])
+    assert not job.causes
+    job.pass_time(2, silent=[1])
+    [cause] = job.causes
+    assert cause["node"] == 1 and "nothing was heard of it for 20 s (watch.node)" in cause["words"]["lost"]
+
+
+def test_a_link_that_is_down_for_ten_seconds_is_nothing():
+    job = running(silence=20.0)
+    job.pass_time(13, silent=[1])
+    job.pass_time(30)
+    assert not job.orders() and job.here.state == "running"
+
+
+def test_those_who_wait_are_told_for_whom():
+    job = Job(gather=60.0)
+    job.join(0)
+    job.pass_time(10)
+    [(to, waits)] = job.orders("waits")
+    assert to == 0 and (waits["nodes"], waits["seconds"]) == ([1], 60.0)
+
+
+def test_a_lost_node_returns_and_all_start_again():
+    job = running(attempts=2, rejoin=100.0)
+    job.here.leave(1, job.now)
+    job.here.look(job.now)
+    assert [to for to, _ in job.orders("end")] == [0]
+    job.ended(0, "failed", consequence=True, text="it lost a peer")
+    [(to, again)] = job.orders("again")
+    assert to == 0 and again["words"]["lost"].startswith(
+        "node 1 (host1, 10.0.0.1) is lost: its connection was closed"
+    )
+    job.pass_time(50)
+    job.join(1)
+    assert job.begin(0, 1, resume="newest")["attempt"] == 2
+
+
+def test_a_lost_node_that_does_not_return_ends_the_job():
+    job = running(attempts=2, rejoin=100.0)
+    job.here.leave(1, job.now)
+    job.ended(0, "failed", consequence=True)
+    job.here.look(job.now)
+    job.orders()
+    job.pass_time(101)
+    [(to, leave)] = job.orders("leave")
+    assert to == 0 and leave["status"] == 1
+    assert leave["said"] == "node 1 did not return within 100 s (watch.rejoin)."
+
+
+def test_an_elastic_job_goes_on_with_those_who_are_left_and_grows_again():
+    job = running(attempts=2, least=1, most=2, rejoin=100.0)
+    job.here.leave(1, job.now)
+    job.ended(0, "failed", consequence=True)
+    job.here.look(job.now)
+    job.orders()
+    job.pass_time(101)
+    [(_, prepare)] = job.orders("prepare")
+    job.here.heard(0, {"say": "prepared", "attempt": prepare["attempt"], "ranks": [[0, 1]]}, job.now)
+    assert [to for to, _ in job.orders("begin")] == [0]
+    job.join(1)
+    assert [(to, m["why"]) for to, m in job.orders("stop")] == [(0, "node 1 (host1, 10.0.0.1) has come")]
+    job.ended(0, "stopped")
+    assert job.begin(0, 1)["attempt"] == 3
+    assert job.budget == 1  # growing is no failure
+
+
+def test_node_0_that_returns_goes_on_where_the_others_were():
+    job = Job(rejoin=100.0)
+    job.join(1, attempt=4)
+    job.join(0)
+    job.here.look(0.0)
+    [(_, prepare)] = job.orders("prepare")
+    assert prepare["attempt"] == 5 and prepare["again"]
+
+
+def test_all_stop_in_good_order():
+    job = running()
+    job.ended(0, "stopped")
+    job.ended(1, "stopped")
+    assert {m["status"] for _, m in job.orders("leave")} == {75}
+
+
+def test_a_second_process_for_a_node_may_come_later_and_a_wrong_number_never():
+    job = Job()
+    job.join(0, 1)
+    why, later = job.here.join(Member(1, "10.0.0.9", "other", 1))
+    assert "node 1 (host1, 10.0.0.1) is here already" in why and later
+    why, later = job.here.join(Member(2, "10.0.0.9", "other", 1))
+    assert why == "there are 2 nodes, with --node-rank 0 to 1" and not later
+
+
+def test_a_machine_that_stood_still_as_a_whole_has_lost_nobody():
+    job = running(silence=20.0)
+    job.now += 3600
+    job.here.look(job.now)
+    assert job.here.state == "running"
+
+
+def test_a_node_that_does_not_end_its_ranks_is_waited_for_only_so_long():
+    job = running()
+    job.ended(1, "failed", text="the cause")
+    job.pass_time(29)
+    assert not job.causes
+    job.pass_time(2)
+    assert [cause["words"]["text"] for cause in job.causes] == ["the cause"]
+
+
+def test_what_is_said_of_an_earlier_attempt_counts_no_more():
+    job = running()
+    job.here.heard(1, {"say": "ended", "attempt": 0, "how": "failed"}, job.now)
+    assert job.here.state == "running"
