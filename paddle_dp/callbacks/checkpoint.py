@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks import _watched
+from paddle_dp.checkpoint import BackgroundSave, HostMemory, NotWrittenError
+from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every, Positive
+
+_WAITED = 0.2  # seconds of waiting for the checkpoint before that are worth a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +31,29 @@ class Config:
     best: str | None = None
     """Keep the best, too, by this number of the evaluations, such as acc1 or loss."""
 
+    async_: bool = False
+    """Copy to memory, as much as a rank saves, and write in the background while the training goes on."""
+
     def build(self, run: Run) -> Callback:
         return Checkpoint(run, self)
+
+
+@dataclass(kw_only=True)
+class _Writing:
+    """A checkpoint that is being written in the background: of which moment, since when training was stalled, and what
+    is to be told of it."""
+
+    save: BackgroundSave
+    progress: Progress
+    stalled: float
+    waited: float
+    best: Mapping[str, Any] | None  # the numbers that make it the best
+    best_before: float | None
+    next_look: int  # the step after which the ranks ask each other whether it is done
+
+    def look_later(self, step: int) -> None:
+        """The gap doubles: the ranks ask as often as there are bits in the number of steps."""
+        self.next_look = step + max(step - self.progress.step, 1)
 
 
 class Checkpoint(Callback):
@@ -32,6 +61,10 @@ class Checkpoint(Callback):
 
     Weights that are not finite, or differ between ranks, are never saved: the trainer's `snapshot` raises instead. The
     best is chosen in `evaluated`, so an evaluation may come before or after a save.
+
+    A disk that does not take a checkpoint does not end the training, unless that was the last one: it is said on the
+    screen, older ones stay, and the next one is tried as ever. With `async` one checkpoint at a time is written in the
+    background: the next one waits for it, and so do the end, a request to stop and an error that ends the training.
     """
 
     reads = False
@@ -41,8 +74,15 @@ class Checkpoint(Callback):
         self.folder = run.folder / "checkpoints"
         self._saved: tuple[int, Path] | None = None
         self._best: float | None = None
+        self._writing: _Writing | None = None
+        self._memory = HostMemory() if config.async_ else None
+        self._waits = 0
 
     def due_at_step(self, step: int) -> bool:
+        looks = self._writing is not None and step >= self._writing.next_look
+        return looks or self._saves_at_step(step)
+
+    def _saves_at_step(self, step: int) -> bool:
         return self.every is not None and super().due_at_step(step)
 
     def due_at_epoch(self, epochs: int) -> bool:
@@ -58,7 +98,10 @@ class Checkpoint(Callback):
             self._best = self.run.mesh.gather(mine)[0]
 
     def step(self, moment: Moment) -> None:
-        self._save(moment)
+        if self._saves_at_step(moment.progress.step):
+            self._save(moment)
+        elif self._writing is not None:
+            self._finish(moment, wait=False)
 
     def epoch(self, moment: Moment) -> None:
         self._save(moment)
@@ -70,35 +113,154 @@ class Checkpoint(Callback):
             return
         value = _watched.read(name, evaluation, "checkpoint.best")
         if _watched.better(name, value, than=self._best):
-            self._best, path = value, self._save(moment)
-            if self.run.mesh.is_main:
-                checkpoints.set_best(self.folder, path, evaluation.numbers)
-                checkpoints.prune(
-                    self.folder, self.config.keep, trusted=path
-                )  # the previous best may be deleted
+            before, self._best = self._best, value
+            self._save(moment, evaluation.numbers, before)
+
+    def rewinding(self, moment: Moment) -> None:
+        self._finish(moment)
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if self._saved and self._saved[0] != moment.progress.step and refusal.action == "rewind":
             self._saved = None  # a later one, which was damaged: its step comes again
 
     def interrupted(self, moment: Moment) -> None:
-        self._save(moment)
+        self._save_now(moment)
 
     def end(self, moment: Moment) -> None:
-        self._save(moment)
+        self._save_now(moment)
 
-    def _save(self, moment: Moment) -> Path:
-        """The checkpoint of this step, saved now unless it is there. Collective."""
-        trainer, step = moment.trainer, moment.progress.step
+    def failed(self, moment: Moment, error: BaseException) -> None:
+        """The checkpoint under way is of a time when all was well."""
+        if self._writing is not None:
+            with heartbeat.within("checkpoint", "the one that was being written"):
+                self._writing.save.finish_alone()
+
+    def _save_now(self, moment: Moment) -> None:
+        """Saves, and returns when it is in place. Raises NotWrittenError: what is not saved now is lost."""
+        self._finish(moment)
+        self._save(moment, last=True)
+
+    def _save(
+        self,
+        moment: Moment,
+        best: Mapping[str, Any] | None = None,
+        best_before: float | None = None,
+        last: bool = False,
+    ) -> None:
+        """Saves this step's checkpoint, unless it is there or under way. Collective.
+
+        `best`: the numbers that make it the best. `last`: at once, and a failure is an error.
+        """
+        step, writing = moment.progress.step, self._writing
+        if writing is not None and writing.save.step == step:
+            if best is not None:
+                writing.best, writing.best_before = best, best_before
+            return
         if self._saved and self._saved[0] == step:
-            return self._saved[1]
-        with heartbeat.within("checkpoint"):
-            path = checkpoints.save(trainer.snapshot(), self.folder, self.run.mesh)
-            self._saved = (step, path)
-            if self.run.mesh.is_main:
+            self._name_best(self._saved[1], best)
+            return
+        began = time.perf_counter()
+        self._finish(moment)
+        waited = time.perf_counter() - began
+        self._say_waited(step, waited)
+        try:
+            with heartbeat.within("checkpoint"):
+                snapshot = moment.trainer.snapshot(self._memory)
+                if self._memory is None or last:
+                    writing_began = time.perf_counter()
+                    path = checkpoints.save(snapshot, self.folder, self.run.mesh)
+                    wrote = time.perf_counter() - writing_began
+                    self._tidy(path)
+                else:
+                    save = BackgroundSave(snapshot, self.folder, self.run.mesh, self._tidy)
+        except NotWrittenError as error:
+            if last:
+                raise
+            self._tell_failure(moment, error, moment.progress, best_before if best else self._best)
+            return
+        stalled = time.perf_counter() - began
+        if self._memory is None or last:
+            self._tell(moment, path, moment.progress, best, _seconds(stalled, waited, wrote))
+            return
+        self._writing = _Writing(
+            save=save, progress=moment.progress, stalled=stalled, waited=waited, best=best, best_before=best_before,
+            next_look=step + 1,
+        )  # fmt: skip
+
+    def _finish(self, moment: Moment, wait: bool = True) -> None:
+        """Tells of the checkpoint under way, if it is done; with `wait`, when it is. Collective."""
+        writing = self._writing
+        if writing is None:
+            return
+        began = time.perf_counter()
+        try:
+            if wait:
+                with heartbeat.within("checkpoint", "the one before is being written"):
+                    writing.save.wait()
+            elif not writing.save.poll():
+                writing.look_later(moment.progress.step)
+                writing.stalled += time.perf_counter() - began
+                return
+        except NotWrittenError as error:
+            self._writing = None
+            before = writing.best_before if writing.best else self._best
+            self._tell_failure(moment, error, writing.progress, before)
+            return
+        self._writing = None
+        numbers = _seconds(writing.stalled, writing.waited, writing.save.seconds)
+        self._tell(moment, writing.save.path, writing.progress, writing.best, numbers)
+
+    def _tell(
+        self,
+        moment: Moment,
+        path: Path,
+        progress: Progress,
+        best: Mapping[str, Any] | None,
+        numbers: Mapping[str, float],
+    ) -> None:
+        self._saved = (progress.step, path)
+        moment.trainer.tell_saved(path, progress, numbers)
+        self._name_best(path, best)
+
+    def _tell_failure(
+        self, moment: Moment, error: NotWrittenError, progress: Progress, best: float | None
+    ) -> None:
+        """The training goes on; `best` is the best number of those that are saved."""
+        self._best = best
+        self._say(f"{error.what} The training goes on, and tries again at the next checkpoint: make room.")
+        moment.trainer.tell_save_failed(error, progress)
+
+    def _name_best(self, path: Path, numbers: Mapping[str, Any] | None) -> None:
+        if numbers is None or not self.run.mesh.is_main:
+            return
+        try:
+            checkpoints.set_best(self.folder, path, numbers)
+        except CheckpointError as error:
+            self._say(f"{error} The training goes on, and {path.name} is not kept as the best.")
+        self._tidy(path)  # the previous best may be deleted
+
+    def _tidy(self, path: Path) -> None:
+        """Deletes old checkpoints, after that at `path` is in place."""
+        if self.run.mesh.is_main:
+            try:
                 checkpoints.prune(self.folder, self.config.keep, trusted=path)
-        trainer.tell_saved(path)
-        return path
+            except CheckpointError as error:
+                self._say(f"{error} The training goes on.")
+
+    def _say_waited(self, step: int, waited: float) -> None:
+        if waited < _WAITED:
+            return
+        self._waits += 1
+        if self._waits in (1, 10, 100, 1000):
+            often = f" ({self._waits} times so far)" if self._waits > 1 else ""
+            self._say(
+                f"The checkpoint of step {step} waited {waited:.1f} s for the one before to be written{often}: they "
+                "come faster than this disk takes them. A longer callbacks.checkpoint.every avoids it."
+            )
+
+    def _say(self, line: str) -> None:
+        if self.run.mesh.is_main:
+            print(line, file=sys.stderr, flush=True)
 
     def _remembered(self, step: int) -> float | None:
         """The best number so far, unless it was recorded after the step we resume from."""
@@ -106,3 +268,14 @@ class Checkpoint(Callback):
         if best is None or checkpoints.step_of(best) > step:
             return None
         return checkpoints.best_numbers(self.folder).get(str(self.config.best))
+
+
+def _seconds(stalled: float, waited: float, wrote: float) -> dict[str, float]:
+    return {
+        name: round(value, 4)
+        for name, value in (
+            ("seconds_stalled", stalled),
+            ("seconds_waiting", waited),
+            ("seconds_writing", wrote),
+        )
+    }

@@ -6,6 +6,7 @@ save that of the `checkpoint` callback.
 
 from __future__ import annotations
 
+from paddle_dp.checkpoint.background import BackgroundSave
 from paddle_dp.checkpoint.folder import (
     best,
     best_numbers,
@@ -17,18 +18,20 @@ from paddle_dp.checkpoint.folder import (
     prune,
     set_best,
 )
+from paddle_dp.checkpoint.host_memory import HostMemory
 from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import Checks, UnusableError, checkpoints, step_name, step_of
 from paddle_dp.checkpoint.merge import merge
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.saving import Snapshot, save
+from paddle_dp.checkpoint.saving import NotWrittenError, Snapshot, save
 from paddle_dp.checkpoint.shards import Box, TensorShard
 from paddle_dp.checkpoint.tensors import dtype_of, fill, put, tensor_shard
 
 __all__ = [
-    "Box", "Checkpoint", "Checks", "Snapshot", "TensorShard", "UnusableError", "best", "best_numbers", "check",
-    "checkpoints", "clean", "dtype_of", "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest",
-    "newest_good", "optimizer_name", "optimizer_tensors", "prune", "put", "rng_state", "save", "set_best", "step_name",
+    "BackgroundSave", "Box", "Checkpoint", "Checks", "HostMemory", "NotWrittenError", "Snapshot",
+    "TensorShard", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean", "dtype_of",
+    "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest", "newest_good",
+    "optimizer_name", "optimizer_tensors", "prune", "put", "rng_state", "save", "set_best", "step_name",
     "step_of", "tensor_shard",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,17 +42,26 @@ class Snapshot:
         return int(self.state["progress"]["step"])
 
 
+class NotWrittenError(CheckpointError):
+    """A checkpoint that a disk did not take, or not whole: a training can go on without it. `what` is the message
+    without what to do about it."""
+
+    def __init__(self, what: str, advice: str):
+        self.what, self.advice = what, advice
+        super().__init__(f"{what} {advice}")
+
+
 def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
-    """Saves as `folder`/step-…, whole or not at all; a failure on one rank is the same CheckpointError on every rank.
+    """Saves as `folder`/step-…, whole or not at all; a failure on one rank is the same error on every rank.
 
     Collective. `folder` must be one folder for all ranks: on several machines a shared one. A checkpoint of the same
-    step is replaced.
+    step is replaced. Raises NotWrittenError if a disk does not take it, CheckpointError for any other failure.
     """
     final = Path(folder) / step_name(snapshot.step)
-    partial = final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_main else None)[0]
+    partial = begin(final, mesh)
     try:
-        reports = _together(mesh, final, lambda: _write_rank(snapshot, partial, mesh.rank))
-        _together(mesh, final, lambda: _finish(snapshot, partial, final, reports) if mesh.is_main else None)
+        reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank))
+        _together(mesh, final, lambda: finish(snapshot, partial, final, reports) if mesh.is_main else None)
     except CheckpointError:
         if mesh.is_main:
             shutil.rmtree(partial, ignore_errors=True)
@@ -61,19 +70,29 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
     return final
 
 
-def _together(mesh: Mesh, final: Path, work: Callable[[], Any]) -> list[Any]:
+def begin(final: Path, mesh: Mesh, slow: bool = True) -> Path:
+    """The hidden folder, made by rank 0, in which the ranks write what will be `final`. Collective."""
+    return final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_main else None, slow)[0]
+
+
+def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = True) -> list[Any]:
     """Every rank's result by rank, or the first failing rank's error on all of them."""
     try:
         report = {"result": work()}
     except Exception as error:  # noqa: BLE001 - if one rank raised alone, the others would wait for it
-        report = {"error": _sentence(error, final, mesh)}
-    # A slow disk may take longer than a collective waits.
-    mesh.wait("checkpoint")
+        report = {"error": failure_of(error, final, mesh)}
+    if slow:  # a disk may take longer than a collective waits; but this barrier costs tens of milliseconds
+        mesh.wait("checkpoint")
     reports = mesh.gather(report)
-    failed = [r["error"] for r in reports if "error" in r]
-    if failed:
-        raise CheckpointError(failed[0])
+    raise_first([r.get("error") for r in reports])
     return [r["result"] for r in reports]
+
+
+def raise_first(failures: Iterable[Sequence[str] | None]) -> None:
+    """Raises the first of the ranks' failures, as `failure_of` gives them, if there is one."""
+    for failure in filter(None, failures):
+        what, *advice = failure
+        raise NotWrittenError(what, *advice) if advice else CheckpointError(what)
 
 
 def _begin(final: Path) -> str:
@@ -83,7 +102,8 @@ def _begin(final: Path) -> str:
     return partial.name
 
 
-def _write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[int]]:
+def write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[int]]:
+    """Writes a rank's shards and their index; returns the size and checksum of each file."""
     shards, index = index_of(snapshot.tensors.values())
     for key, shard in shards.items():
         index[key]["sum"] = f"{shard_sum(shard):016x}"
@@ -95,7 +115,7 @@ def _write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[
     return {name: [s.size, s.crc32] for name, s in digests.items()}
 
 
-def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
+def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
     """Checks that all files are there, writes the manifest, and renames the folder."""
     files = {name: Digest(*numbers) for report in reports for name, numbers in report.items()}
     for name, digest in files.items():
@@ -112,23 +132,23 @@ def _finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[di
     place(partial, final)
 
 
-def _sentence(error: Exception, final: Path, mesh: Mesh) -> str:
-    """The message for an error: what failed, where, the free space, and what to do next."""
+def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
+    """What failed, where, and the free space; and if it was a disk, as a second text what to do about it."""
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
-        return f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."
+        return [f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."]
     if isinstance(error, FileNotFoundError):
-        return (
+        return [
             f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
             f"{final.parent.absolute()} that rank 0 made. All ranks save into one folder: on several machines it must "
             "be on a disk that they share (train with --output-dir there). Earlier checkpoints are untouched."
-        )
+        ]
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
-    return (
+    return [
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
-        f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched: "
-        f"make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR."
-    )
+        f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched.",
+        f"Make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR.",
+    ]
 
 
 def _free(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import keyword
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -22,10 +23,16 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """The adapter that checks and writes settings of this Config; a plain dataclass is set to refuse unknown ones."""
     if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
-        kind.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[union-attr]
+        settings = ConfigDict(extra="forbid", allow_inf_nan=False, alias_generator=in_yaml)
+        kind.__pydantic_config__ = settings  # type: ignore[union-attr]
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
+
+
+def in_yaml(field: str) -> str:
+    """The setting's name in YAML: a field whose name would be a keyword of Python ends in an underscore, `async_`."""
+    return field[:-1] if field.endswith("_") and keyword.iskeyword(field[:-1]) else field
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
             return {name: field.annotation for name, field in option.model_fields.items()}
         if isinstance(option, type) and is_dataclass(option):
             hints = get_type_hints(option)
-            return {field.name: hints[field.name] for field in fields(option) if field.init}
+            return {in_yaml(field.name): hints[field.name] for field in fields(option) if field.init}
     return {}
 
 
@@ -62,9 +69,10 @@ def meanings(kind: type[Any]) -> dict[str, str]:
             continue
         for field, following in pairwise(body.body if isinstance(body, ast.ClassDef) else ()):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found.setdefault(field.target.id, "")
+                name = in_yaml(field.target.id)
+                found.setdefault(name, "")
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                    found[field.target.id] = " ".join(str(following.value.value).split())
+                    found[name] = " ".join(str(following.value.value).split())
     return found
 
 
@@ -84,7 +92,12 @@ def settings_of(kind: Any) -> list[Setting]:
     hints = get_type_hints(kind, include_extras=True)
     own = vars(kind).get("__annotations__", {})
     return [
-        Setting(name=f.name, type=in_words(hints[f.name]), default=_default(f), meaning=means.get(f.name, ""))
+        Setting(
+            name=in_yaml(f.name),
+            type=in_words(hints[f.name]),
+            default=_default(f),
+            meaning=means.get(in_yaml(f.name), ""),
+        )
         for f in sorted(fields(kind), key=lambda f: f.name not in own)
         if f.init
     ]

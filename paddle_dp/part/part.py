@@ -45,7 +45,9 @@ class Part:
     def settings(self) -> dict[str, Any]:
         """The recipe's settings for this part, defaults included, as JSON and YAML values."""
         given_only = isinstance(self.config, Call)  # a class's own defaults may be anything
-        written = adapter(type(self.config)).dump_python(self.config, mode="json", exclude_unset=given_only)
+        written = adapter(type(self.config)).dump_python(
+            self.config, mode="json", exclude_unset=given_only, by_alias=True
+        )
         if self.annotation is not None:
             tables = adapter(Annotation).dump_python(self.annotation, mode="json")
             written |= {key: value for key, value in tables.items() if value}

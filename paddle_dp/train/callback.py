@@ -11,13 +11,16 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.units import Every
 
 if TYPE_CHECKING:
-    from paddle_dp.checkpoint import Snapshot
+    from paddle_dp.checkpoint import HostMemory, Snapshot
+    from paddle_dp.errors import CheckpointError
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner
     from paddle_dp.train.evaluation import Evaluation
     from paddle_dp.train.judge import Refusal
 
-Name = Literal["start", "step", "epoch", "refused", "evaluated", "saved", "interrupted", "end", "failed"]
+Name = Literal[
+    "start", "step", "epoch", "rewinding", "refused", "evaluated", "saved", "save_failed", "interrupted", "end", "failed"
+]  # fmt: skip
 
 
 class Training(Protocol):
@@ -45,17 +48,30 @@ class Training(Protocol):
         """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """This rank's part of a checkpoint. Collective. Raises if weights are not finite, or differ between ranks."""
+    def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
+        """This rank's part of a checkpoint, copied into `memory` where that is given. Collective. Raises if weights are
+        not finite, or differ between ranks."""
         ...
 
-    def tell_saved(self, path: Path) -> None:
-        """Calls `saved` of all callbacks, after a checkpoint was written to `path`. Call it on every rank."""
+    def tell_saved(
+        self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
+    ) -> None:
+        """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
+        Call it on every rank."""
+
+    def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
+        """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
+        every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """An event of a training. `name` is the callback's method that is called; `numbers` is filled for `step` only."""
+    """An event of a training. `name` is the callback's method that is called.
+
+    `numbers` is filled for `step`, and for `saved` with the seconds for which training stood still
+    (`seconds_stalled`, of these `seconds_waiting` for the checkpoint before) and in which it was written
+    (`seconds_writing`).
+    """
 
     name: Name
     progress: Progress
@@ -67,7 +83,7 @@ class Callback:
     """Reacts to moments of a training. Override the methods you need; the others cost nothing.
 
     Each method gets a Moment with the progress (`moment.progress`) and the training (`moment.trainer`, a `Training`);
-    four get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
+    five get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
     do collective work if it does so on every rank; only the main rank should write to a screen or a file
     (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all callbacks is
     called.
@@ -92,6 +108,9 @@ class Callback:
     def epoch(self, moment: Moment) -> None:
         """After the last update of an epoch, every so many epochs; progress.epoch counts the complete ones."""
 
+    def rewinding(self, moment: Moment) -> None:
+        """Before the training goes back to a checkpoint: wait for what is done in the background."""
+
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         """After an update that the guard refused: skipped, and counted in the progress, or undone with others by going
         back to a checkpoint, from which `moment.progress` counts. `step` of callbacks that read is not called then."""
@@ -100,7 +119,11 @@ class Callback:
         """After every evaluation; the same `evaluation` on every rank."""
 
     def saved(self, moment: Moment, path: Path) -> None:
-        """After a checkpoint was completely written to the folder `path`."""
+        """After a checkpoint was completely written to the folder `path`. One that is written in the background is of
+        an earlier step than the training's: `moment.progress` is the checkpoint's."""
+
+    def save_failed(self, moment: Moment, error: CheckpointError) -> None:
+        """After a disk did not take a checkpoint, that of `moment.progress`; the training goes on."""
 
     def interrupted(self, moment: Moment) -> None:
         """When the training is asked to stop early, by a signal or train.max_time, after the update that all ranks

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot, load
+from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot, load
 from paddle_dp.data import Batch, Loader
-from paddle_dp.errors import DivergenceError, NotFiniteError, StoppedError, TargetError, UsageError
+from paddle_dp.errors import (
+    CheckpointError,
+    DivergenceError,
+    NotFiniteError,
+    StoppedError,
+    TargetError,
+    UsageError,
+)
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Guard
@@ -180,8 +187,9 @@ class TrainingLoop:
             raise self.soundness.explained(error, self.progress.step) from None
         self.soundness.step = self.progress.step
 
-    def snapshot(self) -> Snapshot:
-        """This rank's part of a checkpoint, after buffers are synchronised. Collective.
+    def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
+        """This rank's part of a checkpoint, after buffers are synchronised; copied into `memory` where that is given.
+        Collective.
 
         Raises NotFiniteError or DivergenceError, as `check` does: bad weights are not saved.
         """
@@ -191,7 +199,9 @@ class TrainingLoop:
         if step:
             self._unsaved.print_new(self.learner)
         checks = Checks(agreed=True, finite=True, step=step)
-        return state.snapshot(self.learner, self.progress, self.run, self.loader, checks, self.judge.state())
+        return state.snapshot(
+            self.learner, self.progress, self.run, self.loader, checks, self.judge.state(), memory
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
@@ -206,15 +216,26 @@ class TrainingLoop:
             with _at_work(callback, "start"):
                 callback.start(moment)
 
-    def tell_saved(self, path: Path) -> None:
-        """Calls `saved` of all callbacks, after a checkpoint was written to `path`. Call it on every rank."""
-        moment = self._moment("saved")
+    def tell_saved(
+        self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
+    ) -> None:
+        """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
+        Call it on every rank."""
+        moment = replace(self._moment("saved", progress), numbers=numbers or {})
         for callback in self.callbacks:
             with _at_work(callback, "saved"):
                 callback.saved(moment, path)
 
-    def _moment(self, name: Name) -> Moment:
-        return Moment(name=name, progress=self.progress, trainer=self)
+    def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
+        """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
+        every rank."""
+        moment = self._moment("save_failed", progress)
+        for callback in self.callbacks:
+            with _at_work(callback, "save_failed"):
+                callback.save_failed(moment, error)
+
+    def _moment(self, name: Name, progress: Progress | None = None) -> Moment:
+        return Moment(name=name, progress=progress or self.progress, trainer=self)
 
     def _train(self) -> None:
         self.meter.read()
@@ -294,6 +315,8 @@ class TrainingLoop:
     def _go_back(self, refusal: Refusal) -> bool:
         """Restores the newest checkpoint; the batch is left out when it comes again. False if there is none: then the
         update is skipped. Collective."""
+        moment = self._moment("rewinding")
+        self._call("rewinding", self.callbacks, lambda c: c.rewinding(moment))
         with self.meter.paused(), heartbeat.within("checkpoint", "going back to the last one"):
             path = self._refusals.checkpoint_before(self.progress.step)
             if path is None:

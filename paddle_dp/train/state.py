@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot, TensorShard
+from paddle_dp.checkpoint.host_memory import HostMemory, Room
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.tensors import fill, tensor_shard
+from paddle_dp.checkpoint.tensors import fill, nbytes, tensor_shard
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.degrees import Degrees
@@ -29,10 +30,12 @@ def snapshot(
     loader: Loader,
     checks: Checks | None = None,
     guard: dict[str, Any] | None = None,
+    memory: HostMemory | None = None,
 ) -> Snapshot:
     """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
-    `checks`: what was checked before. `guard`: what the judge of updates remembers."""
-    tensors = model_shards(learner) | optimizer_shards(learner)
+    `checks`: what was checked before. `guard`: what the judge of updates remembers. `memory`: where to copy the
+    tensors; it must not hold a snapshot that is needed."""
+    tensors = model_shards(learner, memory) | optimizer_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": FORMAT, "guard": guard} if guard else {})
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)
 
@@ -47,22 +50,30 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
     return [(name, tensor, named[_parameter(name)]) for name, tensor in tensors.items()]
 
 
-def model_shards(learner: Learner) -> dict[str, TensorShard]:
+def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
     """The weights and buffers whose main replica is on this rank, under whole-model names."""
-    placed = ((f"model/{name}", *where) for name, *where in learner.shards())
-    return {name: placed_shard(name, *where) for name, *where in placed}
+    return _copied([(f"model/{name}", *where) for name, *where in learner.shards()], "model", memory)
 
 
-def optimizer_shards(learner: Learner) -> dict[str, TensorShard]:
+def optimizer_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
     """The optimizer states whose main replica is on this rank."""
     with learner.optimizer_states_on_device():
-        placed = learner.main_replicas(optimizer_states(learner))
-        return {name: placed_shard(name, *where) for name, *where in placed}
+        return _copied(list(learner.main_replicas(optimizer_states(learner))), "optimizer", memory)
 
 
-def placed_shard(name: str, tensor: Any, placement: Placement) -> TensorShard:
+def _copied(
+    placed: list[tuple[str, Any, Placement]], what: str, memory: HostMemory | None
+) -> dict[str, TensorShard]:
+    """Host copies by name, in `memory` if it is given."""
+    size = sum(nbytes(tensor) for _, tensor, _ in placed)
+    room = None if memory is None else memory.room(what, size, len(placed))
+    return {name: placed_shard(name, tensor, placement, room) for name, tensor, placement in placed}
+
+
+def placed_shard(name: str, tensor: Any, placement: Placement, room: Room | None = None) -> TensorShard:
     """A host copy of a tensor, with its offset in the whole tensor."""
-    return tensor_shard(name, tensor, placement.global_shape(tensor.shape), placement.offset(tensor.shape))
+    shape = tensor.shape
+    return tensor_shard(name, tensor, placement.global_shape(shape), placement.offset(shape), room)
 
 
 def _parameter(name: str) -> str:

@@ -43,7 +43,8 @@ def trainer() -> SimpleNamespace:
     asked: list[Any] = []
     fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, differences=[], mesh=Mesh.alone())
     fake.stop = asked.append
-    fake.tell_saved = lambda path: asked.append(("saved", path))
+    fake.tell_saved = lambda path, progress=None, numbers=None: asked.append(("saved", path))
+    fake.tell_save_failed = lambda error, progress=None: asked.append(("not saved", error))
     fake.evaluate = lambda: asked.append("evaluate")
     fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
     return fake

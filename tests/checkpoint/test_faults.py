@@ -102,7 +102,7 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     said, _ = _start(script, tmp_path).communicate(timeout=60)
-    assert said.startswith("CheckpointError") and "File too large" in said and "step-00000002" in said
+    assert said.startswith("NotWrittenError") and "File too large" in said and "step-00000002" in said
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 

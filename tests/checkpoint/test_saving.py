@@ -12,7 +12,7 @@ from paddle_dp.mesh import Mesh
 
 def _all_failed(results) -> str:
     """The one message that every rank raised."""
-    assert all(type(r) is CheckpointError for r in results), results
+    assert all(isinstance(r, CheckpointError) for r in results), results
     assert len({str(r) for r in results}) == 1, results
     return str(results[0])
 

@@ -193,7 +193,7 @@ def resumes_with_the_first_scale() -> AbstractContextManager[None]:
 
 def only_the_first_owner_saves() -> AbstractContextManager[None]:
     def make(shards: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda learner: {} if rank() else shards(learner)
+        return lambda *given: {} if rank() else shards(*given)
 
     return replaced(f"{STATE}:optimizer_shards", make)
 
@@ -202,8 +202,8 @@ def saved_one_update_late() -> AbstractContextManager[None]:
     """The weights are copied while the next update is under way: one rank's part is of another step."""
 
     def make(shards: Callable[..., Any]) -> Callable[..., Any]:
-        def late(learner: Any) -> Any:
-            found = shards(learner)
+        def late(*given: Any) -> Any:
+            found = shards(*given)
             for shard in found.values() if last() else ():
                 if shard.array.dtype.kind == "f":
                     shard.array[...] = shard.array * 1.001

@@ -1,0 +1,42 @@
+"""Host memory that one snapshot after the other is copied into.
+
+Fresh memory is handed out by the kernel page by page, at the first write to each: a copy of 500 MB into 123 new arrays
+took 0.5 s on a busy machine, and into memory that was written before 0.06 s.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_ALIGNED = 64  # bytes
+
+
+class HostMemory:
+    """The memory of one snapshot. A second one, copied into the same HostMemory, overwrites the first."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, np.ndarray] = {}
+
+    def room(self, name: str, size: int, tensors: int) -> Room:
+        """Room for so many tensors of `size` bytes together, under a name of the caller's; kept for the next time."""
+        wanted = size + tensors * _ALIGNED
+        block = self._blocks.get(name)
+        if block is None or block.size < wanted:
+            # One large block, for which NumPy asks for huge pages.
+            self._blocks[name] = block = np.empty(wanted, np.uint8)
+        return Room(block)
+
+
+class Room:
+    """A part of host memory, taken piece by piece."""
+
+    def __init__(self, block: np.ndarray):
+        self._block, self._taken = block, 0
+
+    def take(self, size: int) -> np.ndarray:
+        """The next `size` bytes, uint8 [size]. Raises ValueError if there are not so many."""
+        start = -(-self._taken // _ALIGNED) * _ALIGNED
+        if start + size > self._block.size:
+            raise ValueError(f"{size} bytes, where {self._block.size - start} are left")
+        self._taken = start + size
+        return self._block[start : self._taken]

@@ -1,0 +1,187 @@
+"""The checkpoint callback that writes in the background, and what a disk that takes nothing does to a training."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp import checkpoint as checkpoints
+from paddle_dp.callbacks.checkpoint import Checkpoint, Config
+from paddle_dp.checkpoint import NotWrittenError, Snapshot, TensorShard, background, saving
+from paddle_dp.part import read_part
+from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.units import Every
+
+Tell = Callable[..., None]
+
+
+@pytest.fixture
+def saves(trainer: SimpleNamespace) -> SimpleNamespace:
+    """The trainer; what is saved and what is not stands in `told` with the step."""
+    trainer.step, trainer.told = 0, []
+    weights = TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))
+    trainer.snapshot = lambda memory=None: Snapshot(
+        tensors={"model/w": weights}, state={"progress": {"step": trainer.step}}
+    )
+
+    def saved(path: Path, progress: Any = None, numbers: Any = None) -> None:
+        trainer.told.append(("saved", progress.step, sorted(numbers)))
+
+    trainer.tell_saved = saved
+    trainer.tell_save_failed = lambda error, progress=None: trainer.told.append(("failed", progress.step))
+    return trainer
+
+
+@pytest.fixture
+def tell(at: Callable[..., Moment], saves: SimpleNamespace) -> Tell:
+    """Tells the callback of a moment after a step; "step" only when it is due."""
+
+    def moment(callback: Callback, name: Any, step: int, *detail: Any) -> None:
+        saves.step = step
+        if name != "step" or callback.due_at_step(step):
+            getattr(callback, name)(at(name, step), *detail)
+
+    return moment
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until it is set, nothing is written."""
+    opened, write = threading.Event(), background.write_rank
+
+    def held(*given: Any) -> Any:
+        assert opened.wait(20)
+        return write(*given)
+
+    monkeypatch.setattr(background, "write_rank", held)
+    yield opened
+    opened.set()
+
+
+def build(run: Run, at: Callable[..., Moment], **config: Any) -> Checkpoint:
+    callback = Config(**{"async_": True, "every": Every.parse("10 steps"), **config}).build(run)
+    assert isinstance(callback, Checkpoint)
+    callback.start(at("start", 0))
+    return callback
+
+
+NUMBERS = ["seconds_stalled", "seconds_waiting", "seconds_writing"]
+
+
+def steps(run: Run) -> list[int]:
+    return [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.folder / "checkpoints")]
+
+
+def test_async_is_its_name_in_a_recipe() -> None:
+    part = read_part("callbacks", {"use": "checkpoint", "async": True})
+    assert part.config.async_ is True and part.settings["async"] is True
+
+
+def test_training_goes_on_and_hears_of_it_when_it_is_there(
+    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event
+) -> None:
+    callback = build(run, at)
+    asked = []
+    for step in range(1, 18):
+        asked += [step] if callback.due_at_step(step) else []
+        tell(callback, "step", step)
+    assert asked == [10, 11, 12, 14] and steps(run) == [] and saves.told == []
+    gate.set()
+    assert callback._writing is not None
+    callback._writing.save._thread.join()
+    assert steps(run) == [10] and saves.told == []
+    tell(callback, "step", 18)
+    assert saves.told == [("saved", 10, NUMBERS)]
+
+
+def test_never_two_at_once(
+    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    callback = build(run, at)
+    tell(callback, "step", 10)
+    threading.Timer(0.3, gate.set).start()
+    tell(callback, "step", 20)
+    assert saves.told == [("saved", 10, NUMBERS)] and 10 in steps(run)
+    assert "The checkpoint of step 20 waited 0." in capsys.readouterr().err
+    tell(callback, "end", 21)
+    assert [row[1] for row in saves.told] == [10, 20, 21] and steps(run) == [10, 20, 21]
+
+
+@pytest.mark.parametrize("moment", ["end", "interrupted"])
+def test_the_end_and_a_request_to_stop_wait_for_it(
+    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event, moment: str
+) -> None:  # fmt: skip
+    callback = build(run, at)
+    tell(callback, "step", 10)
+    threading.Timer(0.1, gate.set).start()
+    tell(callback, moment, 10)
+    assert steps(run) == [10] and saves.told == [("saved", 10, NUMBERS)]
+
+
+def test_an_error_that_ends_the_training_waits_for_it(
+    run: Run, at: Callable[..., Moment], tell: Tell, gate: threading.Event
+) -> None:
+    callback = build(run, at)
+    tell(callback, "step", 10)
+    threading.Timer(0.1, gate.set).start()
+    tell(callback, "failed", 12, ValueError("a reason"))
+    assert steps(run) == [10]
+
+
+def test_the_best_is_named_when_it_is_there(
+    run: Run, at: Callable[..., Moment], tell: Tell, found: Callable[..., Evaluation], gate: threading.Event
+) -> None:
+    callback, folder = build(run, at, best="acc1", keep=1), run.folder / "checkpoints"
+    tell(callback, "evaluated", 5, found(acc1=0.5))
+    assert checkpoints.best(folder) is None
+    gate.set()
+    tell(callback, "step", 10)
+    best = checkpoints.best(folder)
+    assert best is not None and checkpoints.step_of(best) == 5
+    tell(callback, "evaluated", 10, found(acc1=0.4))
+    tell(callback, "step", 20)
+    tell(callback, "evaluated", 20, found(acc1=0.6))  # it is being written for its step
+    tell(callback, "end", 22)
+    best = checkpoints.best(folder)
+    assert best is not None and checkpoints.step_of(best) == 20
+    assert steps(run) == [20, 22]
+
+
+def full(*given: Any) -> Any:
+    raise OSError(28, os.strerror(28))
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
+    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], found: Callable[..., Evaluation], in_background: bool,
+) -> None:  # fmt: skip
+    callback = build(run, at, async_=in_background, best="acc1")
+    tell(callback, "step", 10)
+    with monkeypatch.context() as disk:
+        disk.setattr(background, "write_rank", full)
+        disk.setattr(saving, "write_rank", full)
+        tell(callback, "evaluated", 20, found(acc1=0.9))
+        tell(callback, "step", 30)
+        if callback._writing is not None:
+            callback._writing.save._thread.join()
+        tell(callback, "step", 31)
+        said = capsys.readouterr().err
+        assert said.count("was not saved: No space left on device") == 2 and "The training goes on" in said
+        assert "step-00000020 was not saved" in said and "step-00000030 was not saved" in said
+        assert steps(run) == [10]
+        with pytest.raises(NotWrittenError, match=r"step-00000045 was not saved: No space left.*Make room"):
+            tell(callback, "end", 45)
+    assert [row[:2] for row in saves.told] == [("saved", 10), ("failed", 20), ("failed", 30)]
+    tell(callback, "evaluated", 50, found(acc1=0.8))  # the 0.9 is in no checkpoint
+    tell(callback, "end", 51)
+    best = checkpoints.best(run.folder / "checkpoints")
+    assert best is not None and checkpoints.step_of(best) == 50 and steps(run) == [10, 50, 51]
