@@ -11,12 +11,8 @@ from typing import Any
 
 from paddle_dp.callbacks._journal import Journal
 from paddle_dp.checkpoint.disk import replace
-<<<<<<< HEAD
-from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
-=======
 from paddle_dp.errors import CheckpointError
-from paddle_dp.train import Callback, Evaluation, Moment, Run
->>>>>>> 2a15056 (Checkpoints in the background: async: true; a disk that takes none ends no training)
+from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
 from paddle_dp.units import Every
@@ -32,12 +28,8 @@ class Config:
 
 
 class Metrics(Callback):
-<<<<<<< HEAD
-    """Writes {"event": "start" | "step" | "refused" | "epoch" | "evaluated" | "saved" | "end" | "failed", "step", …}.
-=======
-    """Writes {"event": "start" | "step" | "epoch" | "evaluated" | "saved" | "save_failed" | "end" | "failed", "epoch",
-    "step", …}.
->>>>>>> 2a15056 (Checkpoints in the background: async: true; a disk that takes none ends no training)
+    """Writes {"event": …, "epoch", "step", …}. Events: start, step, refused, epoch, evaluated, saved, save_failed, end,
+    failed.
 
     Only the main rank writes; the others have no journal.
     """

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from paddle_dp.train.judge import Refusal
 
 Name = Literal[
-    "start", "step", "epoch", "rewinding", "refused", "evaluated", "saved", "save_failed", "interrupted", "end", "failed"
+    "start", "step", "epoch", "rewinding", "refused", "evaluated", "saved", "save_failed", "interrupted", "end",
+    "failed",
 ]  # fmt: skip
 
 

@@ -199,9 +199,9 @@ class TrainingLoop:
         if step:
             self._unsaved.print_new(self.learner)
         checks = Checks(agreed=True, finite=True, step=step)
-        return state.snapshot(
-            self.learner, self.progress, self.run, self.loader, checks, self.judge.state(), memory
-        )
+        guard = self.judge.state()
+        taken = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
+        return replace(taken, checks=checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.checkpoint import Checkpoint, Checks, Snapshot, TensorShard
+from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard
 from paddle_dp.checkpoint.host_memory import HostMemory, Room
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
@@ -28,16 +28,15 @@ def snapshot(
     progress: Progress,
     run: Run,
     loader: Loader,
-    checks: Checks | None = None,
     guard: dict[str, Any] | None = None,
     memory: HostMemory | None = None,
 ) -> Snapshot:
     """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
-    `checks`: what was checked before. `guard`: what the judge of updates remembers. `memory`: where to copy the
-    tensors; it must not hold a snapshot that is needed."""
+    `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a snapshot that
+    is needed."""
     tensors = model_shards(learner, memory) | optimizer_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": FORMAT, "guard": guard} if guard else {})
-    return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()}, checks=checks)
+    return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()})
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:

@@ -3,8 +3,8 @@
     python tools/benchmark/checkpoint.py --megabytes 500
     python -m paddle.distributed.launch --nproc_per_node 2 tools/benchmark/checkpoint.py --megabytes 500
 
-The same training is done in turns without checkpoints, with `checkpoint: {async: false}` and with `{async: true}`, round
-after round, in one process. A checkpoint of a perceptron under AdamW holds its weights and two moments of each.
+The same training is done in turns without checkpoints, with `checkpoint: {async: false}` and with `{async: true}`,
+round after round. A checkpoint of a perceptron under AdamW holds its weights and two moments of each.
 «stalled» is what metrics.jsonl calls seconds_stalled: the checks, the copy and all that the training waits for.
 «loop» is what a checkpoint adds to the time of the whole loop, so also what the thread in the background takes away
 from training.
@@ -25,10 +25,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.machine import slow_mkl
+from paddle_dp.launch.machine import mkl_type
 
-if slow_mkl():
-    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+if kind := mkl_type():
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", kind)
 
 import numpy as np
 import paddle
