@@ -342,6 +342,23 @@ def _forecast(ranks: int | None, build: int | None) -> Callable[[Recipe], Iterat
     return lambda recipe: forecast(recipe, ranks, build)
 
 
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the copies go: DIR/configs, DIR/models.")
+    ],
+    recipe: Annotated[
+        str, typer.Option(metavar="NAME", help="Which shipped recipe to begin from.")
+    ] = "digits_mlp",
+) -> None:
+    """Copy a shipped recipe and its model into a folder of your own, to begin from."""
+    from paddle_dp.recipe import shipped
+
+    made = shipped.copy(recipe, folder)
+    print(*made, sep="\n")
+    where = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    print(f"{where}paddle-dp train {made[0].relative_to(folder)} --ranks 2")
+
+
 def schema() -> None:
     """Print the JSON schema of a recipe, for editors that know the YAML language server."""
     import json
@@ -371,6 +388,7 @@ VERBS = (
     dashboard,
     parts,
     check,
+    new,
     schema,
 )
 

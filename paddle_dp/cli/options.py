@@ -12,8 +12,21 @@ import typer
 
 from paddle_dp.errors import InstallError, UsageError
 
+
+def at_hand(recipe: Path) -> Path:
+    """The recipe's file, or the shipped one of that name."""
+    from paddle_dp.recipe import shipped
+
+    return shipped.at_hand(recipe)
+
+
 RecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="A recipe, such as configs/digits_mlp.yaml.")
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe, such as configs/digits_mlp.yaml, or a shipped one's name.",
+        callback=at_hand,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -82,7 +95,7 @@ def words(text: str) -> list[str]:
 def recipes_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Files and KEY=VALUE settings apart, for a verb that takes several recipes."""
     settings = [word for word in words if re.match(r"[A-Za-z_][\w.]*=", word)]
-    return [Path(word) for word in words if word not in settings], settings
+    return [at_hand(Path(word)) for word in words if word not in settings], settings
 
 
 def require(option: str, extra: str, *packages: str) -> None:

@@ -18,7 +18,7 @@ from paddle_dp.part.config import adapter, fields_of
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.settings import Owner, read_settings
-from paddle_dp.part.shelf import SHELVES, load, names
+from paddle_dp.part.shelf import SHELVES, folders, load, names
 
 
 @runtime_checkable
@@ -110,7 +110,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     noun = SHELVES[shelf]
     dotted = "." in use
     if not dotted and use not in (known := names(shelf, home)):
-        raise _at_use(_unknown(shelf, use, known))
+        raise _at_use(_unknown(shelf, use, known, home))
     if dotted and of_standard_library(use):
         raise _at_use(f"{noun} {use} is of Python's standard library, which holds no part of a training")
     try:
@@ -163,10 +163,13 @@ def _at_use(what: str) -> RecipeError:
     return RecipeError([Mistake(where="", what=what, path=("use",))])
 
 
-def _unknown(shelf: str, use: str, known: list[str]) -> str:
-    if shelf == "models" and not known:
-        return f"there is no model '{use}': no models/ folder is here or above the recipe (package.module.Class works)"
-    return f"there is no {SHELVES[shelf]} '{use}'.{did_you_mean(use, known, f'On the shelf {shelf}:')}"
+def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
+    own = shelf == "models" and len(folders(shelf, home)) == 1
+    hint = (
+        " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
+        * own
+    )
+    return f"there is no {SHELVES[shelf]} '{use}'.{did_you_mean(use, known, f'On the shelf {shelf}:')}{hint}"
 
 
 def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:

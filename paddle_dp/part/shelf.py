@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
@@ -26,28 +27,39 @@ SHELVES: dict[str, str] = {
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def folder(shelf: str, home: Path | None = None) -> Path | None:
-    """The shelf's folder; models/ is in the working folder, or beside or above the recipe file `home`."""
+def shipped(what: str) -> Path | None:
+    """The folder of the models or the configs that come with this package: of an installed one inside of it, of a
+    clone beside it."""
+    places = (_PACKAGE / "shipped" / what, _PACKAGE.parent / what)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def folders(shelf: str, home: Path | None = None) -> list[Path]:
+    """The shelf's folders; a part is in the first that has it.
+
+    Of models: the models/ in the working folder, or beside or above the recipe file `home`; then the shipped one.
+    """
     if shelf != "models":
-        return _PACKAGE / shelf
+        return [_PACKAGE / shelf]
     places = [Path.cwd(), *(home.resolve().parents if home else ())]
-    return next((p / "models" for p in places if any((p / "models").glob("*.py"))), None)
+    own = next((p / "models" for p in places if any((p / "models").glob("*.py"))), None)
+    return list(dict.fromkeys(place.resolve() for place in (own, shipped("models")) if place is not None))
 
 
 def names(shelf: str, home: Path | None = None) -> list[str]:
     """The parts on a shelf, sorted. Imports none of them. Raises UsageError if there is no such shelf."""
     if shelf not in SHELVES:
         raise UsageError(f"There is no shelf '{shelf}'.{did_you_mean(shelf, SHELVES, 'The shelves are')}")
-    where = folder(shelf, home)
-    found = [module.name for module in iter_modules([str(where)])] if where else []
+    found = {module.name for module in iter_modules(map(str, folders(shelf, home)))}
     return sorted(name for name in found if not name.startswith("_"))
 
 
 def summary(shelf: str, name: str, home: Path | None = None) -> str:
     """The first docstring line of a part, read without importing it."""
-    where = folder(shelf, home) or Path()
-    file = where / f"{name}.py"
-    tree = ast.parse((file if file.exists() else where / name / "__init__.py").read_text("utf-8"))
+    files = (
+        f for place in folders(shelf, home) for f in (place / f"{name}.py", place / name / "__init__.py")
+    )
+    tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
     return (ast.get_docstring(tree) or "").split("\n")[0]
 
 
@@ -55,20 +67,18 @@ def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:
     """Imports one file of a shelf."""
     if shelf != "models":
         return import_module(f"paddle_dp.{shelf}.{name}")
-    where = folder(shelf, home)
-    assert where is not None, "names() found it"
-    _make_importable(where)
+    _make_importable(folders(shelf, home))
     return import_module(f"models.{name}")
 
 
-def _make_importable(where: Path) -> None:
-    """Makes the package `models` this folder, whatever sys.path says, and even if another `models` was imported."""
-    known = sys.modules.get("models")
-    if known is not None and [str(where)] == list(getattr(known, "__path__", [])):
+def _make_importable(where: Sequence[Path]) -> None:
+    """Makes the package `models` these folders, whatever sys.path says, and even if another `models` was imported."""
+    known, places = sys.modules.get("models"), [str(place) for place in where]
+    if known is not None and places == list(getattr(known, "__path__", [])):
         return
     for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
         del sys.modules[name]
-    init, places = where / "__init__.py", [str(where)]
+    init = where[0] / "__init__.py"
     if init.exists():
         spec = spec_from_file_location("models", init, submodule_search_locations=places)
     else:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.part.shelf import folder
+from paddle_dp.part.shelf import folders, shipped
 
 OUR_OWN = ("paddle_dp", "paddle")
 
@@ -38,8 +38,10 @@ def _module(use: str, is_model: bool, home: Path) -> str | None:
     if "." in use:
         first = use.partition(".")[0]
         return None if first in (*OUR_OWN, *sys.stdlib_module_names) else _file_of(use)
-    shelf = folder("models", home) if is_model else None
-    return None if shelf is None else _shown(_file(shelf / use) or shelf / f"{use}.py")
+    found = (_file(place / use) for place in folders("models", home) if is_model)
+    file = next((file for file in found if file is not None), None)
+    own = shipped("models")
+    return None if file is None or (own is not None and file.is_relative_to(own)) else _shown(file)
 
 
 def _file_of(use: str) -> str:

@@ -53,8 +53,6 @@ def _summaries(name: str) -> Table:
     table.add_column()
     for each in names(name):
         table.add_row(each, escape(summary(name, each)))
-    if not table.rows:
-        table.add_row("-", "nothing here" if name != "models" else "no models/ folder in the working folder")
     return table
 
 

@@ -94,7 +94,8 @@ def test_an_unknown_part_is_told_with_the_near_miss_and_the_shelf() -> None:
 
 def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no models/ folder is here or above the recipe" in refusal({"use": "net"})
+    said = refusal({"use": "net"})
+    assert "there is no model 'net'." in said and "a folder models/ here or above the recipe" in said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.part.shelf import SHELVES, folder, load, names, summary
+from paddle_dp.part.shelf import SHELVES, folders, load, names, shipped, summary
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,9 @@ def _other_models() -> Iterator[None]:
     for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
         del sys.modules[name]
     sys.modules.update(before)
+
+
+SHIPPED = ["bert", "convnet", "gpt", "large_classifier", "llama", "mlp", "resnet", "vit"]
 
 
 def house(root: Path, **files: str) -> Path:
@@ -33,7 +36,7 @@ def test_a_file_is_a_part_unless_it_begins_with_an_underscore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(house(tmp_path, net='"""A net.\n\nMore."""', _base="raise SystemExit", __init__=""))
-    assert names("models") == ["net"] and summary("models", "net") == "A net."
+    assert set(names("models")) - set(SHIPPED) == {"net"} and summary("models", "net") == "A net."
 
 
 def test_the_packages_own_shelves_are_listed_without_being_imported() -> None:
@@ -57,15 +60,25 @@ def test_an_unknown_shelf_is_told_with_the_near_miss() -> None:
 def test_models_are_found_above_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = house(tmp_path / "house", net="")
     monkeypatch.chdir(tmp_path)
-    assert folder("models") is None and names("models") == []
-    assert folder("models", root / "configs" / "a.yaml") == root / "models"
+    assert "net" not in names("models") and folders("models") == [shipped("models")]
+    home = root / "configs" / "a.yaml"
+    assert folders("models", home) == [root / "models", shipped("models")] and "net" in names("models", home)
+
+
+def test_the_shipped_models_are_everywhere_behind_one_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(house(tmp_path, mlp='"""Mine."""\nWHO = "mine"'))
+    assert load("models", "mlp").WHO == "mine" and summary("models", "mlp") == "Mine."
+    assert load("models", "gpt").GPT.__name__ == "GPT" and summary("models", "gpt").startswith("GPT")
+    assert names("models") == SHIPPED
 
 
 def test_a_folder_of_weights_is_no_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "weights.bin").touch()
     monkeypatch.chdir(tmp_path)
-    assert folder("models") is None
+    assert folders("models") == [shipped("models")]
 
 
 @pytest.mark.parametrize("sign", [{}, {"__init__": "SIGN = 1"}])

@@ -1,0 +1,65 @@
+"""The recipes that come with the package: found by name from any folder, and copied to begin from."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.part.shelf import shipped
+from paddle_dp.recipe.read import read_recipe
+
+
+def at_hand(file: Path) -> Path:
+    """`file` where it exists; else the shipped recipe of this name, for «digits_mlp» and «configs/digits_mlp.yaml»;
+    else `file` as it is."""
+    found = _recipe(file.stem) if file.parent in (Path(), Path("configs")) else None
+    if found is None or file.suffix not in ("", ".yaml") or file.is_file():
+        return file
+    print(f"{file} is not in this folder: the shipped recipe of that name is read", file=sys.stderr)
+    return found
+
+
+def copy(name: str, into: Path) -> list[Path]:
+    """Copies a shipped recipe to `into`/configs and its model, where that is a shipped one, to `into`/models; returns
+    the new files. Raises UsageError, before anything is written, for an unknown recipe or a file that exists."""
+    recipe = _recipe(name)
+    if recipe is None:
+        names = sorted(file.stem for file in (shipped("configs") or Path()).glob("*.yaml"))
+        raise UsageError(f"There is no shipped recipe '{name}'.{did_you_mean(name, names, 'There are')}")
+    copies = {into / "configs" / recipe.name: recipe}
+    copies |= {into / "models" / file.name: file for file in _model(read_recipe(recipe).model.name)}
+    there = [str(file) for file in copies if file.exists()]
+    if there:
+        raise UsageError(
+            f"{', '.join(there)} would be overwritten. Choose another folder, or move what is there."
+        )
+    for made, source in copies.items():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_bytes(source.read_bytes())
+    return list(copies)
+
+
+def _recipe(name: str) -> Path | None:
+    folder = shipped("configs")
+    file = folder / f"{name}.yaml" if folder else None
+    return file if file is not None and file.is_file() else None
+
+
+def _model(name: str) -> Iterator[Path]:
+    """The files of a shipped model: its own, and those of models/ that these import."""
+    folder, names = shipped("models") or Path(), [name]
+    for each in names:  # grows
+        if (file := folder / f"{each}.py").is_file():
+            yield file
+            names += [other for other in _imported(file) if other not in names]
+
+
+def _imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "models":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
+            yield str(node.module).partition(".")[2]
