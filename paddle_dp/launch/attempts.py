@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import TYPE_CHECKING, BinaryIO
@@ -47,9 +46,10 @@ def run(
         last_words.announce(plan, environment(plan, inherited), attempt)
         point = first_point(plan, attempt)
         while True:
-            outside = Outside(signals=signals, must_stop=partial(resize, plan))
+            resizing = _Resizing(resize, plan)
+            outside = Outside(signals=signals, must_stop=resizing)
             outcome = run_once(plan, attempt, inherited, point, started, outside)
-            if outcome.stopped and not signals.number and resize(plan):
+            if outcome.stopped and not signals.number and resizing.asked:
                 point = next_point(plan, attempt)
                 plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
                 last_words.resized(plan, point.where)
@@ -70,6 +70,19 @@ def run(
                 plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
             except UsageError as error:  # too few ranks are left, or the disk is
                 return last_words.of_job(outcome, plan, f"not started again: {error}")
+
+
+@dataclass
+class _Resizing:
+    """Whether an attempt of `plan` is to stop for another number of ranks, and whether it ever was."""
+
+    resize: Callable[[Plan], str]
+    plan: Plan
+    asked: str = ""
+
+    def __call__(self) -> str:
+        self.asked = self.asked or self.resize(self.plan)
+        return self.asked
 
 
 def run_once(

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,18 +18,19 @@ from paddle_dp.launch.command import Meeting
 FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # a block is enough for a job of 31 ranks on this machine
 
 
-def meet(master: str, is_first: bool = False) -> Meeting:
+def meet(master: str, is_first: bool = False, patience: float = 0.0) -> Meeting:
     """The rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
     for ever. Here it is the address from which the kernel would reach the master; on node 0, whose own name may be
-    given as the master's, the one from which it would reach the rest of the world. Raises UsageError if the master's
+    given as the master's, the one from which it would reach the rest of the world. `patience`: seconds for the master's
+    name to become known, as a service's does once its first machine is up. Raises UsageError if the master's
     name has no address, or one that only its own machine can reach; on the first node, if it is another machine's
     address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
-        address = socket.gethostbyname(host)
+        address = _address(host, patience)
     except OSError as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
     if is_first and host != address and _is_loopback(address):
@@ -56,6 +58,18 @@ def meet(master: str, is_first: bool = False) -> Meeting:
             "ended. Give another port, on all nodes."
         )
     return Meeting(master=f"{address}:{port}", host=own, interface=interface_of(own))
+
+
+def _address(host: str, patience: float) -> str:
+    """The number of a name. Raises OSError where it is not known within `patience` seconds."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return socket.gethostbyname(host)
+        except OSError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(0.5)
 
 
 def _is_loopback(address: str) -> bool:

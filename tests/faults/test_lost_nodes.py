@@ -11,7 +11,7 @@ import pytest
 
 from paddle_dp.launch.processes import alive, descendants, kill_all
 from tests.faults.namespaces import begin, finish, needs_root, pull
-from tests.faults.slow_run import are_right, at_step, right_weights
+from tests.faults.slow_run import are_right, at_step, newest, right_weights
 
 pytestmark = [pytest.mark.long, needs_root, pytest.mark.timeout(240)]
 SLOW = {"recipe": "tests/faults/slow.yaml"}
@@ -84,3 +84,29 @@ def test_a_cable_that_stays_out(spaces, tmp_path, found):
     assert (status, other_status) == (1, 1) and named and other_named
     assert seconds < 20 + 12
     assert "go on from step" in said
+
+
+def test_a_job_goes_on_without_a_lost_node_and_grows_when_it_returns(spaces, tmp_path, found, right):
+    """--nodes 1:2: 2 nodes, then 1, then 2 again; node 0's process is the same one all the time."""
+    out = tmp_path / "run"
+    job = {**AGAIN, "least_nodes": 1}
+    both = nodes(spaces, out, "watch.rejoin=4 s", job=job)
+    at_step(out, 40)
+    kill_tree(both[1])
+    begun = time.monotonic()
+    at_step(out, newest(out) + 40)
+    alone = time.monotonic() - begun
+    both[1] = begin(spaces[1], 1, out, "train", "watch.rejoin=4 s", job=job)
+    ended = finish(both)
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    said = ended[0][2]
+    difference = are_right(out, right)
+    print(f"nodes 2 -> 1 -> 2, alone after {alone:.1f} s: weights differ by {difference:.1e}\n{said}")
+    named = (
+        "node 1 (" in said
+        and "is lost: the connection was closed" in said
+        and "10.77.0.2) has come: stopping" in said
+    )
+    found("2 nodes, --nodes 1:2: node 1 is killed, and returns later", 4.0, named)
+    assert named and difference < 1e-6
+    assert len(list((out / "logs").glob("attempt-*"))) == 3

@@ -25,6 +25,39 @@ def test_a_name_becomes_a_number(monkeypatch):
         meet("node0:9701")
 
 
+def test_node_0_may_be_given_its_own_name(monkeypatch):
+    """Debian gives a machine's own name the number 127.0.1.1: there node 0 takes the one that faces the others."""
+    monkeypatch.setattr(socket, "gethostbyname", {"node0": "127.0.1.1"}.__getitem__)
+    monkeypatch.setattr(network, "_address_of_this_machine", lambda: "127.0.0.1")  # stands for 10.0.0.7,
+    monkeypatch.setattr(network, "_is_loopback", "127.0.1.1".__eq__)  # which is no loopback address
+    meeting = meet("node0:9701", is_first=True)
+    assert (meeting.master, meeting.host) == ("127.0.0.1:9701", "127.0.0.1")
+    with pytest.raises(UsageError, match=r"node0 is 127\.0\.1\.1 here, which other nodes cannot reach"):
+        meet("node0:9701")  # on another machine it must be a name of node 0
+
+
+def test_a_name_may_become_known_a_little_later(monkeypatch):
+    """A service's name, once its first machine is up."""
+    asked = []
+
+    def known_later(name):
+        asked.append(name)
+        if len(asked) < 3:
+            raise socket.gaierror(-2, "Name or service not known")
+        return "127.0.0.1"
+
+    monkeypatch.setattr(socket, "gethostbyname", known_later)
+    monkeypatch.setattr(network.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(network, "_is_loopback", lambda address: False)
+    assert meet("job-0.service:9701", patience=5.0).master == "127.0.0.1:9701" and len(asked) == 3
+
+
+def test_the_next_free_port_is_found():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert network.free_port(port) > port
+
+
 def test_a_name_without_an_address_is_a_sentence(monkeypatch):
     def unknown(name):
         raise socket.gaierror(-2, "Name or service not known")

@@ -26,6 +26,7 @@ from paddle_dp.launch.sizes import LOOK, Offer
 from paddle_dp.launch.supervisor import Outside
 
 TICK = 0.2  # seconds between two looks for news
+FAREWELL = 3.0  # seconds to tell the others that this node was asked to end
 MOST = 20_000  # characters of a failure's message and traceback that other nodes see
 
 
@@ -50,7 +51,7 @@ def run(given: NodeJob) -> int:
     """
     job = given.plan.job
     number, key = job.node_rank or 0, secret(given.inherited)
-    meeting = network.meet(str(job.master), number == 0)
+    meeting = network.meet(str(job.master), number == 0, patience=given.limits.gather if number else 0.0)
     address, offer = network.parts(meeting.master), given.offered().ranks
     card = {
         "node": number,
@@ -81,6 +82,7 @@ class _Node:
     begun: bool = False  # an attempt, of this process
     offer: int = 0  # ranks that this machine had when we last looked
     looked: float = 0.0
+    quits: float = 0.0  # when it was said
     own: Outcome | None = None  # of this node's last attempt
     history: list[Outcome] = field(default_factory=list)
 
@@ -107,8 +109,7 @@ class _Node:
     def _look(self) -> int | None:
         """Nothing has been said for a moment."""
         if self.signals.number:
-            last_words.say(f"ended by {self.signals.name}: no process is left.")
-            return 128 + self.signals.number
+            return self._quit()
         waited = time.monotonic() - self.since
         master = self.given.plan.job.master
         if self.member.connected:
@@ -125,6 +126,19 @@ class _Node:
                 "machine: without it there is no job.",
                 LOST,
             )
+        return None
+
+    def _quit(self) -> int | None:
+        """A signal has come while no ranks are at work: the whole job ends."""
+        now = time.monotonic()
+        if not self.quits:
+            self.quits = now
+            self.member.say(
+                say="quit", status=128 + self.signals.number, why=f"was ended by {self.signals.name}"
+            )
+        elif now - self.quits > FAREWELL or not self.member.connected:
+            last_words.say(f"ended by {self.signals.name}: no process is left.")
+            return 128 + self.signals.number
         return None
 
     # What is said

@@ -87,6 +87,7 @@ class Rendezvous:
         self._wait = 0.0  # before the next attempt, seconds
         self._named = False  # who is waited for
         self._cause: Message = {}  # of the last attempt
+        self._begun = False  # an attempt
         self._behind = 0  # the last attempt of those who have come back
 
     # What happens
@@ -116,6 +117,8 @@ class Rendezvous:
         if member is None:
             return
         member.silent = 0.0
+        if message["say"] == "quit" and self.state != "over":
+            self._over(int(message["status"]), f"{member} {message['why']}.")
         if message["say"] == "alive" or message.get("attempt") != self.attempt:
             return
         if message["say"] == "prepared" and self.state == "preparing":
@@ -160,7 +163,7 @@ class Rendezvous:
     def _gather(self) -> None:
         if 0 not in self.members or self._began < self._wait:
             return
-        first, enough = self.attempt == 0 and not self._behind, len(self.members) >= self.limits.least
+        first, enough = not self._begun and not self._behind, len(self.members) >= self.limits.least
         limit, setting = self.limits.rejoin, "watch.rejoin"
         if first and not enough:
             limit, setting = self.limits.gather, "watch.start"
@@ -177,7 +180,9 @@ class Rendezvous:
             self._runs = {number: replace(member) for number, member in sorted(self.members.items())}
             self._enter("preparing")
             nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]
-            self._send(0, say="prepare", attempt=self.attempt, nodes=nodes, again=self.attempt > 1)
+            self._send(
+                0, say="prepare", attempt=self.attempt, nodes=nodes, again=self._begun or self._behind > 0
+            )
             return
         verb, status = ("come", NOBODY) if first else ("return", LOST)
         self._over(status, f"{_nodes(absent)} did not {verb} within {limit:.0f} s ({setting}).")
@@ -189,7 +194,7 @@ class Rendezvous:
             return
         ranks = {int(number): int(count) for number, count in message["ranks"]}
         self._runs = {number: member for number, member in self._runs.items() if number in ranks}
-        self._done, self._causes, self._told, self._regroups = {}, [], False, False
+        self._done, self._causes, self._told, self._regroups, self._begun = {}, [], False, False, True
         self._enter("running")
         nodes = [[number, ranks[number]] for number in self._runs]
         given = {key: message[key] for key in ("resume", "step", "where", "master") if key in message}

@@ -1,0 +1,221 @@
+"""What nodes do from joining to leaving, over loopback in one process: the ranks' work is played, everything else is
+real."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch import attempts, logs, network
+from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.nodes import job as nodes
+from paddle_dp.launch.nodes import member, rendezvous, server
+from paddle_dp.launch.nodes.rendezvous import Limits
+from paddle_dp.launch.restarts import Outcome
+
+Act = Callable[["Play", Plan, Any], Outcome | None]
+
+
+def works(play: Play, plan: Plan, outside: Any) -> None:
+    """The ranks are done, all at the same time."""
+
+
+def waits(play: Play, plan: Plan, outside: Any) -> Outcome:
+    """The ranks work until they are told to end, or to stop."""
+    end = time.monotonic() + 5
+    while not outside.must_end() and not outside.must_stop():
+        assert time.monotonic() < end, "nobody ended this attempt"
+        time.sleep(0.002)
+    if outside.must_stop():
+        return stops(play, plan, outside)
+    return failure(plan, "LostPeerError", "it lost a peer")
+
+
+def stops(play: Play, plan: Plan, outside: Any) -> Outcome:
+    return failure(plan, "StoppedError", "stopped after step 7", status=75)
+
+
+def raises(play: Play, plan: Plan, outside: Any) -> Outcome:
+    return failure(plan, "ValueError", "the culprit's own words")
+
+
+def failure(plan: Plan, kind: str, message: str, status: int = 1) -> Outcome:
+    cause = Failure(
+        rank=plan.node * plan.ranks, kind=kind, message=message, traceback=f"{kind}: {message}", exit_status=status,
+        expected=kind == "StoppedError", host=f"host{plan.job.node_rank}",
+    )  # fmt: skip
+    return Outcome(attempt=Path("attempt"), status=status, cause=cause, step=7)
+
+
+class Play:
+    """Nodes of one job; `acts` by node: what its ranks do in each attempt that it takes part in."""
+
+    def __init__(self, folder: Path, **limits: Any):
+        self.folder, self.port = folder, network.free_port(random.randrange(61_000, 63_000))
+        self.limits = Limits(**{"least": 2, "most": 2, "gather": 5.0, "rejoin": 5.0, **limits})
+        self.acts: dict[int, list[Act]] = {}
+        self.seen: list[tuple[int, int, int, int, str | None]] = []  # node, its place, nodes, ranks, resume
+        self.status: dict[int, int] = {}
+        self.threads: list[threading.Thread] = []
+        self.opened: list[tuple[int, bool]] = []
+
+    def run_once(
+        self, plan: Plan, attempt: Path, inherited: Any, point: Any, started: float, outside: Any
+    ) -> Outcome:
+        number = plan.job.node_rank or 0
+        self.seen.append((number, plan.node, plan.nodes, plan.ranks, point.resume))
+        outcome = self.acts[number].pop(0)(self, plan, outside)
+        return replace(outcome or Outcome(attempt=attempt, status=0), began=point.step)
+
+    def start(self, number: int, *acts: Act, restarts: int = 0, ranks: int = 1) -> None:
+        self.acts[number] = list(acts)
+        job = Job(
+            recipe=Path("r.yaml"), nodes=self.limits.most, master=f"127.0.0.1:{self.port}", node_rank=number,
+            restarts=restarts, quiet=True,
+        )  # fmt: skip
+        plan = Plan(job=job, machine=Machine(cores=1), ranks=ranks, nodes=self.limits.most)
+
+        def opened(goes_on: bool) -> tuple[Plan, Path]:
+            self.opened.append((number, goes_on))
+            return plan, logs.fresh(self.folder / f"run{number}")
+
+        given = nodes.NodeJob(
+            plan=plan, limits=self.limits, offered=lambda: plan, open=opened, sizes=lambda offers: offers, inherited={}
+        )  # fmt: skip
+
+        def run() -> None:
+            try:
+                self.status[number] = nodes.run(given)
+            except UsageError as error:
+                self.status[number] = 2
+                print(error)
+
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+    def end(self) -> dict[int, int]:
+        for thread in self.threads:
+            thread.join(timeout=10)
+            assert not thread.is_alive(), "a node did not end"
+        return self.status
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Play]:
+    for module in (member, server):
+        monkeypatch.setattr(module, "TICK", 0.005)
+        monkeypatch.setattr(module, "BEAT", 0.02)
+    monkeypatch.setattr(member, "AGAIN", 0.01)
+    monkeypatch.setattr(nodes, "TICK", 0.005)
+    monkeypatch.setattr(rendezvous, "SETTLE", 0.05)
+    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 0.01)
+
+    def make(**limits: Any) -> Play:
+        made = Play(tmp_path, **limits)
+        monkeypatch.setattr(attempts, "run_once", made.run_once)
+        return made
+
+    return make
+
+
+def test_two_nodes_do_one_attempt(play):
+    job = play()
+    job.start(1, works)
+    job.start(0, works)
+    assert job.end() == {0: 0, 1: 0}
+    assert sorted(job.seen) == [(0, 0, 2, 1, None), (1, 1, 2, 1, None)]
+
+
+def test_one_nodes_failure_is_every_nodes_status_and_text(play, capsys):
+    job = play()
+    job.start(0, waits)
+    job.start(1, raises)
+    assert job.end() == {0: 1, 1: 1}
+    said = capsys.readouterr().err
+    assert said.count("ValueError: the culprit's own words") == 2
+    assert said.count("rank 1 of 2 on host1 failed first") == 2
+    assert said.count("then rank 0: LostPeerError: it lost a peer") == 1  # on its own node
+
+
+def test_all_start_again_after_a_failure(play, capsys):
+    job = play()
+    job.start(0, waits, works, restarts=2)
+    job.start(1, raises, works, restarts=2)
+    assert job.end() == {0: 0, 1: 0}
+    assert [number for number, *_ in job.seen].count(1) == 2
+    said = capsys.readouterr().err
+    assert said.count("failed: rank 1 of 2 on host1: ValueError: the culprit's own words") == 2
+    assert len(re.findall(r"starts again from the beginning in \d s \(restart 1 of 2", said)) == 2
+
+
+def test_the_budget_of_restarts_is_the_whole_jobs(play, capsys):
+    job = play()
+    job.start(0, waits, raises, restarts=1)
+    job.start(1, raises, waits, restarts=1)
+    assert job.end() == {0: 1, 1: 1}
+    assert capsys.readouterr().err.count("not started again: the restart was spent") == 2
+
+
+def test_all_stop_when_one_is_asked_to(play):
+    job = play()
+    job.start(0, stops, restarts=3)
+    job.start(1, stops, restarts=3)
+    assert job.end() == {0: 75, 1: 75}
+
+
+def test_a_job_grows_when_a_node_comes_later(play):
+    job = play(least=1, rejoin=0.1)
+    job.start(0, waits, works)
+    while not job.seen:
+        time.sleep(0.002)
+    job.start(1, works)
+    assert job.end() == {0: 0, 1: 0}
+    assert job.seen[0] == (0, 0, 1, 1, None)
+    assert sorted(job.seen[1:]) == [(0, 0, 2, 1, None), (1, 1, 2, 1, None)]
+
+
+def test_a_node_that_nobody_joins_says_so(play, capsys):
+    job = play(gather=0.1)
+    job.start(0)
+    assert job.end() == {0: 124}
+    said = capsys.readouterr().err
+    assert "node 1 did not come within 0 s (watch.start). Node 0 waits at 127.0.0.1:" in said
+
+
+def test_a_node_without_a_node_0_says_so(play, capsys):
+    job = play(gather=0.1)
+    job.start(1)
+    assert job.end() == {1: 124}
+    assert "nobody answers at 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_a_number_too_high_is_refused(play, capsys):
+    job = play()
+    job.start(0, works)
+    job.start(2)
+    job.threads[1].join(timeout=5)
+    assert job.status == {2: 2}
+    assert "does not let this node in: there are 2 nodes, with --node-rank 0 to 1" in capsys.readouterr().out
+    job.start(1, works)
+    assert job.end() == {0: 0, 1: 0, 2: 2}
+
+
+def test_a_run_that_cannot_be_opened_ends_all(play, capsys):
+    job = play()
+    job.folder = Path("/proc/nowhere")
+    job.start(1)
+    job.start(0)
+    assert job.end() == {0: 2, 1: 2}
+    assert capsys.readouterr().err.count("/proc/nowhere/run0/logs cannot be written") == 2
+    assert job.seen == []

@@ -1,0 +1,124 @@
+"""How many ranks an attempt takes: what is offered, what the recipe can be trained on, and who was lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job, Plan
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.restarts import Outcome
+from paddle_dp.launch.sizes import Sizes, choose
+
+CPU = Machine(cores=4)
+
+
+def pairs_only(ranks: int) -> str:
+    """As tensor: 2 refuses."""
+    return "" if ranks % 2 == 0 else f"tensor 2 does not divide {ranks} ranks"
+
+
+def sizes(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> Sizes:
+    job = Job(recipe=Path("r.yaml"), ranks=ranks, least_ranks=least, **more.pop("job", {}))
+    plan = Plan(job=job, machine=more.pop("here", CPU), ranks=ranks, devices=more.pop("devices", ()))
+    return Sizes(plan=plan, run=run, refused=refused, **more)
+
+
+def fails(rank: int, saved: int | None = None, step: int = 10) -> Outcome:
+    cause = Failure(rank=rank, kind="SIGKILL", message="ended by SIGKILL", exit_status=137)
+    return Outcome(attempt=Path("a"), status=137, cause=cause, step=step, saved=saved)
+
+
+@pytest.mark.parametrize(
+    ("offers", "least", "least_ranks", "refused", "chosen"),
+    [
+        ([(0, 4)], 1, 1, lambda n: "", [(0, 4)]),
+        ([(0, 3)], 1, 1, pairs_only, [(0, 2)]),
+        ([(0, 4), (2, 4)], 1, 4, lambda n: "", [(0, 4), (2, 4)]),
+        ([(0, 4), (1, 3)], 1, 1, lambda n: "", [(0, 3), (1, 3)]),  # as many on each
+        ([(0, 4), (1, 1)], 1, 1, lambda n: "", [(0, 4)]),  # more ranks on fewer nodes
+        ([(0, 4), (1, 4), (2, 4)], 1, 4, lambda n: "" if n != 12 else "12 is no", [(0, 4), (1, 4)]),
+        ([(0, 1), (1, 1), (2, 1)], 2, 1, pairs_only, [(0, 1), (1, 1)]),
+    ],
+)
+def test_the_most_ranks_that_can_train_it(offers, least, least_ranks, refused, chosen):
+    assert choose(offers, least, least_ranks, refused) == chosen
+
+
+def test_too_few_are_refused_with_the_reason():
+    with pytest.raises(UsageError, match="there are 1 ranks to be had now, and 2 are the least"):
+        choose([(0, 1)], 1, 2, lambda n: "")
+    with pytest.raises(UsageError, match="On 3: tensor 2 does not divide 3 ranks"):
+        choose([(0, 3)], 1, 3, pairs_only)
+
+
+def test_without_a_span_nothing_changes(tmp_path):
+    (tmp_path / "ranks").write_text("1")
+    fixed = sizes(tmp_path, least=None)
+    assert fixed.next([fails(1), fails(1)]) is fixed.plan and fixed.resize(fixed.plan) == ""
+
+
+def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
+    now = [0.0]
+    some = sizes(tmp_path, clock=lambda: now[0])
+    plan = some.next()
+    assert plan.ranks == 4 and some.resize(plan) == ""
+    (tmp_path / "ranks").write_text(" 3\n")
+    assert some.resize(plan) == ""  # it has just looked
+    now[0] += 1.0
+    assert some.resize(plan) == "3 ranks can be had now, and there are 4"
+    plan = some.next()
+    assert plan.ranks == 3 and some.said(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks says 3")
+    (tmp_path / "ranks").write_text("9")
+    now[0] += 1.0
+    assert some.resize(plan) == "4 ranks can be had now, and there are 3"
+
+
+@pytest.mark.parametrize("word", ["", "three", "-1", "²", "\x00"])
+def test_what_is_no_number_in_the_file_counts_for_nothing(tmp_path, word):
+    (tmp_path / "ranks").write_text(word)
+    assert sizes(tmp_path).next().ranks == 4
+
+
+def test_fewer_than_the_least_do_not_start_and_do_not_stop_those_that_run(tmp_path):
+    some = sizes(tmp_path)
+    (tmp_path / "ranks").write_text("1")
+    assert some.resize(some.plan) == ""
+    with pytest.raises(UsageError, match="there are 1 ranks to be had now, and 2 are the least"):
+        some.next()
+
+
+def test_a_device_that_is_not_visible_any_more_is_left_out(tmp_path):
+    here = [Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))]
+    some = sizes(tmp_path, here=here[0], devices=("0", "1", "2", "3"), machine=lambda: here[0])
+    assert some.next().devices == ("0", "1", "2", "3")
+    here[0] = replace(here[0], devices=("0", "2", "3"))
+    plan = some.next()
+    assert (plan.ranks, plan.devices) == (3, ("0", "2", "3"))
+    assert "GPU 1 is not there" in some.said(plan)
+    here[0] = replace(here[0], devices=("0", "1", "2", "3"))
+    assert some.resize(plan) == "4 ranks can be had now, and there are 3"
+
+
+def test_only_the_devices_that_were_given_are_used(tmp_path):
+    here = Machine(cores=4, kind="gpu", devices=("0", "1", "2", "3"))
+    some = sizes(tmp_path, 2, 1, job={"devices": (1, 3)}, here=here, devices=("1", "3"), machine=lambda: here)
+    assert some.next().devices == ("1", "3")
+
+
+def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
+    some = sizes(tmp_path)
+    assert some.next([fails(2)]).ranks == 4
+    assert some.next([fails(2), fails(1)]).ranks == 4
+    assert some.next([fails(2), fails(1), fails(1)]).ranks == 3
+    assert "rank 1 was the first to fail 2 times in a row" in some.said(some.next())
+    assert some.next([fails(2), fails(1), fails(1), fails(1)]).ranks == 3  # another rank has this number now
+    assert some.next([fails(2), *[fails(1)] * 4]).ranks == 2
+
+
+def test_a_rank_that_fails_after_new_checkpoints_stays(tmp_path):
+    assert sizes(tmp_path).next([fails(1, saved=20), fails(1, saved=40)]).ranks == 4
