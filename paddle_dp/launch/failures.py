@@ -37,6 +37,7 @@ class Failure:
     """One rank's failure. `kind`: the name of the exception or signal. `time`: seconds since 1970.
 
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
+    `outside`: somebody else's deed, which the same training may well go without the next time.
     `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it.
     """
 
@@ -47,6 +48,7 @@ class Failure:
     traceback: str = ""
     expected: bool = False
     printed: int = 0
+    outside: bool = False
     waited: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
@@ -96,7 +98,7 @@ class Failure:
             if ended_one
             else "by hand, a scheduler or another program: the kernel has not, for want of memory"
         )
-        return replace(self, message=f"ended by SIGKILL, {who}")
+        return replace(self, message=f"ended by SIGKILL, {who}", outside=not ended_one)
 
     @property
     def consequence(self) -> bool:

@@ -58,6 +58,11 @@ class Outcome:
         return cause.kind in _ASKED or (cause.expected and cause.exit_status == UsageError.exit_status)
 
     @property
+    def outside(self) -> bool:
+        """Whether somebody else has ended it, so that a second time says nothing of the training."""
+        return self.cause is not None and self.cause.outside
+
+    @property
     def what(self) -> tuple[object, ...]:
         """The same for the same failure at the same step: numbers in its message, such as a process's, do not count."""
         if self.cause is None:
@@ -90,7 +95,8 @@ def decide(history: Sequence[Outcome], restarts: int) -> Again | Stop:
     if last.final or not restarts:
         return Stop()
     failures = _since_progress(history)
-    same = len(list(takewhile(lambda failure: failure.what == last.what, reversed(failures))))
+    alike = takewhile(lambda failure: failure.what == last.what and not failure.outside, reversed(failures))
+    same = len(list(alike))
     if same >= SAME or (same == len(failures) > max(1, restarts)):
         where = f"after step {last.step}" if last.step else "before the first step was done"
         return Stop(

@@ -106,7 +106,8 @@ class Soak:
     def _until(self, condition: Callable[[], object], timeout: float = 180.0) -> None:
         end = time.monotonic() + timeout
         while not condition():
-            assert self.job.process.poll() is None, self.job.process.communicate()
+            if self.job.process.poll() is not None:
+                pytest.fail(f"seed {SEED}: the job has ended: {self.job.process.communicate()[1]}")
             assert time.monotonic() < end, f"seed {SEED}: it did not come so far"
             time.sleep(0.01)
 

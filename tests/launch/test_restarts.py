@@ -14,7 +14,7 @@ from paddle_dp.launch.restarts import Again, Outcome, Stop, decide
 def failed(step: int = 7, message: str = "the culprit's own words", **more) -> Outcome:
     """An attempt that began at step 0, did `step` updates and saved nothing."""
     kind, status = more.pop("kind", "ValueError"), more.pop("status", 1)
-    known = {name: more.pop(name) for name in ("expected", "rank") if name in more}
+    known = {name: more.pop(name) for name in ("expected", "outside", "rank") if name in more}
     cause = Failure(**{"rank": 1, **known}, kind=kind, message=message, exit_status=status, pid=1, host="h")
     return Outcome(attempt=Path("logs/attempt-001"), status=status, cause=cause, step=step, **more)
 
@@ -89,6 +89,13 @@ def test_a_small_budget_that_one_failure_has_spent_says_so() -> None:
 def test_another_failure_another_step_or_a_checkpoint_in_between_is_not_the_same(other: Outcome) -> None:
     assert None not in waits([failed(45), other, failed(45)], 100)
     assert None not in waits([failed(45), failed(45), other], 100)
+
+
+def test_kills_from_outside_say_nothing_of_the_training_and_spend_the_budget_alone() -> None:
+    kills = [failed(0, **KILLED, outside=True)] * 5
+    assert waits(kills, 4) == [1, 2, 4, 8, None]
+    assert decide(kills, 4) == Stop(why="not started again: 4 restarts were spent without a new checkpoint.")
+    assert waits([failed(0, **KILLED)] * 5, 4)[:3] == [1, 2, None]  # memory runs out at the same step again
 
 
 def test_numbers_in_a_message_do_not_make_another_failure() -> None:

@@ -1,0 +1,93 @@
+"""A job that starts again by itself: real ranks, real ends. The rule is the subject of tests/launch/test_restarts.py."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+RECIPE = "tests/faults/faulty.yaml"  # a checkpoint after every fourth of 16 steps
+AGAIN = r"starts again from {} in \d+ s \(restart {} of {}; each new checkpoint makes it {} again\)"
+
+
+def again(where: str, number: int, restarts: int) -> str:
+    return AGAIN.format(where, number, restarts, restarts)
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "words"),
+    [
+        ("raise", 1, r"rank 1 of 2 on \S+: ValueError: the culprit's own words"),
+        ("leave_0", 1, r"rank 1 of 2 on \S+: left with exit status 0 while the job was running"),
+        ("exit_0", 1, r"rank 1 of 2 on \S+: JobError: sys.exit\(0\) at \S+parts.py"),
+        ("abort", 134, r"rank 1 of 2 on \S+: ended by SIGABRT"),
+        (
+            "stand_still",
+            124,
+            r"no rank has made progress for 3 s .*: rank 1 has been in forward of step 7 for 3 s",
+        ),
+    ],
+)
+def test_a_failure_that_repeats_is_given_up_at_the_third_time(start, found, deed, status, words):
+    job = start("train", recipe=RECIPE, restarts=9, env={"FAULT": f"forward 1 6 {deed}"})
+    ended, _, complained = job.finish(timeout=230)
+    causes = re.findall(rf"^attempt-00[12] failed: {words}", complained, re.MULTILINE)
+    gave_up = "the same failure three times after step 6, with no new checkpoint in between." in complained
+    fault = f"--restarts 9, rank 1 of 2: {deed} in three attempts"
+    found(fault, job.seconds_from_fault(), gave_up, phase="forward")
+    assert ended == status and len(causes) == 2 and gave_up and not job.left(), complained
+    for number in (1, 2):
+        assert re.search(again("step 4", number, 9), complained), complained
+    assert [path.name for path in sorted(job.out.glob("logs/*"))] == [f"attempt-00{n}" for n in (1, 2, 3)]
+    assert re.search(
+        r"^go on from step 4: paddle-dp train .* --restarts 9 --resume$", complained, re.MULTILINE
+    )
+
+
+def test_the_only_rank_starts_again_until_the_budget_is_spent(start, found):
+    """It has a process of its own, which paddle-dp outlives; a kill from outside may repeat."""
+    job = start("train", recipe=RECIPE, ranks=1, restarts=3, env={"FAULT": "forward 0 6 kill"})
+    ended, _, complained = job.finish(timeout=230)
+    named = re.findall(r"rank 0 of 1 on \S+ failed: ended by SIGKILL", complained)
+    found(
+        "--restarts 3, the only rank: kill in four attempts",
+        job.seconds_from_fault(),
+        bool(named),
+        phase="forward",
+    )
+    assert ended == 137 and named and not job.left(), complained
+    assert "not started again: 3 restarts were spent without a new checkpoint." in complained
+    assert complained.count("starts again from step 4 in") == 3
+
+
+def test_an_interrupt_during_the_wait_ends_it_at_once(start, found):
+    job = start("train", recipe=RECIPE, restarts=9, env={"FAULT": "import 1 0 leave_3"})
+    second = job.out / "logs" / "attempt-002" / "workerlog.1"
+    while (
+        not second.exists() or len(job.left()) > 1
+    ):  # until no process but paddle-dp is left of the second attempt
+        assert job.process.poll() is None, job.process.communicate()
+        time.sleep(0.05)
+    time.sleep(0.5)
+    job.process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    status, _, complained = job.finish(timeout=20)
+    named = "ended by SIGINT: no process is left." in complained
+    found("--restarts: Ctrl-C before the third attempt", time.monotonic() - begun, named, phase="start")
+    assert status == 130 and named and not job.left(), complained
+    assert re.search(again("the beginning", 2, 9), complained) and time.monotonic() - begun < 2, complained
+    assert len(list(job.out.glob("logs/attempt-*"))) == 2
+
+
+def test_a_mistake_and_a_request_to_stop_are_not_repeated(start):
+    job = start("train", recipe=RECIPE, restarts=3, overrides=["train.length=100000 steps"])
+    mistaken = start("refuse", restarts=3)
+    job.training_pids(2)
+    job.process.send_signal(signal.SIGTERM)
+    for each, status in ((job, 75), (mistaken, 2)):
+        ended, _, complained = each.finish(timeout=60)
+        assert ended == status and "again" not in complained, complained
+        assert [path.name for path in each.out.glob("logs/*")] == ["attempt-001"]
