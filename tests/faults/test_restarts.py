@@ -1,4 +1,4 @@
-"""A job that starts again by itself: real ranks, real ends. The rule is the subject of tests/launch/test_restarts.py."""
+"""A job that starts again by itself: real ranks, real ends. The rule is tested in tests/launch/test_restarts.py."""
 
 from __future__ import annotations
 
