@@ -18,6 +18,8 @@ _NO_SCORES = {
     "memory",
     "samples_per_second",
     "seconds_per_step",
+    "slowest_rank",
+    "slowest_times_others",
     "tokens_per_second",
     "waiting",
 }

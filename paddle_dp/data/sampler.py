@@ -128,6 +128,11 @@ class Sampler:
         """Start and stop of this data rank's slice of each micro-batch, in a global batch of `size` samples."""
         return _cuts(size, self.micro_batches, self.dp_rank, self.dp_size)
 
+    def of_rank(self, dp_rank: int, dp_size: int) -> int:
+        """How many samples of a full global batch a data rank reads."""
+        cuts = _cuts(min(self.batch, self.samples), self.micro_batches, dp_rank, dp_size)
+        return sum(stop - start for start, stop in cuts)
+
     @classmethod
     def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
         """The sampler of the rank that `mesh` describes; without a mesh, of a single process."""

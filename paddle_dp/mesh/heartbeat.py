@@ -65,7 +65,8 @@ class Heartbeat:
         self._count, self.step, self.first = 0, 0, 0
         self._phase, self._what, self._waits = "start", b"", False
         self.stops = False
-        self.born = time.monotonic()
+        self._since = self.born = time.monotonic()
+        self._spent: dict[str, float] = {}
 
     def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
         """From now on this record is the one at `place` of `memory`."""
@@ -77,8 +78,9 @@ class Heartbeat:
 
     def enter(self, phase: str, what: str = "") -> None:
         """The rank does something else now; `what` says it more exactly."""
+        now = self._tally()
         self._phase, self._what, self._waits = phase, what.encode()[:48] if what else b"", False
-        self._write()
+        self._write(now)
 
     def at(self, sample: int) -> None:
         """The rank reads this sample now."""
@@ -93,25 +95,40 @@ class Heartbeat:
         self.enter(phase, what)
         yield
         # Not after a failure: where it happened is worth more than where the rank would have gone on.
+        now = self._tally()
         self._phase, self._what, self._waits = before
-        self._write()
+        self._write(now)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Around an exchange: the rank is where it is because others have not come."""
-        before = self._what, self._waits
+        before, now = (self._what, self._waits), self._tally()
         self._what, self._waits = what.encode()[:48], True
-        self._write()
+        self._write(now)
         try:
             yield
         finally:
+            now = self._tally()
             self._what, self._waits = before
-            self._write()
+            self._write(now)
 
-    def _write(self) -> None:
+    def spent(self) -> dict[str, float]:
+        """The seconds of this process so far, by phase, without those in which it waited for other ranks."""
+        self._tally()
+        return dict(self._spent)
+
+    def _tally(self) -> float:
+        """Adds the time since the last call to what was done in it, and returns now."""
+        now = time.monotonic()
+        if not self._waits:
+            self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+        self._since = now
+        return now
+
+    def _write(self, now: float) -> None:
         self._count += 1
         _RECORD.pack_into(
-            self._memory, self._at, self._count, time.monotonic(), self.step, _NUMBER[self._phase], -1,
+            self._memory, self._at, self._count, now, self.step, _NUMBER[self._phase], -1,
             self._waits + 2 * self.stops, self.first, self._what,
         )  # fmt: skip
 

@@ -36,6 +36,7 @@ from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.run import Run
 from paddle_dp.train.sound import Soundness
 from paddle_dp.train.stopping import StopRequests
+from paddle_dp.train.stragglers import Stragglers
 from paddle_dp.train.unsaved import Unsaved, changes_printed
 from paddle_dp.units import Every, Length
 
@@ -77,6 +78,7 @@ class TrainingLoop:
         self._in_callbacks = False  # callbacks of a step, an epoch or the end are being called
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
         self.meter = Meter(self.mesh)
+        self.stragglers: Stragglers | None = None
         for callback in callbacks:
             self.add(callback)
 
@@ -115,7 +117,8 @@ class TrainingLoop:
         return self.progress
 
     def _train_to_the_end(self) -> None:
-        with StopRequests(self.mesh, self.run.max_time) as self._requests:
+        self.stragglers = Stragglers(self.mesh, self._shares()) if self.mesh.ranks > 1 else None
+        with StopRequests(self.mesh, self.run.max_time, stragglers=self.stragglers) as self._requests:
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
@@ -133,6 +136,12 @@ class TrainingLoop:
             True,
         ):  # the last evaluation and checkpoint may fail: report a good end after them
             self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+
+    def _shares(self) -> list[int]:
+        """The samples of a full batch that each rank computes."""
+        axes, sampler = self.mesh.axes, self.loader.sampler
+        of_dp_rank = [sampler.of_rank(dp_rank, axes.dp_size) for dp_rank in range(axes.dp_size)]
+        return [of_dp_rank[axes.dp_rank(rank)] for rank in range(self.mesh.ranks)]
 
     def _interrupt(self, reason: str) -> NoReturn:
         """Lets the callbacks save, and raises StoppedError."""
@@ -363,6 +372,8 @@ class TrainingLoop:
             faulty = self.learner.faulty_gradients
             self.soundness.refuse_gradients(metrics["gradient_norm"], faulty, self.progress.step)
         numbers = {**metrics, "lr": rate, **self.meter.read(batch)}
+        if self.stragglers is not None and (slowest := self.stragglers.slowest) is not None:
+            numbers |= {"slowest_rank": float(slowest.rank), "slowest_times_others": slowest.times}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 
     def _call_epoch(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
+    from paddle_dp.train.stragglers import Stragglers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EVERY = 2.0  # seconds between two agreements
@@ -28,13 +30,18 @@ MOST = 1000  # updates between them
 class StopRequests:
     """Within `with StopRequests(mesh, max_time) as requests:` a signal is a request, and a second SIGINT ends at once.
 
-    `max_time`: seconds that this process may live before it is asked to stop; None: any number.
+    `max_time`: seconds that this process may live before it is asked to stop; None: any number. `stragglers`: whose
+    times travel along.
     """
 
     def __init__(
-        self, mesh: Mesh, max_time: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        mesh: Mesh,
+        max_time: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        stragglers: Stragglers | None = None,
     ):
-        self.mesh, self.max_time, self._clock = mesh, max_time, clock
+        self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
         self.asked = 0  # the signal's number
         self.times = 0
         self._before: dict[int, Any] = {}
@@ -67,7 +74,13 @@ class StopRequests:
         wait = min(max(round(EVERY / max(pace, 1e-9)), 1), MOST)
         asked = [float(self.asked == number) for number in SIGNALS]
         main = [float(self._over()), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
-        *asked, over, wait_of_main = self.mesh.sum([*asked, *main])
+        times = [] if self.stragglers is None else self.stragglers.bring(now - when)
+        summed = self.mesh.sum([*times, *asked, *main])
+        if self.stragglers is not None:
+            said = self.stragglers.hear(summed[: len(times)], step)
+            if self.mesh.is_main and said:
+                print("\n".join(said), file=sys.stderr, flush=True)
+        *asked, over, wait_of_main = summed[len(times) :]
         self._meets, self._met = step + int(wait_of_main), (step, now)
         return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], bool(over))
 

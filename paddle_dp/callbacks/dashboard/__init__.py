@@ -29,6 +29,8 @@ CURVES = {
     "samples_per_second": "speed/samples_per_second",
     "tokens_per_second": "speed/tokens_per_second",
     "waiting": "speed/waiting_for_data",
+    "slowest_rank": "speed/slowest_rank",
+    "slowest_times_others": "speed/slowest_rank_times_the_others",
     "memory": "speed/memory_megabytes",
 }
 _HIDDEN = ("seconds_per_step",)  # samples_per_second shows the same

@@ -1,0 +1,130 @@
+"""Names a rank that is slower than those that do the same work, and the phase in which it is slow.
+
+Every rank's heartbeat adds up its own time, without waiting for others, by phase. Where the ranks agree on stopping,
+every two seconds or so (`stopping`), the times travel along: no message more. Each rank is compared with the median of
+the others that hold the same pipeline stage; the stages of a model differ by nature. What a rank alone has to do
+(evaluations, checkpoints, callbacks) does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.heartbeat import heartbeat
+
+PHASES = ("data", "forward", "backward", "exchange", "update")
+SLOW, NO_LONGER = 1.5, 1.25  # times as long as the others: from when on a rank is slow, and until when
+MATTERS = 0.1  # of a step that it takes longer at least: what is less delays nobody
+MEETINGS, STEPS = (
+    3,
+    5,
+)  # in a row, of so many steps at least: a machine may have something else to do for a while
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowest:
+    """The rank whose own time is the most times that of the others: how many times, and in which phase most of it."""
+
+    rank: int
+    times: float
+    phase: str
+
+
+@dataclass
+class _Seen:
+    """A rank, as the last meetings saw it: for how many in a row, and since which step, it is (not) slow."""
+
+    slow: bool = False
+    meetings: int = 0
+    since: int = 0
+
+
+@dataclass
+class Stragglers:
+    """Compares the ranks' own times. `shares`: how many samples of a full batch each rank computes.
+
+    `slowest` is of the last meeting, None before the second and where ranks have no others to compare with. `named` are
+    the ranks that are slow now.
+    """
+
+    mesh: Mesh
+    shares: Sequence[int]
+    slowest: Slowest | None = field(default=None, init=False)
+    named: set[int] = field(default_factory=set, init=False)
+    _seen: dict[int, _Seen] = field(default_factory=dict, init=False)
+    _step: int | None = field(default=None, init=False)  # of the last meeting
+    _spent: Mapping[str, float] = field(default_factory=dict, init=False)  # until then
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers `bring` gives, on every rank."""
+        return self.mesh.ranks * (len(PHASES) + 1)
+
+    def bring(self, seconds: float) -> list[float]:
+        """What this rank has to say at a meeting, to be added up over all ranks: in its place its own seconds by phase
+        since the last one, and the `seconds` that have passed; elsewhere zeros."""
+        spent = heartbeat.spent()
+        mine = [spent.get(phase, 0.0) - self._spent.get(phase, 0.0) for phase in PHASES]
+        self._spent = spent
+        row = len(PHASES) + 1
+        return (
+            [0.0] * (row * self.mesh.rank)
+            + [*mine, seconds]
+            + [0.0] * (row * (self.mesh.ranks - 1 - self.mesh.rank))
+        )
+
+    def hear(self, numbers: Sequence[float], step: int) -> list[str]:
+        """What to say after a meeting at `step`, from the sum of what all ranks brought: a sentence for each rank that
+        has become slow, or is no longer. The same on every rank."""
+        before, self._step = self._step, step
+        if before is None or step <= before:
+            return []  # start-up and the first steps, or the training went back
+        row, steps = len(PHASES) + 1, step - before
+        rows = [numbers[row * rank : row * (rank + 1)] for rank in range(self.mesh.ranks)]
+        said, found = [], []
+        for rank, (*own, seconds) in enumerate(rows):
+            others = self._others(rank)
+            if not others:
+                continue
+            usual = [median(rows[other][n] for other in others) for n in range(len(PHASES))]
+            share = max(1.0, self.shares[rank] / max(median(self.shares[other] for other in others), 1))
+            theirs = median(sum(rows[other][:-1]) for other in others) * share
+            more = [mine - share * others_do for mine, others_do in zip(own, usual, strict=True)]
+            one = Slowest(rank=rank, times=sum(own) / max(theirs, 1e-9), phase=PHASES[more.index(max(more))])
+            found.append(one)
+            matters = sum(own) - theirs >= MATTERS * seconds
+            said += self._judge(one, matters, before, step, sum(own) / steps, theirs / steps)
+        self.slowest = max(found, key=lambda one: one.times, default=None)
+        return said
+
+    def _others(self, rank: int) -> list[int]:
+        """Those that hold the same stage of the model."""
+        axes = self.mesh.axes
+        stage = axes.coords(rank)["pipeline"]
+        return [r for r in range(self.mesh.ranks) if r != rank and axes.coords(r)["pipeline"] == stage]
+
+    def _judge(
+        self, one: Slowest, matters: bool, before: int, step: int, own: float, theirs: float
+    ) -> list[str]:
+        seen = self._seen.setdefault(one.rank, _Seen())
+        slow = one.times >= (NO_LONGER if one.rank in self.named else SLOW) and matters
+        if slow != seen.slow or not seen.meetings:
+            self._seen[one.rank] = seen = _Seen(slow, 0, before)
+        seen.meetings += 1
+        if seen.meetings < MEETINGS or step - seen.since < STEPS or slow == (one.rank in self.named):
+            return []
+        if not slow:
+            self.named.discard(one.rank)
+            return [f"rank {one.rank} is as fast as the others again, since step {seen.since}"]
+        self.named.add(one.rank)
+        return [
+            f"rank {one.rank} takes {one.times:.1f} × the others' time per step for {step - seen.since} steps "
+            f"({_shown(own)}, theirs {_shown(theirs)}, without waiting), most of it in {one.phase}"
+        ]
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
