@@ -15,7 +15,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -44,8 +44,10 @@ NAMED = {  # how the screen is to name each as the first cause
 class Soak:
     """One run in `out`, by as many jobs as it takes; `start` starts one."""
 
-    def __init__(self, start: Callable[..., Started], out: Path, length: int, draw: random.Random):
-        self._start, self.out, self.length, self.draw = start, out, length, draw
+    def __init__(
+        self, start: Callable[..., Started], out: Path, overrides: Sequence[str], draw: random.Random
+    ):
+        self._start, self.out, self.overrides, self.draw = start, out, overrides, draw
         self.counts: Counter[str] = Counter()
         self._expected: list[str] = []  # first causes that the job at work has yet to name
         self._begin()
@@ -83,7 +85,7 @@ class Soak:
         attempts = self._attempts()
         resume = "newest" if any((self.out / sign).exists() for sign in SIGNS) else None
         self.job = self._start(
-            "train", recipe=str(RECIPE), overrides=[f"train.length={self.length} steps"], resume=resume,
+            "train", recipe=str(RECIPE), overrides=self.overrides, resume=resume,
             output_dir=str(self.out), restarts=20,
         )  # fmt: skip
         self._until(lambda: self._attempts() > attempts)
@@ -175,20 +177,24 @@ def is_whole(checkpoint: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(120 + 60 * KILLS)
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(start, tmp_path, capsys):
+@pytest.mark.parametrize("saves", ["at once", "in the background"])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(start, tmp_path, capsys, saves):
     length, begun = 12 * KILLS + 60, time.monotonic()
-    soak = Soak(start, tmp_path / "run", length, random.Random(SEED))
+    overrides = (f"train.length={length} steps", f"callbacks.checkpoint.async={saves == 'in the background'}")
+    soak = Soak(start, tmp_path / "run", overrides, random.Random(SEED))
     for _ in range(KILLS):
         soak.kill()
     soak.finish()
     minutes = (time.monotonic() - begun) / 60
-    train(RECIPE, (f"train.length={length} steps",), 2, str(tmp_path / "undisturbed"), None)
+    train(RECIPE, overrides, 2, str(tmp_path / "undisturbed"), None)
     ends = [checkpoints(folder / "checkpoints")[-1] for folder in (soak.out, tmp_path / "undisturbed")]
     apart = different(*ends)
     rows = map(json.loads, (soak.out / "metrics.jsonl").read_text().splitlines())
     steps = [row["step"] for row in rows if row["event"] == "step"]
-    counts = ", ".join(f"{count} {name}" for name, count in soak.counts.items())
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(soak.counts.items()))
     with capsys.disabled():
-        print(f"\nsoak, seed {SEED}: {KILLS} kills in {length} steps and {minutes:.1f} min: {counts}")
+        print(
+            f"\nsoak, seed {SEED}, saved {saves}: {KILLS} kills in {length} steps and {minutes:.1f} min: {counts}"
+        )
         print(f"{apart} tensors of {ends[0].name} differ from those of the undisturbed run")
     assert apart == 0 and steps == list(range(1, length + 1))
