@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,11 +103,18 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 
 @contextmanager
 def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iterator[Callable[..., Started]]:
-    """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points."""
+    """start(task, ranks=2, env={}, fault=…, **job): a supervisor at work on "train" or on tests.faults.entry_points.
+
+    `before`: words that stand before its command.
+    """
     jobs: list[Started] = []
 
     def begin(
-        entry_point: str, ranks: int | None = 2, env: dict[str, str] | None = None, **job: Any
+        entry_point: str,
+        ranks: int | None = 2,
+        env: dict[str, str] | None = None,
+        before: Sequence[str] = (),
+        **job: Any,
     ) -> Started:
         place = folder / f"job{len(jobs)}"
         (place / "pids").mkdir(parents=True)
@@ -121,7 +128,7 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
         }
         words = {**named, "ranks": ranks, **job, "extra": extra}
         mark = f"{os.getpid()}-{time.time_ns()}"
-        command = [sys.executable, "tests/faults/start.py", json.dumps(words)]
+        command = [*before, sys.executable, "tests/faults/start.py", json.dumps(words)]
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **(env or {}), MARK: mark}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,

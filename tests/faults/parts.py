@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.checkpoint import saving
 from paddle_dp.train import Callback, Moment, Run
 
 WHERE, _RANK, _STEP, _DEED = (os.environ.get("FAULT", "nowhere -1 0") + " stand_still").split()[:4]
@@ -36,9 +37,23 @@ def _raise() -> None:
     raise ValueError("the culprit's own words")
 
 
+def _hold_the_interpreter() -> None:
+    """Waits for ever in C that never gives Python back to another thread: a lock that it has itself."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def _take_too_much() -> None:
+    """More memory than this machine can address."""
+    np.ones(1 << 50)
+
+
 DEEDS: dict[str, Callable[[], None]] = {
     "stand_still": stand_still,
     "raise": _raise,
+    "hold_gil": _hold_the_interpreter,
+    "memory": _take_too_much,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segv": lambda: ctypes.string_at(0) and None,
     "abort": os.abort,
@@ -111,9 +126,11 @@ class Hanging(Callback):
         if WHERE == "update":
             learner._step = _from_step(moment, learner._step)
         if WHERE == "checkpoint":
-            from paddle_dp.checkpoint import saving
-
             saving._write_rank = do
+        if WHERE == "writing":
+            saving.write_tensors = _from_step(moment, saving.write_tensors, half=True)
+        if WHERE == "renaming":
+            saving.place = _from_step(moment, saving.place)
 
     def step(self, moment: Moment) -> None:
         if moment.progress.step == STEP:
@@ -149,13 +166,17 @@ class Sleeping(Callback):
         time.sleep(float(os.environ.get("SLOW", "0.05")))
 
 
-def _from_step(moment: Moment, until_then: Callable[[], None] = lambda: None) -> Any:
+def _from_step(moment: Moment, until_then: Callable[..., Any] = lambda *_: None, half: bool = False) -> Any:
+    """`until_then` up to a step, and from then on the deed; with `half`, after half of the file was written."""
     trainer = moment.trainer
 
-    def stand(*_: Any) -> None:
+    def stand(*given: Any) -> Any:
         if trainer.progress.step >= STEP:  # type: ignore[attr-defined]
+            if half:
+                until_then(*given)
+                os.truncate(given[0], os.path.getsize(given[0]) // 2)
             do()
-        until_then()
+        return until_then(*given)
 
     return stand
 

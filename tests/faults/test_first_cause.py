@@ -12,9 +12,16 @@ import psutil
 import pytest
 
 RECIPE = "tests/faults/faulty.yaml"
+GPT = [
+    "model={use: gpt, vocab: 32, width: 32, depth: 2, heads: 2, length: 16}",
+    "dataset={use: random_tokens, vocab: 32, length: 16, samples: 200, test_samples: 8}",
+]
 LAYOUTS = {
     "data 2": [],
     "pipeline 2": ["strategy={use: hybrid, pipeline: 2}", "train.micro_batches=2"],
+    "tensor 2": [*GPT, "strategy={use: hybrid, tensor: 2}"],
+    "sharding 2": [*GPT, "strategy={use: hybrid, sharding: 2, sharding_stage: 3}"],
+    "sequence 2": [*GPT, "strategy={use: hybrid, sequence: 2}"],
 }
 # What rank 1 does in the forward of step 7, the status that the job ends with, and what the screen says.
 DEEDS = {
@@ -38,8 +45,8 @@ QUICK = [("pipeline 2", "leave_0")]
     ("layout", "deed"),
     [
         (layout, deed) if (layout, deed) in QUICK else pytest.param(layout, deed, marks=pytest.mark.long)
-        for layout in ("data 2", "pipeline 2")
-        for deed in DEEDS
+        for layout in LAYOUTS
+        for deed in (DEEDS if layout in ("data 2", "pipeline 2") else ("raise", "kill", "leave_0"))
     ],
 )
 def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
@@ -49,6 +56,67 @@ def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
     named = re.search(words, complained) is not None
     found(f"rank 1, {layout}: {deed}", job.seconds_from_fault(), named, phase="forward", job=job)
     assert named and ended == status and not job.left(), complained
+
+
+# Where rank 0 is killed: its phase, and the words of FAULT. At step 6, or at the checkpoint or evaluation after it.
+PHASES = {
+    "data": "data", "exchange": "exchange", "update": "update", "evaluate": "evaluate", "callbacks": "callback-step",
+    "checkpoint: begins to write": "checkpoint", "checkpoint: has written half a file": "writing",
+    "checkpoint: all is written, and not yet in place": "renaming", "callbacks: the last epoch is over": "callback-end",
+    "end": "atexit",
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_main_rank_is_killed_in_any_phase(start, found, phase):
+    job = start("train", recipe=RECIPE, env={"FAULT": f"{PHASES[phase]} 0 6 kill"})
+    status, _, complained = job.finish(timeout=110)
+    named = re.search("rank 0 of 2 on .* failed first: ended by SIGKILL", complained) is not None
+    word, _, when = phase.partition(": ")
+    found(
+        f"rank 0, data 2: kill{' when it ' * bool(when)}{when}",
+        job.seconds_from_fault(),
+        named,
+        phase=word,
+        job=job,
+    )
+    assert named and status == 137 and not job.left(), complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGHUP])
+def test_a_launcher_that_sleeps_or_is_told_to_hang_up(start, found, number):
+    """Stopped, it is missed by nobody, and the training ends well; by SIGHUP it is ended as by any signal."""
+    job = start("train", recipe=RECIPE, overrides=["train.length=2000 steps"])
+    pids = job.training_pids(2)
+    launcher, begun = psutil.Process(pids[0]).ppid(), time.monotonic()
+    os.kill(launcher, number)
+    status, _, complained = job.finish(timeout=100)
+    seconds = time.monotonic() - begun
+    if number == signal.SIGSTOP:
+        found(
+            "Paddle's launcher: SIGSTOP: the training ends well", seconds, status == 0, phase="any", job=job
+        )
+        assert (status, complained) == (0, "")
+    else:
+        named = f"Paddle's launcher (process {launcher}) was ended by SIGHUP" in complained
+        found("Paddle's launcher: SIGHUP", seconds, named, phase="any", job=job)
+        assert named and status == 129, complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_memory_that_cannot_be_had_is_named(start, found):
+    job = start("train", recipe=RECIPE, env={"FAULT": "forward 1 6 memory"})
+    status, _, complained = job.finish(timeout=110)
+    named = re.search("memory(.|\n)*rank 1 of 2 on .* failed first", complained) is not None
+    found(
+        "rank 1, data 2: memory that cannot be had", job.seconds_from_fault(), named, phase="forward", job=job
+    )
+    assert named and status == 1 and not job.left(), complained
 
 
 @pytest.mark.timeout(120)

@@ -21,7 +21,8 @@ TRAINING = {
     "overrides": [
         "train.length=100000 steps",
         "loader.num_workers=1",
-        "callbacks=[{use: tests.faults.parts.Hang}, {use: metrics, every: 100 steps}, {use: checkpoint, every: null}]",
+        "callbacks=[{use: tests.faults.parts.Hang}, {use: metrics, every: 100 steps}, "
+        "{use: checkpoint, every: 200 steps}]",
     ],
 }
 SHARED = Path("/dev/shm")
@@ -127,7 +128,7 @@ def test_nothing_is_left(start, found, fault):
     ended, _, complained = job.finish(timeout=60)
     seconds = time.monotonic() - begun
     named = re.search(words, complained) is not None
-    found(fault, seconds, named, phase="start" if wait is starting else "any")
+    found(fault, seconds, named, phase="start" if wait is starting else "any", job=job)
     assert nothing_left(job, shared) < SECONDS
     if (
         "twice" in fault and ended == -signal.SIGINT
@@ -153,7 +154,7 @@ def test_nothing_is_left_of_a_job_that_fails_while_it_starts(start, found, deed,
         time.sleep(0.1)
     status, _, complained = job.finish(timeout=60)
     named = re.search(words, complained) is not None
-    found(f"rank 1 of 2: {deed} while it starts", job.seconds_from_fault(), named, phase="start")
+    found(f"rank 1 of 2: {deed} while it starts", job.seconds_from_fault(), named, phase="start", job=job)
     assert nothing_left(job, shared_by(sorted(seen))) < SECONDS
     assert status and named, complained
 

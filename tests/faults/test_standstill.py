@@ -108,6 +108,22 @@ def test_a_stopped_rank_is_named(start, found):
     assert status == 124 and named and seconds < 3 + SLACK and not job.left(), complained
 
 
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_rank_whose_c_code_keeps_the_interpreter_is_named(start, found):
+    """No thread of its Python runs any more: its stack is written by the signal's handler, in C."""
+    job = start("train", recipe=RECIPE, env={"FAULT": "forward 1 6 hold_gil"})
+    status, _, complained = job.finish(timeout=110)
+    named = re.search(r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in backward", complained)
+    seconds, allowed = map(
+        float, re.search(r"progress for (\d+) s \(allowed are (\d+) s", complained).groups()
+    )
+    fault = f"rank 1 of 2 stands still in C code that keeps the interpreter (patience {allowed:.0f} s)"
+    found(fault, seconds, named is not None, phase="forward", job=job)
+    assert status == 124 and named and "in _hold_the_interpreter" in complained, complained
+    assert seconds <= allowed + SLACK and not job.left()
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["forward", pytest.param("callback-end", marks=pytest.mark.long)])
 def test_one_rank_alone_stands_still(start, found, where):
