@@ -81,6 +81,7 @@ def told(content: Content, run: Path) -> Iterator[str]:
             yield f"    step {saved['step']}: weights {saved.get('model')}, optimizer {saved.get('optimizer')}"
         last = f"to step {attempt['to']} at least" if attempt["why"] is None else f"to step {attempt['to']}"
         yield f"    {last}: {attempt['why'] or 'its end was not written: it was killed, or is at work'}"
+        yield from (f"    step {r['step']} refused ({r['action']}): {r['why']}" for r in attempt["refused"])
         yield from (f"    not as on one process: {difference}" for difference in attempt["differences"])
 
 
@@ -212,8 +213,11 @@ def train_again(interval: Interval, content: Content, run: Path) -> bool:
     with scratch_folder("paddle-dp-certificate-") as scratch:
         try:
             recipe.write_text(yaml_text(interval.recipe), "utf-8")
+            guard = interval.recipe.get("guard") or {}
+            # It needs a checkpoint to go back to; what it would leave out then, a skip leaves out, too.
+            skip = ("guard.non_finite=skip",) if guard.get("non_finite") == "rewind" else ()
             job = Job(
-                entry_point=ENTRY_POINT, recipe=recipe, overrides=ALONE, ranks=1, output_dir=scratch / "run",
+                entry_point=ENTRY_POINT, recipe=recipe, overrides=(*ALONE, *skip), ranks=1, output_dir=scratch / "run",
                 quiet=True, extra={**options, "out": str(scratch)},
             )  # fmt: skip
             (scratch / "run").mkdir()

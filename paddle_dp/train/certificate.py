@@ -25,6 +25,7 @@ from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.facts import Identity, recipe_facts
+from paddle_dp.train.judge import Refusal
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import model_shards
 
@@ -59,6 +60,7 @@ class CertificateWriter(Callback):
             "from": moment.progress.step, "to": moment.progress.step,
             "resumed": None if self.run.resumed is None else str(self.run.resumed.folder),
             "changes": list(self.run.changes), "weights": weights, "saved": [], "differences": [],
+            "refused": [],
         }  # fmt: skip
         self.content = {
             "format": FORMAT, "name": self.run.name, "steps": moment.trainer.total_steps,
@@ -79,6 +81,15 @@ class CertificateWriter(Callback):
         attempt["saved"] = [s for s in attempt["saved"] if s["step"] != step]
         attempt["saved"].append({"step": step, "checkpoint": path.name, **digests})
         attempt["to"] = max(attempt["to"], step)
+        self._write()
+
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if not self.content or refusal.again:
+            return
+        told = {"step": refusal.step, "action": refusal.action, "why": refusal.why}
+        self._attempt["refused"].append(told)
+        if refusal.action == "rewind":
+            go_back(self.content, moment.progress.step, refusal.step - 1, refusal.why)
         self._write()
 
     def end(self, moment: Moment) -> None:
@@ -177,6 +188,16 @@ def saves(content: Content) -> dict[int, Content]:
         found = {step: one for step, one in found.items() if step <= attempt["from"]}
         found |= {one["step"]: one for one in attempt["saved"]}
     return found
+
+
+def go_back(content: Content, step: int, last: int, why: str) -> None:
+    """Ends the last attempt, which had come to update `last`, and begins another one, of the same ranks, at the
+    checkpoint of `step`."""
+    before: Content = content["attempts"][-1]
+    weights = saves(content).get(step, {}).get("model", before["weights"] if step == before["from"] else None)
+    before.update(ended=_now(), why=f"went back to step {step}: {why}", to=max(last, before["to"]))
+    new: Content = {"from": step, "to": step, "weights": weights, "saved": [], "refused": [], "resumed": None}
+    content["attempts"].append({**before, "begun": _now(), "ended": None, "why": None, **new})
 
 
 def attempt_of(content: Content, step: int) -> Content:

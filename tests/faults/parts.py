@@ -126,7 +126,7 @@ class Hanging(Callback):
         if WHERE == "update":
             learner._step = _from_step(moment, learner._step)
         if WHERE == "checkpoint":
-            saving._write_rank = do
+            saving.write_rank = do
         if WHERE == "writing":
             saving.write_tensors = _from_step(moment, saving.write_tensors, half=True)
         if WHERE == "renaming":

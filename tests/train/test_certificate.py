@@ -10,7 +10,7 @@ import pytest
 from paddle_dp.checkpoint import load
 from paddle_dp.launch.command import Job
 from paddle_dp.train import certificate
-from paddle_dp.train.certificate import attempt_of, digests_are, read, saves
+from paddle_dp.train.certificate import attempt_of, digests_are, go_back, read, saves
 from tests.jobs import run_in_forks
 
 RECIPE = """
@@ -75,6 +75,17 @@ def test_what_was_gone_back_behind_does_not_count():
     assert [attempt_of(content, step) for step in (6, 7, 12)] == [content["attempts"][n] for n in (0, 2, 2)]
     with pytest.raises(KeyError):
         attempt_of(content, 13)
+
+
+def test_going_back_begins_another_attempt():
+    begun = {**attempt(0, 4, 4), "weights": "first", "resumed": None, "refused": [{"step": 7}]}
+    begun["saved"][0]["model"] = "fourth"
+    content = {"attempts": [begun]}
+    go_back(content, 4, 6, "the loss is nan")
+    first, second = content["attempts"]
+    assert (first["to"], first["why"]) == (6, "went back to step 4: the loss is nan")
+    assert (second["from"], second["weights"], second["refused"], second["why"]) == (4, "fourth", [], None)
+    assert first["refused"] and first["saved"] and list(saves(content)) == [4]
 
 
 def test_a_changed_certificate_is_refused(tmp_path):
