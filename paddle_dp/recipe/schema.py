@@ -77,7 +77,8 @@ class Train:
     be gone on with by `--resume` ([reliability.md](reliability.md))."""
 
     patience: Duration = Duration.parse("600 s")
-    """How long an exchange between ranks on CPUs waits for one that is late, before the job ends."""
+    """How long an exchange between ranks on CPUs waits for one that is late, before the job ends. Where `paddle-dp`
+    watches all ranks of one machine, at least as long as `watch` allows a rank to be anywhere."""
 
     def __post_init__(self) -> None:
         if self.micro_batches > self.batch:

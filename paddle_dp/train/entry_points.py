@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from paddle_dp.errors import NotFiniteError, UsageError
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.recipe import Recipe, write_recipe
+
+BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has other things to do
 
 
 def train(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -17,7 +21,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.recipe.folder import claim
     from paddle_dp.train.build import build
 
-    mesh = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
+    mesh = join(recipe.train.seed, recipe.train.device, patience(recipe, os.environ))
     recipe = _in_one_folder(recipe, mesh)
     resume = options.get("resume")
     if mesh.is_main:
@@ -27,6 +31,20 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder ready")
     build(recipe, mesh, resume, options.get("accept") or ()).fit(recipe.train.length)
+
+
+def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
+    """Seconds for which an exchange waits for a late rank; `variables`: of this rank's environment.
+
+    Where `paddle-dp` watches all ranks, one of them may be late for as long as `watch` allows. After that the watch
+    ends the job, and says more than a rank that waits can know.
+    """
+    seconds = recipe.train.patience.seconds
+    if VARIABLE not in variables or int(variables.get("PADDLE_NNODES", "1")) > 1:
+        return seconds
+    watch = recipe.watch
+    longest = max(limit.seconds for limit in (watch.evaluate, watch.checkpoint, watch.callbacks))
+    return max(seconds, longest + BEYOND)
 
 
 def _in_one_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
@@ -45,7 +63,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.report import report
     from paddle_dp.train.state import load_model
 
-    mesh = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
+    mesh = join(recipe.train.seed, recipe.train.device, patience(recipe, os.environ))
     recipe = _in_one_folder(recipe, mesh)
     assembly = Assembly(setup(recipe), mesh)
     learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh
