@@ -51,7 +51,10 @@ def run(
             outcome = run_once(plan, attempt, inherited, point, started, outside)
             if outcome.stopped and not signals.number and resizing.asked:
                 point = next_point(plan, attempt)
-                plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
+                try:
+                    plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
+                except UsageError as error:
+                    return last_words.of_job(outcome, plan, f"not started again: {error}")
                 last_words.resized(plan, point.where)
                 continue
             if plan.job.restarts and not outcome.final:

@@ -17,10 +17,10 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
 
     Raises UsageError if the job contradicts itself or asks for devices that are not here.
     """
-    nodes = _nodes(job)
-    check_ranks(job.ranks)
     _check_least("--ranks", job.least_ranks, job.ranks)
     _check_least("--nodes", job.least_nodes, job.nodes)
+    nodes = _nodes(job)
+    check_ranks(job.ranks)
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
     if job.devices is not None:

@@ -35,6 +35,19 @@ def test_train_on_several_nodes(leave: Leave, jobs: list[Job]) -> None:
     assert jobs == [Job(recipe=Path("a.yaml"), devices=(0, 3), nodes=2, master="host:9701", node_rank=1)]
 
 
+def test_ranks_and_nodes_may_be_spans(leave: Leave, jobs: list[Job]) -> None:
+    leave("train", "a.yaml", "--ranks", "2:4", "--nodes", "1:3", "--restarts", "2")
+    assert jobs == [
+        Job(recipe=Path("a.yaml"), ranks=4, least_ranks=2, nodes=3, least_nodes=1, restarts=2),
+    ]
+
+
+@pytest.mark.parametrize("word", ["two", "2:", ":4", "2:4:8", "-2", "2-4"])
+def test_what_is_no_number_of_ranks_is_refused(leave: Leave, jobs: list[Job], word: str, capsys: Any) -> None:
+    assert leave("train", "a.yaml", f"--ranks={word}") == 2 and not jobs
+    assert f"--ranks {word}: give a number, such as --ranks 4, or MIN:MAX" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "resume"),
     [

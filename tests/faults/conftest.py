@@ -152,9 +152,13 @@ def supervisors(folder: Path, note: Callable[[int], None] | None = None) -> Iter
 
 
 @pytest.fixture
-def spaces() -> Iterator[list[str]]:
+def spaces(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     with two_spaces() as names:
         yield names
+        left = marked(MARK, names[0])
+        request.node.user_properties.append(("orphans", len(left)))
+    kill_all(lambda: marked(MARK, names[0]))
+    assert not left, "processes were left behind"
 
 
 @pytest.fixture
@@ -163,16 +167,23 @@ def found(request: pytest.FixtureRequest) -> Callable[..., None]:
     how long it took to be noticed, and whether the screen named what had caused it.
 
     With the ended `job` of a training, what the fault cost is measured, where long tests run: the run is resumed, and
-    compared with an undisturbed one. How many processes were left is counted when the test is over.
+    compared with an undisturbed one; `cost`: what a test has measured itself. How many processes were left is counted
+    when the test is over.
     """
 
     def note(
-        fault: str, seconds: float, named: bool, *, phase: str = "–", job: Started | None = None
+        fault: str,
+        seconds: float,
+        named: bool,
+        *,
+        phase: str = "–",
+        job: Started | None = None,
+        cost: str = "–",
     ) -> None:
         measure = job is not None and "long" in request.config.getoption("markexpr").replace(
             "not long", "", 1
         )
-        cost = str(lost(job.job)) if job is not None and measure else "–"
+        cost = str(lost(job.job)) if job is not None and measure else cost
         row = Row(fault=fault, seconds=seconds, named=named, phase=phase, lost=cost)
         request.node.user_properties.append(("fault", row.state()))
         assert cost.startswith(("0", "–")), f"{fault}: data lost: {cost}"

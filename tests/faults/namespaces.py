@@ -67,7 +67,11 @@ def begin(
         "nodes": 2, "master": f"{NODES[0]}:{PORT}", "node_rank": node, **(job or {}),
     }  # fmt: skip
     command = ["ip", "netns", "exec", space, sys.executable, "tests/faults/start.py", json.dumps(words)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # One thread, as in a rank of two on one machine: other numbers of threads round otherwise.
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PADDLE_DP_TEST": f"{space.rpartition('-')[0]}-0"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(processes: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:

@@ -1,4 +1,4 @@
-"""slow.yaml, and what it must come to: the weights and losses of one process that nothing happens to."""
+"""slow.yaml, and what it must come to: the weights and losses of a training that nothing happens to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tests.faults.namespaces import ROOT
 RECIPE = "tests/faults/slow.yaml"
 
 
-def right_weights(place: Path) -> dict[str, np.ndarray]:
-    """Trains in one process, in `place`/run, and returns the weights."""
-    command = [sys.executable, "-m", "paddle_dp", "train", RECIPE, f"output_dir={place / 'run'}"]
-    variables = {**os.environ, "SLOW": "0"}
+def right_weights(place: Path, ranks: int = 1) -> dict[str, np.ndarray]:
+    """Trains on one machine, in `place`/run, and returns the weights."""
+    words = [RECIPE, "--ranks", str(ranks), f"output_dir={place / 'run'}"]
+    command = [sys.executable, "-m", "paddle_dp", "train", *words]
+    variables = {**os.environ, "SLOW": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return weights(place / "run", place / "weights.safetensors")

@@ -24,7 +24,17 @@ def nodes(spaces: list[str], out: Path, *overrides: str, job: dict) -> list[subp
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    return right_weights(tmp_path_factory.mktemp("alone"))
+    """Of two ranks on one machine, with one thread each: the same arithmetic, bit by bit."""
+    return right_weights(tmp_path_factory.mktemp("alone"), ranks=2)
+
+
+def seconds_until_idle(process: subprocess.Popen[str]) -> float:
+    """How long it takes until none of a node's ranks, nor its launcher, is left."""
+    begun = time.monotonic()
+    while descendants(process.pid):
+        assert time.monotonic() < begun + 60, "its ranks go on"
+        time.sleep(0.02)
+    return time.monotonic() - begun
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:
@@ -39,6 +49,7 @@ def test_a_node_that_is_killed_and_returns(spaces, tmp_path, found, right, node)
     both = nodes(spaces, out, job=AGAIN)
     at_step(out, 60)
     kill_tree(both[node])
+    seconds = seconds_until_idle(both[1 - node])
     time.sleep(3.0)
     assert both[1 - node].poll() is None
     both[node] = begin(spaces[node], node, out, "train", job=AGAIN)  # the same command
@@ -48,11 +59,12 @@ def test_a_node_that_is_killed_and_returns(spaces, tmp_path, found, right, node)
     named = f"node {node}" in said and "is lost: the connection was closed" in said
     difference = are_right(out, right)
     print(f"node {node} killed and returned: weights differ by {difference:.1e}\n{said}")
-    found(f"2 nodes: node {node} is killed, and returns", 3.0, named)
-    assert named and difference < 1e-6
+    cost = "0" if difference == 0 else f"{difference:.1e}"
+    found(f"2 nodes: node {node} is killed, and returns", seconds, named, cost=cost)
+    assert named and difference == 0
 
 
-def test_a_cable_that_is_out_for_ten_seconds(spaces, tmp_path, found, right):
+def test_a_cable_that_is_out_for_ten_seconds(spaces, tmp_path, right):
     out = tmp_path / "run"
     both = nodes(spaces, out, job=SLOW)
     at_step(out, 40)
@@ -63,8 +75,7 @@ def test_a_cable_that_is_out_for_ten_seconds(spaces, tmp_path, found, right):
     assert [status for status, _, _ in ended] == [0, 0], ended
     difference = are_right(out, right)
     print(f"cable out for 10 s: weights differ by {difference:.1e}")
-    found("2 nodes: the cable is out for 10 s", 10.0, True)
-    assert difference < 1e-6
+    assert difference == 0
 
 
 def test_a_cable_that_stays_out(spaces, tmp_path, found):
@@ -93,6 +104,7 @@ def test_a_job_goes_on_without_a_lost_node_and_grows_when_it_returns(spaces, tmp
     both = nodes(spaces, out, "watch.rejoin=4 s", job=job)
     at_step(out, 40)
     kill_tree(both[1])
+    seconds = seconds_until_idle(both[0])
     begun = time.monotonic()
     at_step(out, newest(out) + 40)
     alone = time.monotonic() - begun
@@ -107,6 +119,6 @@ def test_a_job_goes_on_without_a_lost_node_and_grows_when_it_returns(spaces, tmp
         and "is lost: the connection was closed" in said
         and "10.77.0.2) has come: stopping" in said
     )
-    found("2 nodes, --nodes 1:2: node 1 is killed, and returns later", 4.0, named)
+    found("2 nodes, --nodes 1:2: node 1 is killed, and returns later", seconds, named)
     assert named and difference < 1e-6
     assert len(list((out / "logs").glob("attempt-*"))) == 3

@@ -56,6 +56,7 @@ class Script:
     def __call__(
         self, plan: Plan, attempt: Path, inherited: Any, point: Point, started: float, outside: Outside
     ) -> Outcome:
+        self.stopped = outside.must_stop()
         self.points.append(point)
         self.folders.append(attempt.name)
         self.ranks.append(plan.ranks)
@@ -63,6 +64,9 @@ class Script:
         outcome = Outcome(attempt=attempt, status=status, step=max(step, point.step), began=point.step)
         if not status:
             return outcome
+        if status == 75:
+            cause = Failure(rank=0, kind="StoppedError", message="stopped", exit_status=75, expected=True)
+            return replace(outcome, cause=cause)
         cause = Failure(
             rank=1, kind="SIGKILL", message="ended by SIGKILL", exit_status=status, pid=1, host="h"
         )
@@ -75,7 +79,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     run = tmp_path / "run"
 
     def do(
-        *deeds: Any, job: Job = JOB, ranks: Callable[[Any], int] = lambda history: 2
+        *deeds: Any,
+        job: Job = JOB,
+        ranks: Callable[[Any], int] = lambda history: 2,
+        resize: Callable[[Plan], str] = lambda plan: "",
     ) -> tuple[int, Script]:
         script = Script(run, *deeds)
         monkeypatch.setattr(attempts, "run_once", script)
@@ -85,7 +92,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
             began = attempt.stat().st_mtime
             return Plan(job=job, machine=Machine(cores=2), ranks=ranks(history), began=began)
 
-        return attempts.run(plans, attempt, {}), script
+        return attempts.run(plans, attempt, {}, resize), script
 
     monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 0.002)
     return do
@@ -215,3 +222,47 @@ def test_how_many_ranks_there_are_is_asked_before_each_attempt(play, tmp_path, c
     status, script = play(dies(5, run=run), dies(6, run=run), ranks=ranks)
     assert status == 137 and script.ranks == [4, 3]
     assert "not started again: 1 rank is left, and --ranks 2:4 needs 2." in capsys.readouterr().err
+
+
+def test_a_stop_for_another_number_of_ranks_is_no_failure(play, tmp_path, capsys) -> None:
+    run, wanted = tmp_path / "run", [4, 3, 3]
+
+    def resize(plan: Plan) -> str:
+        return "" if plan.ranks == wanted[0] else f"{wanted[0]} ranks can be had now"
+
+    def stops_at(step: int) -> Callable[[], tuple[int, int]]:
+        def deed() -> tuple[int, int]:
+            wanted.pop(0)
+            return dies(step, step, run=run, status=75)()
+
+        return deed
+
+    job = replace(JOB, restarts=0, least_ranks=1)
+    status, script = play(
+        stops_at(20), dies(60, 60, run=run, status=0), job=job, ranks=lambda history: wanted[0],
+        resize=lambda plan: resize(replace(plan, ranks=9)),
+    )  # fmt: skip
+    assert status == 0 and script.ranks == [4, 3] and [point.step for point in script.points] == [0, 20]
+    assert capsys.readouterr().err.splitlines()[-1] == "goes on from step 20 on 3 ranks"
+
+
+def test_a_stop_that_nobody_here_asked_for_ends_the_job(play, tmp_path) -> None:
+    status, script = play(dies(20, 20, run=tmp_path / "run", status=75), job=replace(JOB, least_ranks=1))
+    assert status == 75 and len(script.folders) == 1
+
+
+def test_too_few_ranks_after_a_stop_end_the_job_with_a_sentence(play, tmp_path, capsys) -> None:
+    asked: list[int] = []
+
+    def ranks(history: Any) -> int:
+        asked.append(0)
+        if len(asked) > 1:
+            raise UsageError("there are 1 ranks to be had now, and 2 are the least.")
+        return 2
+
+    deed = dies(20, 20, run=tmp_path / "run", status=75)
+    status, _ = play(deed, ranks=ranks, resize=lambda plan: "1 rank can be had now")
+    assert status == 75
+    assert (
+        "not started again: there are 1 ranks to be had now, and 2 are the least." in capsys.readouterr().err
+    )

@@ -46,6 +46,10 @@ def test_ranks_and_devices(words, machine, device, ranks, devices):
     ("words", "machine", "device", "sentence"),
     [
         ({"ranks": 0}, CPU, "auto", "--ranks 0: a job has 1 rank or more"),
+        ({"ranks": 2, "least_ranks": 3}, CPU, "auto", "--ranks 3:2: give MIN:MAX, with MIN from 1 to MAX"),
+        ({"ranks": 2, "least_ranks": 0}, CPU, "auto", "--ranks 0:2: give MIN:MAX"),
+        ({"nodes": 2, "least_nodes": 3}, CPU, "auto", "--nodes 3:2: give MIN:MAX"),
+        ({"ranks": 4, "least_ranks": 3}, GPU, "auto", "--ranks 4: only 2 GPUs can be seen here"),
         ({"restarts": -1}, CPU, "auto", "--restarts -1: give the number of restarts, 0 or more"),
         ({"devices": (0, 1)}, CPU, "auto", "the CPU package.*--ranks 2"),
         ({"devices": (0, 1), "ranks": 3}, GPU, "auto", "means 2 ranks, but --ranks says 3"),

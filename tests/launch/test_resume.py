@@ -141,3 +141,8 @@ def test_a_shell_and_the_command_line_read_the_command_as_the_same_job(
     with pytest.raises(SystemExit):
         cli.main(shlex.split(command(job))[1:])
     assert asked == [replace(job, resume="newest")]
+
+
+def test_spans_are_said_as_they_were_given() -> None:
+    job = replace(JOB, ranks=4, least_ranks=2, nodes=3, least_nodes=1)
+    assert "--ranks 2:4 --nodes 1:3" in command(job)

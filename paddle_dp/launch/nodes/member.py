@@ -30,7 +30,9 @@ class Membership:
         self.attempt = 0
         self.known = False  # whether the rendezvous has ever let this node in
         self._out: queue.Queue[Message] = queue.Queue()
-        self._ends, self._stops = threading.Event(), ""
+        self._told = 0  # the last attempt that this node was told to begin
+        self._ended = 0  # the last one that it was told to end, or lost its connection in
+        self._stops = (0, "")  # the last one that it was asked to stop, and why
         self._over = threading.Event()
         self._silence = SILENCE
         self._is_in = False  # over this connection
@@ -48,16 +50,15 @@ class Membership:
     def begin(self, attempt: int) -> None:
         """This node takes part in an attempt now."""
         self.attempt = attempt
-        self._ends.clear()
-        self._stops = ""
 
     def must_end(self) -> bool:
         """Whether the ranks of this attempt are to be ended: somebody's have failed, or node 0 is out of reach."""
-        return self._ends.is_set()
+        return self._ended >= self.attempt
 
     def must_stop(self) -> str:
         """Why the ranks of this attempt are to stop in good order; "" while they are not."""
-        return self._stops
+        attempt, why = self._stops
+        return why if attempt == self.attempt else ""
 
     def say(self, **message: Any) -> None:
         """Sends a message, within a moment; to nobody where there is no connection."""
@@ -74,7 +75,7 @@ class Membership:
             if self._over.is_set():
                 return
             if why is not None:
-                self._ends.set()
+                self._ended = self._told
                 self.news.put({"say": "lost", "why": why})
             self._over.wait(AGAIN)
 
@@ -128,9 +129,11 @@ class Membership:
         if said == "welcome":
             self._silence, self.known, self._is_in = float(message["silence"]), True, True
             self.connected = True
-        elif said == "end" and message["attempt"] == self.attempt:
-            self._ends.set()
-        elif said == "stop" and message["attempt"] == self.attempt:
-            self._stops = str(message["why"])
+        elif said == "begin":
+            self._told = int(message["attempt"])
+        elif said == "end":
+            self._ended = int(message["attempt"])
+        elif said == "stop":
+            self._stops = int(message["attempt"]), str(message["why"])
         if said not in ("alive", "end", "stop"):
             self.news.put(message)

@@ -89,6 +89,22 @@ def test_a_failure_of_one_is_shown_on_both(place):
         assert (leave["status"], leave["node"], leave["words"]["text"]) == (7, 1, "the culprit's own words")
 
 
+def test_an_end_that_comes_before_its_attempt_has_begun_here_counts(place):
+    """The order to begin may still wait in the news when the order to end it arrives."""
+    place.open()
+    nodes = place.node(0), place.node(1)
+    prepare = news(nodes[0], "prepare")
+    nodes[0].say(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]])
+    nodes[0].begin(news(nodes[0], "begin")["attempt"])
+    nodes[0].say(say="ended", attempt=1, how="failed", words={"text": "at once"})
+    order = news(nodes[1], "begin")
+    end = time.monotonic() + 5
+    while not nodes[1]._ended and time.monotonic() < end:
+        time.sleep(0.002)
+    nodes[1].begin(order["attempt"])
+    assert nodes[1].must_end()
+
+
 def test_a_node_that_is_gone_ends_the_attempt_of_the_other(place):
     place.open()
     nodes = begin(place)

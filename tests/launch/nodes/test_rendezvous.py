@@ -213,6 +213,31 @@ def test_all_stop_in_good_order():
     assert {m["status"] for _, m in job.orders("leave")} == {75}
 
 
+def test_a_node_that_is_asked_to_end_while_it_waits_ends_the_job():
+    job = running(attempts=2, rejoin=100.0)
+    job.here.leave(1, job.now)
+    job.ended(0, "failed")
+    job.pass_time(3)
+    job.here.heard(0, {"say": "quit", "status": 143, "why": "was ended by SIGTERM"}, job.now)
+    [(_, leave)] = job.orders("leave")
+    assert (leave["status"], leave["said"]) == (143, "node 0 (host0, 10.0.0.0) was ended by SIGTERM.")
+
+
+def test_what_was_prepared_for_a_node_that_has_left_is_not_begun():
+    job = Job()
+    job.join(0, 1)
+    job.here.look(0.0)
+    [(_, prepare)] = job.orders("prepare")
+    job.here.leave(1, 0.0)
+    late = {"say": "prepared", "attempt": prepare["attempt"], "ranks": [[0, 1], [1, 1]]}
+    job.here.heard(0, late, 0.0)
+    assert not job.orders("begin")
+    job.join(1)
+    job.here.look(0.0)
+    [(_, prepare)] = job.orders("prepare")
+    assert not prepare["again"]  # nothing has begun: an older run in the folder is none of this job's
+
+
 def test_a_second_process_for_a_node_may_come_later_and_a_wrong_number_never():
     job = Job()
     job.join(0, 1)
