@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,14 @@ def pull(spaces: list[str], node: int, plugged: bool) -> None:
 
 
 def begin(
-    space: str, node: int, out: Path, entry_point: str, *overrides: str, job: dict | None = None, **extra: str
+    space: str,
+    node: int,
+    out: Path,
+    entry_point: str,
+    *overrides: str,
+    job: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
+    **extra: str,
 ) -> subprocess.Popen[str]:
     """`paddle-dp` in one of the namespaces, as node `node`; `job`: more fields of the Job."""
     words = {
@@ -68,7 +76,8 @@ def begin(
     }  # fmt: skip
     command = ["ip", "netns", "exec", space, sys.executable, "tests/faults/start.py", json.dumps(words)]
     # One thread, as in a rank of two on one machine: other numbers of threads round otherwise.
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PADDLE_DP_TEST": f"{space.rpartition('-')[0]}-0"}
+    mark = f"{space.rpartition('-')[0]}-0"
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PADDLE_DP_TEST": mark, **(env or {})}
     return subprocess.Popen(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

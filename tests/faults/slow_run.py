@@ -18,9 +18,11 @@ from tests.faults.namespaces import ROOT
 RECIPE = "tests/faults/slow.yaml"
 
 
-def right_weights(place: Path, ranks: int = 1) -> dict[str, np.ndarray]:
+def right_weights(
+    place: Path, ranks: int = 1, recipe: str = RECIPE, *overrides: str
+) -> dict[str, np.ndarray]:
     """Trains on one machine, in `place`/run, and returns the weights."""
-    words = [RECIPE, "--ranks", str(ranks), f"output_dir={place / 'run'}"]
+    words = [recipe, *overrides, "--ranks", str(ranks), f"output_dir={place / 'run'}"]
     command = [sys.executable, "-m", "paddle_dp", "train", *words]
     variables = {**os.environ, "SLOW": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -30,17 +30,17 @@ def sizes(out: Path) -> list[int]:
     return [len(list(attempt.glob("workerlog.*"))) for attempt in sorted((out / "logs").glob("attempt-*"))]
 
 
-def compare(out: Path, alone: Path, right: dict[str, np.ndarray]) -> None:
+def compare(out: Path, alone: Path, right: dict[str, np.ndarray], steps: int = 300) -> None:
     """Every step's loss, and the weights at the end, are those of one process to 1e-6."""
     mine, theirs = losses(out), losses(alone / "run")
-    assert mine.keys() == theirs.keys() and len(theirs) == 300
+    assert mine.keys() == theirs.keys() and len(theirs) == steps
     difference = max(abs(mine[step] - theirs[step]) / abs(theirs[step]) for step in theirs)
     last = are_right(out, right)
     path = " -> ".join(map(str, sizes(out)))
     print(
-        f"{path} ranks, 300 losses differ from one process's by {difference:.1e} at most, weights by {last:.1e}"
+        f"{path} ranks, {steps} losses differ from one process's by {difference:.1e} at most, weights by {last:.1e}"
     )
-    for step in (1, 60, 120, 180, 240, 300):
+    for step in (1, *(steps * n // 5 for n in range(1, 6))):
         print(f"step {step}: {theirs[step]:.7f} on 1 rank, {mine[step]:.7f} on {path}")
     assert difference < 1e-6 and last < 1e-6
 
@@ -55,6 +55,23 @@ def test_four_two_three_four(start, alone, right):
     assert status == 0, complained
     assert sizes(job.out) == [4, 2, 3, 4], complained
     compare(job.out, alone, right)
+
+
+def test_only_sizes_that_the_layout_allows_are_taken(start, tmp_path):
+    """Two ranks share each layer: of 3 ranks that can be had, 2 are taken, and the screen says why."""
+    recipe = "tests/faults/slow_hybrid.yaml"
+    right = right_weights(tmp_path, 1, recipe, "strategy={use: single}")
+    job = start("train", ranks=4, recipe=recipe, least_ranks=1)
+    step = at_step(job.out, 20)
+    for number in (3, 4):
+        (job.out / "ranks").write_text(f"{number}\n")
+        step = at_step(job.out, step + 30)
+    status, _, complained = job.finish(timeout=120)
+    print(complained)
+    assert status == 0, complained
+    assert sizes(job.out) == [4, 2, 4], complained
+    assert "2 of at most 4 ranks: " in complained and "3 cannot train it: " in complained
+    compare(job.out, tmp_path, right, steps=120)
 
 
 def test_a_rank_that_fails_again_and_again_is_left_out(start, found, alone, right):

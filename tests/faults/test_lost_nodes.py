@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddle_dp.launch.processes import alive, descendants, kill_all
+from paddle_dp.launch.processes import alive, descendants, kill_all, variable
 from tests.faults.namespaces import begin, finish, needs_root, pull
 from tests.faults.slow_run import are_right, at_step, newest, right_weights
 
@@ -62,6 +65,36 @@ def test_a_node_that_is_killed_and_returns(spaces, tmp_path, found, right, node)
     cost = "0" if difference == 0 else f"{difference:.1e}"
     found(f"2 nodes: node {node} is killed, and returns", seconds, named, cost=cost)
     assert named and difference == 0
+
+
+def test_a_rank_that_is_killed_on_one_node(spaces, tmp_path, found, right):
+    """Its own node goes on, and all ranks of both nodes start again."""
+    out = tmp_path / "run"
+    both = nodes(spaces, out, job=AGAIN)
+    at_step(out, 60)
+    [rank] = [pid for pid in descendants(both[1].pid) if variable(pid, "PADDLE_TRAINER_ID") == "1"][:1]
+    os.kill(rank, signal.SIGKILL)
+    seconds = seconds_until_idle(both[0])
+    ended = finish(both)
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    words = f"failed: rank 1 of 2 on {socket.gethostname()}: ended by SIGKILL"
+    named = all(words in said for _, _, said in ended)
+    difference = are_right(out, right)
+    found("2 nodes: rank 1 is killed, on node 1", seconds, named, cost="0" if difference == 0 else "?")
+    assert named and difference == 0, ended
+
+
+def test_a_rank_that_stands_still_on_one_node_is_named_on_both(spaces, tmp_path, found):
+    fault = {"FAULT": "forward 1 7"}
+    both = [
+        begin(space, node, tmp_path / "run", "train", job={"recipe": "tests/faults/faulty.yaml"}, env=fault)
+        for node, space in enumerate(spaces)
+    ]
+    ended = finish(both)
+    words = "rank 1 has been in forward of step"
+    named = all(words in said and "stand_still" in said for _, _, said in ended)
+    found("2 nodes: rank 1 stands still, on node 1 (patience 3 s)", 3.0, named, phase="forward")
+    assert [status for status, _, _ in ended] == [124, 124] and named, ended
 
 
 def test_a_cable_that_is_out_for_ten_seconds(spaces, tmp_path, right):
