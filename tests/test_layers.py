@@ -24,7 +24,7 @@ LAYERS: dict[str, float] = {
     "batch": 2, "mesh": 2,
     "data": 3, "parallel": 3, "checkpoint": 3,
     "train": 4, "export": 4.5,
-    "launch": 5, "proof": 5.5, "audit": 5.5,  # a proof and an audit are made of jobs
+    "launch": 5, "proof": 5.5, "audit": 5.5, "doctor": 5.5,  # a proof and an audit are made of jobs
     "cli": 6,
     "__main__": 7,
     "": 0,  # the package itself: its version, and words that are loaded when they are used

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from paddle_dp.audit.runner import VARIABLE
 from paddle_dp.errors import EndedError
 from paddle_dp.launch.attempts import Command, watched
-from paddle_dp.launch.command import Job, environment
+from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -44,10 +43,7 @@ class Script:
         plan = plan_of(Job(recipe=self.path, ranks=ranks, quiet=True), Machine.here())
         options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
-        launcher = [sys.executable, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks)]
-        launcher += ["--log_dir", str(folder), "--job_id", "audit"]
-        launcher += ["--devices", ",".join(plan.devices)] if plan.devices else []
-        words = [*launcher, str(RUNNER), str(self.path), *self.arguments]
+        words = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
         with Signals() as signals:
             outside = Outside(signals=signals, must_end=self._stalled(folder))
             outcome, _ = watched(Command(words=words, variables=variables), plan, folder, outside)

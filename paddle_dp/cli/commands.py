@@ -359,6 +359,30 @@ def new(
     print(f"{where}paddle-dp train {made[0].relative_to(folder)} --ranks 2")
 
 
+def doctor(
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes that are to run on this machine.")] = 2,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")
+    ] = None,
+    master: Master = None,
+    node_rank: NodeRank = None,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "--out", metavar="DIR", help="Where the runs are to be.")
+    ] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Examine this machine: Paddle, devices, memory, disk, network, and a real exchange between ranks.
+
+    With --nodes, run it on each of them, as the training: the nodes meet, and compare their clocks.
+
+    Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently.
+    """
+    from paddle_dp.doctor import Asked, examine
+
+    asked = Asked(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
+    raise typer.Exit(examine(asked, json=json))
+
+
 def schema() -> None:
     """Print the JSON schema of a recipe, for editors that know the YAML language server."""
     import json
@@ -389,6 +413,7 @@ VERBS = (
     parts,
     check,
     new,
+    doctor,
     schema,
 )
 

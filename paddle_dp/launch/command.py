@@ -140,7 +140,17 @@ class Plan:
 
 def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable) -> list[str]:
     """The command that starts the plan's ranks on this node through Paddle's launcher."""
-    job = plan.job
+    words = [*launcher(plan, logs, meeting, python), str(WORKER)]
+    words += ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
+    for override in plan.job.all_overrides:
+        words += ["-o", override]
+    return words
+
+
+def launcher(
+    plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable
+) -> list[str]:
+    """The beginning of that command, to be followed by a script and its arguments."""
     words = [python, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(plan.ranks)]
     # All nodes have to say the same name, and their logs may be counted differently.
     words += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
@@ -151,9 +161,6 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
         words += ["--host", meeting.host]
     else:  # the address of this machine is nobody else's business
         words += ["--host", "127.0.0.1"]
-    words += [str(WORKER), "-c", typed(job.recipe), "--entry-point", job.entry_point]
-    for override in job.all_overrides:
-        words += ["-o", override]
     return words
 
 

@@ -143,6 +143,12 @@ def reserved_ports() -> Iterator[dict[str, str]]:
         holder.close()
 
 
+def free_blocks() -> int:
+    """How many of the blocks of ports no program of this machine has a port of."""
+    starts = range(FIRST_PORT, FIRST_PORT + BLOCK * BLOCKS, BLOCK)
+    return sum(all(map(_is_free, range(start, start + BLOCK))) for start in starts)
+
+
 def _is_free(port: int) -> bool:
     """Whether no socket of this machine is bound to the port."""
     with socket.socket() as probe:

@@ -1,0 +1,105 @@
+"""A real exchange between real ranks, started by Paddle's launcher as a training is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.doctor.finding import Finding
+from paddle_dp.errors import EndedError
+from paddle_dp.launch import logs
+from paddle_dp.launch.attempts import Command, watched
+from paddle_dp.launch.command import Job, Limits, Plan, environment, launcher
+from paddle_dp.launch.failures import Failure, in_a_line
+from paddle_dp.launch.network import meet
+from paddle_dp.launch.scratch import scratch_folder
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervisor import Outside
+from paddle_dp.recipe.schema import Watch
+from paddle_dp.units import Duration
+
+RANK = Path(__file__).with_name("rank.py")
+NAME = "exchange"
+ALONE, TOGETHER = 60.0, 300.0  # seconds for ranks on this machine, and for all nodes, to come and be done
+WIDEST = 1.0  # seconds between two nodes' clocks
+
+
+def run(plan: Plan) -> list[Finding]:
+    """Starts the plan's ranks, lets them add up numbers, and says what they saw. Raises EndedError on a signal."""
+    if plan.ranks * plan.nodes == 1:
+        return [Finding(name=NAME, found="1 rank has nobody to exchange with")]
+    with scratch_folder("paddle-dp-doctor-") as folder:
+        began = time.perf_counter()
+        outcome = _start(plan, folder)
+        seconds = time.perf_counter() - began
+        report = folder / "report.json"
+        if outcome == 0 and report.exists():
+            return judged(json.loads(report.read_text()), plan, seconds)
+        return [_failed(plan, outcome, folder)]
+
+
+def _start(plan: Plan, folder: Path) -> Failure | int:
+    job, several = plan.job, plan.nodes > 1
+    meeting = meet(str(job.master), job.node_rank == 0) if several else None
+    watch = Watch(start=Duration(TOGETHER if several else ALONE))
+    limits = Limits(watch=watch, sample=0.0, nodes=plan.nodes)
+    plan = replace(plan, node=job.node_rank or 0, meeting=meeting, limits=limits)
+    device = "auto" if plan.devices else "cpu"
+    words = [*launcher(plan, folder, meeting), str(RANK), device, str(folder / "report.json")]
+    command = Command(words=words, variables=environment(plan, os.environ, meeting))
+    with Signals() as signals:
+        outcome, _ = watched(command, plan, folder, Outside(signals=signals))
+    if signals.number:
+        raise EndedError(signals.number)
+    return outcome
+
+
+def judged(seen: dict[str, Any], plan: Plan, seconds: float) -> list[Finding]:
+    """What to say of the report of a rank (rank.py)."""
+    where = f"{seen['ranks']} ranks" + (f" on {plan.nodes} nodes" if plan.nodes > 1 else "")
+    speed = f"1 MB summed in {1e3 * seen['seconds']:.1f} ms"
+    found = f"{where} by {seen['library']} on {seen['device']}: {speed}, after {seconds:.1f} s in all"
+    findings = [Finding(name=NAME, found=found)]
+    if seen["wrong"]:
+        wrong = ", ".join(f"{rank} ({seen['hosts'][rank]})" for rank in seen["wrong"])
+        todo = "Memory or network of that machine give wrong numbers: test both before you train on it."
+        findings = [Finding(name=NAME, found=f"wrong sums on rank {wrong}", state="mend", todo=todo)]
+    return [*findings, _clocks(seen, plan.ranks)] if plan.nodes > 1 else findings
+
+
+def _clocks(seen: dict[str, Any], each: int) -> Finding:
+    """How far the nodes' clocks are apart; each has so many ranks."""
+    rank, skew = max(enumerate(seen["skews"]), key=lambda pair: abs(pair[1]))
+    who, first = (f"node {n // each} ({seen['hosts'][n]})" for n in (rank, 0))
+    found = f"{who} is {skew:+.3f} s from {first}, the farthest" if skew else "all nodes agree"
+    if abs(skew) > WIDEST:
+        todo = (
+            "Logs and the first cause of a failure are told by the clock: let all nodes follow a time server."
+        )
+        return Finding(name="clocks", found=found, state="look", todo=todo)
+    return Finding(name="clocks", found=found)
+
+
+def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> Finding:
+    ranks = plan.ranks * plan.nodes
+    if isinstance(outcome, Failure):
+        ended_from_outside = outcome.kind.startswith(("SIG", "signal", "left"))
+        first, said = in_a_line(outcome, ranks), outcome.traceback if ended_from_outside else ""
+    else:
+        first, said = f"the launcher ended with {outcome}", logs.tail(folder / "launcher.log", 6)
+    lines = [line for line in said.splitlines() if line.strip()][-6:]
+    found = f"{ranks} ranks could not exchange anything"
+    return Finding(name=NAME, found=found, state="mend", todo="\n".join([first, *lines]))
+
+
+def job(ranks: int, nodes: int, master: str | None, node_rank: int | None) -> Job:
+    """The doctor's job; its recipe is never read."""
+    several = nodes > 1
+    return Job(
+        recipe=RANK, entry_point="doctor", ranks=ranks, nodes=nodes if several else None,
+        master=master if several else None, node_rank=node_rank if several else None, quiet=True,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""One rank of the doctor's job: joins the others, adds up numbers with them, and compares the clocks.
+
+Paddle's launcher runs this file. The first rank of each node writes what it saw to a file, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+    sys.path[0] = os.getcwd()
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import socket
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.launch import privately, stacks
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.processes import die_with_parent
+from paddle_dp.launch.silence import import_paddle
+from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.heartbeat import heartbeat, join_board
+
+SIZE = 1 << 18  # numbers of 4 bytes: 1 MB
+TIMES = 10
+LOOKS = 7  # at the clock
+
+
+def main() -> None:
+    die_with_parent()
+    privately.take()
+    device, report, here = sys.argv[1], Path(sys.argv[2]), Environment.read()
+    stacks.offer(report.parent, here.rank)
+    join_board()
+    try:
+        import_paddle()
+        seen = exchange(device)
+    except Exception as error:
+        Failure.of(error, here.rank).write(report.parent)
+        raise
+    if here.local_rank == 0:
+        report.write_text(json.dumps(seen))
+    heartbeat.enter("done")
+
+
+def exchange(device: str) -> dict[str, Any]:
+    """Joins the mesh and exchanges with all of its ranks. Collective."""
+    import numpy as np
+    import paddle
+
+    from paddle_dp.mesh import join
+
+    mesh = join(0, device)
+    ramp = np.arange(SIZE, dtype="float32") % 1024
+    given = paddle.to_tensor(ramp + mesh.rank)
+    got = mesh.sum_tensor(given.clone()).numpy()
+    expected = mesh.ranks * ramp + mesh.ranks * (mesh.ranks - 1) / 2
+    mesh.sum([0.0])
+    began = time.perf_counter()
+    for _ in range(TIMES):
+        mesh.sum_tensor(given)
+    mesh.sum([0.0])
+    seconds = (time.perf_counter() - began) / TIMES
+    clocks = []
+    for _ in range(LOOKS):
+        mesh.sum([0.0])  # all leave it within a millisecond or so
+        clocks.append(time.time())
+    told = mesh.gather(
+        {"host": socket.gethostname(), "right": bool((got == expected).all()), "clocks": clocks}
+    )
+    return {
+        "ranks": mesh.ranks,
+        "device": mesh.device,
+        "library": _library(mesh.device),
+        "seconds": seconds,
+        "hosts": [rank["host"] for rank in told],
+        "wrong": [number for number, rank in enumerate(told) if not rank["right"]],
+        "skews": [
+            statistics.median(
+                own - first for own, first in zip(rank["clocks"], told[0]["clocks"], strict=True)
+            )
+            for rank in told
+        ],
+    }
+
+
+def _library(device: str) -> str:
+    """What carries the exchange, with its version."""
+    import paddle
+
+    if device.startswith("gpu"):
+        return f"NCCL {paddle.version.nccl()}"
+    return "gloo" if device == "cpu" else paddle.distributed.get_backend().lower()
+
+
+if __name__ == "__main__":
+    main()
