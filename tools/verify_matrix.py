@@ -2,11 +2,17 @@
 
 python tools/verify_matrix.py --ranks 4                        # of configs/gpt_tiny.yaml
 python tools/verify_matrix.py configs/llama_tiny.yaml --ranks 4 --recompute none full --markdown matrix.md
+python tools/verify_matrix.py --ranks 2 train.precision=bfloat16 --twice
+python tools/verify_matrix.py --ranks 8 --exactly --only "data 2 × pipeline 2 × tensor 2"
+
+With --twice each layout runs again, and all that it recorded (every loss, gradient, update, state and weight, on each
+rank) must have the same bits as the first time.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -59,23 +65,47 @@ class Tried:
     seconds: float
     side: Side | None
     why: str = ""
+    changed: str | None = None  # what had other bits in a second run; "" where nothing had, None without one
 
 
-def tried(named: Variant, ranks: int, comparison: Comparison) -> Tried:
-    """Runs a variant. Raises EndedError."""
+def tried(named: Variant, ranks: int, comparison: Comparison, twice: bool = False) -> Tried:
+    """Runs a variant, once or twice. Raises EndedError."""
     layout, words = named
+    side, changed = None, None
     start = time.perf_counter()
     try:
         side, why = comparison.many(ranks, words, layout.replace(" ", "")), ""
+        if twice:
+            again = comparison.many(ranks, words, f"{layout.replace(' ', '')}-again")
+            changed = first_change(side, again)
+            shutil.rmtree(again.folder)
     except EndedError:
         raise  # a signal ends the whole matrix
     except PaddleDPError as error:
         side, why = None, str(error)
-    return Tried(layout, ranks, time.perf_counter() - start, side, why)
+    return Tried(layout, ranks, time.perf_counter() - start, side, why, changed)
+
+
+def first_change(first: Side, second: Side) -> str:
+    """The first recorded quantity whose bits two runs of a layout do not share, with its rank; "" if there is none."""
+    for name in ("wide", "own"):
+        one, other = first.trace(name), second.trace(name)
+        if one is None or other is None:
+            if one is not other:
+                return f"the run in {'float64' if name == 'wide' else 'its own precision'} ended in one of two runs"
+            continue
+        for rank, (a, b) in enumerate(zip(one.sheets, other.sheets, strict=True)):
+            if a.facts["rows"] != b.facts["rows"]:
+                return f"losses or gradient norms ({name}, rank {rank})"
+            for key in sorted({*a.group("shard"), *b.group("shard")}):
+                has = a.has("shard", key) and b.has("shard", key)
+                if not has or a.array("shard", key).tobytes() != b.array("shard", key).tobytes():
+                    return f"{key} ({name}, rank {rank})"
+    return ""
 
 
 def row(tried: Tried, one: Side) -> tuple[str, bool]:
-    """A variant's line of the table, and whether it is the same as one process."""
+    """A variant's line of the table, and whether it is the same as one process, and as itself."""
     if tried.side is None:
         return f"| {tried.layout} | {tried.ranks} | | | | | | {tried.why} |", False
     verdict = compare_sides(one, tried.side)
@@ -89,9 +119,14 @@ def row(tried: Tried, one: Side) -> tuple[str, bool]:
         said = f"**different**: {verdict.where.sentence}"
     elif not verdict.same:
         said = verdict.sentences[-1]
+    if tried.changed is not None:
+        said += f"; **other bits** the second time: {tried.changed}" if tried.changed else "; same bits twice"
     held = f"{max(sum(rank[what] for what in HELD) for rank in tried.side.held) / 2**10:.0f} kB"
     numbers = " | ".join([*largest, f"{apart:.1e}", f"{tried.seconds:.1f}"])
-    return f"| {tried.layout} | {tried.ranks} | {numbers} | {held} | {said} |", verdict.same
+    return (
+        f"| {tried.layout} | {tried.ranks} | {numbers} | {held} | {said} |",
+        verdict.same and not tried.changed,
+    )
 
 
 def main() -> int:
@@ -104,6 +139,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4, help="the most ranks (default 4)")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--exactly", action="store_true", help="layouts of exactly --ranks ranks")
+    parser.add_argument("--twice", action="store_true", help="each layout once more: are its bits the same?")
+    parser.add_argument("--only", nargs="+", metavar="LAYOUT", help="these, by their names in the table")
     parser.add_argument("--recompute", nargs="+", default=["none"], help="each layout with each of these")
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
     given = parser.parse_args()
@@ -113,15 +150,20 @@ def main() -> int:
     shape = shape.along(recipe.dataset.config, cut_lengths=False)
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]
+    chosen = [(layout, named) for layout in layouts for named in variants(layout, shape, given.recompute)]
+    if given.only:
+        names = {named[0] for _, named in chosen}
+        if unknown := [name for name in given.only if name not in names]:
+            parser.error(f"there is no layout {unknown[0]!r}; there are: {'; '.join(sorted(names))}")
+        chosen = [(layout, named) for layout, named in chosen if named[0] in given.only]
     table, all_same = [HEAD, "|---" * 8 + "|"], True
     with scratch_folder("paddle-dp-matrix-") as scratch:
         words = tuple(given.overrides)
         comparison = Comparison(given.recipe, words, given.steps, given.ranks, scratch, measure_memory=True)
         every = []
-        for layout in layouts:
-            for named in variants(layout, shape, given.recompute):
-                every.append(tried(named, layout.ranks, comparison))
-                print(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}", file=sys.stderr, flush=True)
+        for layout, named in chosen:
+            every.append(tried(named, layout.ranks, comparison, given.twice))
+            print(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}", file=sys.stderr, flush=True)
         one = comparison.one([found.side for found in every if found.side is not None])
         for found in every:
             line, same = row(found, one)

@@ -1,0 +1,31 @@
+"""What the matrix's second run of a layout is held to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from paddle_dp.checkpoint.shards import TensorShard
+from paddle_dp.proof import Side
+from paddle_dp.proof.trace_files import key, write_sheet
+from tools.verify_matrix import first_change
+
+
+def side(folder: Path, gradient: float = 0.5, loss: float = 1.0, second_rank: float = 0.5) -> Side:
+    """A side of two ranks, in the recipe's own precision."""
+    for rank, value in enumerate((gradient, second_rank)):
+        shard = {key("gradient", 1, "w"): TensorShard.whole("w", np.array([value, float("nan")]))}
+        write_sheet(folder, "own", rank, shard, {"rows": [{"loss": loss}]})
+    told = {"wide": None, "differences": [], "axes": {}, "memory": 0, "parameters": 1}
+    (folder / "side.json").write_text(json.dumps(told))
+    return Side(folder, 2)
+
+
+def test_a_second_run_has_the_same_bits_or_the_first_other_one_is_named(tmp_path: Path) -> None:
+    first = side(tmp_path / "a")
+    assert first_change(first, side(tmp_path / "b")) == ""
+    assert first_change(first, side(tmp_path / "c", 0.5 + 2**-53)) == "gradient|1|w (own, rank 0)"
+    assert first_change(first, side(tmp_path / "d", second_rank=-0.5)) == "gradient|1|w (own, rank 1)"
+    assert first_change(first, side(tmp_path / "e", loss=1.5)).startswith("losses or gradient norms (own")
