@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -50,14 +51,19 @@ def built() -> Path:
     """
     if reason := why_not():
         raise RuntimeError(reason)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paddle_dp-sim"
-    folder = cache / f"{PADDLE}-{_digest()}"
+    folder = _folder()
     if not (folder / LIBRARY).exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache / "lock"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.parent / "lock"):
             if not (folder / LIBRARY).exists():
                 _build(folder)
     return folder
+
+
+def _folder() -> Path:
+    """Where the library of these sources lies, or is to lie."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paddle_dp-sim"
+    return cache / f"{PADDLE}-{_digest()}"
 
 
 def _compiler() -> str:
@@ -120,7 +126,16 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints the folder of the library, and, on standard error, how long it took where it was built now."""
     if reason := why_not():
         sys.exit(reason)
+    begun, is_new = time.perf_counter(), not (_folder() / LIBRARY).exists()
     print(built())
+    if is_new:
+        seconds = time.perf_counter() - begun
+        print(f"built the simulated accelerator in {seconds:.1f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

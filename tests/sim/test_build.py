@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -67,3 +70,37 @@ def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.M
 def test_what_the_compiler_says_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"(?i)no such file"):
         build._run("g++", "/there/is/no/such.cc")
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_without_a_compiler_its_tests_are_skipped_with_the_sentence() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "tests/sim/test_operations.py",
+    ]
+    done = subprocess.run(
+        command, cwd=build.SOURCES.parents[2], env={**os.environ, "CXX": "c++-of-nobody"}, capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 0 and "1 skipped" in done.stdout
+    assert "needs a C++ compiler, and there is no c++-of-nobody here." in done.stdout
+
+
+def test_a_build_says_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On standard error: standard output is the folder's name, for CUSTOM_DEVICE_ROOT."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_build", lambda folder: (folder.mkdir(), (folder / build.LIBRARY).touch()))
+    build.main()
+    build.main()
+    said, told = capsys.readouterr()
+    assert (
+        len(set(said.splitlines())) == 1 and Path(said.splitlines()[0]).parent == tmp_path / "paddle_dp-sim"
+    )
+    assert [line.partition(" in ")[0] for line in told.splitlines()] == ["built the simulated accelerator"]

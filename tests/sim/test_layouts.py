@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from paddle_dp.proof import Comparison, compare_sides
 from tests.jobs import comparisons_in_forks
 from tests.sim.recipes import gpt
+from tools.verify_matrix import first_change
 
 LAYOUTS = {
     "data_parallel": "strategy={use: data_parallel}",
@@ -39,11 +41,51 @@ def test_a_dozen_layouts_are_one_process(tmp_path: Path) -> None:
     assert_one_process(LAYOUTS, tmp_path)
 
 
-def assert_one_process(layouts: Mapping[str, str], tmp_path: Path) -> None:
-    comparison = Comparison(gpt(tmp_path), (), 2, 2, tmp_path, wide=False)
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "level"), itertools.product(["bfloat16", "float16"], ["O1", "O2"]))
+def test_a_dozen_layouts_are_one_process_under_autocast(
+    dtype: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without dropout, whose masks would be the largest noise within a sample: verify has to find the products' own."""
+    monkeypatch.setenv("SIM_NAME", "npu")
+    precision = f"train.precision={{dtype: {dtype}, level: {level}, scale: 256}}"
+    assert_one_process(LAYOUTS, tmp_path, precision, "model.dropout=0")
+
+
+EIGHT = {
+    "data 2, tensor 2, pipeline 2": "strategy={use: hybrid, data: 2, tensor: 2, pipeline: 2}",
+    "data 2, sharding 4, stage 3": "strategy={use: hybrid, data: 2, sharding: 4, sharding_stage: 3}",
+    "tensor 2, sequence_parallel, pipeline 2, sharding 2": "strategy={use: hybrid, tensor: 2, sequence_parallel: true, "
+    "pipeline: 2, sharding: 2, sharding_stage: 2}",
+}
+
+
+@pytest.mark.long
+def test_some_layouts_of_eight_ranks_are_one_process(tmp_path: Path) -> None:
+    assert_one_process(EIGHT, tmp_path, ranks=8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_two_runs_of_a_layout_have_the_same_bits(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIM_NAME", "npu")
+    comparison = Comparison(gpt(tmp_path), (f"train.precision={precision}",), 3, 2, tmp_path, wide=False)
+    found = {}
+    with comparisons_in_forks():
+        for i, (name, words) in enumerate(LAYOUTS.items()):
+            first, second = (comparison.many(2, [words], f"side-{i}-{turn}") for turn in (1, 2))
+            found[name] = first_change(first, second)
+    assert found == dict.fromkeys(LAYOUTS, "")
+
+
+def assert_one_process(layouts: Mapping[str, str], tmp_path: Path, *overrides: str, ranks: int = 2) -> None:
+    comparison = Comparison(gpt(tmp_path), overrides, 2, ranks, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
-            name: comparison.many(2, [words], f"side-{i}") for i, (name, words) in enumerate(layouts.items())
+            name: comparison.many(ranks, [words], f"side-{i}")
+            for i, (name, words) in enumerate(layouts.items())
         }
         one = comparison.one(list(sides.values()))
     verdicts = {name: compare_sides(one, side) for name, side in sides.items()}

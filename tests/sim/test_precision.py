@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.proof import Comparison
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
 from tests.sim.operations import OPTIMIZERS
@@ -52,19 +52,6 @@ def test_products_are_rounded_once_and_weights_have_masters(
     monkeypatch.setenv("SIM_NAME", "npu")
     (found,) = run_ranks(products, 1, dtype)
     assert found == {"product": True, "constant factor": True, **dict.fromkeys(OPTIMIZERS, True)}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_under_autocast_two_ranks_are_one_process(
-    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIM_NAME", "npu")
-    comparison = Comparison(gpt(tmp_path), (f"train.precision={dtype}",), 2, 2, tmp_path, wide=False)
-    with comparisons_in_forks():
-        sides = [comparison.many(2, [f"strategy.{axis}=2"], axis) for axis in ("data", "tensor", "pipeline")]
-        one = comparison.one(sides)
-    assert [compare_sides(one, side).sentences for side in sides if not compare_sides(one, side).same] == []
 
 
 def test_what_paddle_would_leave_in_float32_is_refused(

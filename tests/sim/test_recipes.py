@@ -1,0 +1,49 @@
+"""The shipped recipes train on devices, with all their callbacks, and learn there what they learn on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+from tests.test_configs import RECIPES, SMALLER, ranks_of, train
+
+# Those over files that nobody has here, and those whose models take minutes on the host's processor.
+ELSEWHERE = ("gpt_345m", "gpt_1_3b", "gpt_6_7b", "llama_7b", "resnet50_imagenet", "resnet50_flowers102")
+HERE = [path for path in RECIPES if path.stem not in ELSEWHERE]
+TEXTS = ["train.batch=8", "model.width=32"]
+
+
+def smaller(path: Path, texts: Path) -> list[str]:
+    """What makes two steps of a recipe take seconds."""
+    if path.stem in SMALLER:
+        return SMALLER[path.stem]
+    return [*TEXTS, f"dataset.path={texts}"] if "limit:" in path.read_text() else ["train.batch=50"]
+
+
+def trained(path: Path, folder: Path) -> list[float]:
+    """The losses of two steps, on as many ranks as the recipe's header says."""
+    texts = folder.with_suffix(".py")
+    texts.write_text(Path(__file__).read_text() * 6)
+    words = [f"output_dir={folder}", "train.length=2 steps", *smaller(path, texts)]
+    ranks = 1 if path.stem.endswith("_single") else ranks_of(path)
+    run_ranks(train, ranks, f"configs/{path.name}", words, timeout=300)
+    told = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (last,) = [entry for entry in told if entry.get("event") == "end"]
+    assert last["step"] == 2
+    return [entry["loss"] for entry in told if "loss" in entry]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", [path for path in HERE if ranks_of(path) <= 4], ids=lambda path: path.stem)
+def test_a_recipe_learns_on_the_device_what_it_learns_on_the_cpu(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = trained(path, tmp_path / "device")
+    monkeypatch.delenv("CUSTOM_DEVICE_ROOT")
+    here = trained(path, tmp_path / "cpu")
+    assert here
+    np.testing.assert_allclose(there, here, rtol=1e-5)
