@@ -84,9 +84,8 @@ def test_without_a_compiler_its_tests_are_skipped_with_the_sentence() -> None:
         "no:cacheprovider",
         "tests/sim/test_operations.py",
     ]
-    done = subprocess.run(
-        command, cwd=build.SOURCES.parents[2], env={**os.environ, "CXX": "c++-of-nobody"}, capture_output=True, text=True
-    )  # fmt: skip
+    without = {**os.environ, "CXX": "c++-of-nobody"}
+    done = subprocess.run(command, cwd=build.SOURCES.parents[2], env=without, capture_output=True, text=True)
     assert done.returncode == 0 and "1 skipped" in done.stdout
     assert "needs a C++ compiler, and there is no c++-of-nobody here." in done.stdout
 
