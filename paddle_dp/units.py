@@ -19,7 +19,8 @@ AboveZero = Annotated[float, Gt(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 
-_NUMBER_UNIT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+_NUMBER = r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+_NUMBER_UNIT = re.compile(rf"{_NUMBER}\s*([A-Za-z]*)\s*")
 
 
 def _split(text: object, units: dict[str, Any], example: str) -> tuple[float, Any]:
@@ -44,6 +45,7 @@ class Quantity:
     """Base: pydantic reads the quantity from text and writes it back as text."""
 
     example: ClassVar[str]
+    _units: ClassVar[dict[str, Any]]
 
     @classmethod
     def parse(cls, text: Any) -> Any:
@@ -59,7 +61,12 @@ class Quantity:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
-        return {"type": "string", "examples": [cls.example]}
+        return {"type": "string", "examples": [cls.example], "pattern": f"^{cls.pattern()}$"}
+
+    @classmethod
+    def pattern(cls) -> str:
+        """A regular expression, for editors, of every text that `parse` may take."""
+        return rf"{_NUMBER}\s*({'|'.join(cls._units)})\s*"
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,10 @@ class Every(Length):
         if count < 1 or count != int(count):
             raise ValueError(f"'{text}': give a whole number of steps or epochs, 1 or more")
         return cls(count, unit)
+
+    @classmethod
+    def pattern(cls) -> str:
+        return rf"\s*(every )?{super().pattern()}"
 
     def due_at_step(self, step: int) -> bool:
         """Whether it is due after update `step` (counted from 1)."""
@@ -190,6 +201,10 @@ class Recompute(Quantity):
         if word not in words and not match:
             raise ValueError(f"'{text}' is not one of none, full, selective, '{cls.example}'")
         return cls(int(match[1])) if match else words[word]
+
+    @classmethod
+    def pattern(cls) -> str:
+        return rf"\s*(none|full|selective|{cls._every.pattern})\s*"
 
     def __str__(self) -> str:
         if self.attention:

@@ -47,9 +47,11 @@ class OnShelf:
         return core_schema.with_info_plain_validator_function(self._read, serialization=settings)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """One object for each part of the shelf, chosen by `use`; a dotted name may have any settings."""
-        dotted = {"type": "object", "required": ["use"], "properties": {"use": {"pattern": r"\."}}}
-        return {"anyOf": [*(self._describe(name) for name in names(self.shelf)), dotted]}
+        """An object whose `use` decides which other keys it has; with a dotted name it may have any."""
+        known = names(self.shelf)
+        use = {"anyOf": [{"enum": known}, {"type": "string", "pattern": r"\."}]}
+        chosen = [{"if": _uses(name), "then": self._describe(name)} for name in known]
+        return {"type": "object", "required": ["use"], "properties": {"use": use}, "allOf": chosen}
 
     def _read(self, value: Any, info: core_schema.ValidationInfo) -> Part:
         if isinstance(value, Part):
@@ -73,3 +75,7 @@ class OnShelf:
             "properties": {"use": use, **described.get("properties", {})},
             "required": ["use", *described.get("required", [])],
         }
+
+
+def _uses(name: str) -> dict[str, Any]:
+    return {"properties": {"use": {"const": name}}, "required": ["use"]}

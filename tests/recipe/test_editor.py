@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from paddle_dp.part import SHELVES, names
 from paddle_dp.recipe import json_schema
+from paddle_dp.units import Bytes, Duration, Every, Length, Recompute
 
 
 @pytest.fixture(scope="module")
@@ -15,18 +17,55 @@ def schema() -> dict[str, Any]:
     return json_schema()
 
 
-def variants(schema: dict[str, Any], key: str) -> list[dict[str, Any]]:
+def described(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    """The schema of one part of a shelf."""
     found = schema["properties"][key]
     found = found.get("items", found)
-    options = found["anyOf"]
-    return [inner for option in options for inner in option.get("anyOf", [option])]
+    return next(option for option in found.get("anyOf", [found]) if "allOf" in option)
+
+
+def variants(schema: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """What each `use` of the shelf asks for, by JSON Schema's own rule: the `then` of every `if` that holds."""
+    part = described(schema, key)
+    uses = part["properties"]["use"]["anyOf"][0]["enum"]
+    chosen = [
+        [c["then"] for c in part["allOf"] if c["if"]["properties"]["use"]["const"] == use] for use in uses
+    ]
+    assert all(len(found) == 1 for found in chosen) and all(
+        c["if"]["required"] == ["use"] for c in part["allOf"]
+    )
+    return [found[0] for found in chosen]
 
 
 @pytest.mark.parametrize("shelf", SHELVES)
-def test_every_part_is_a_variant(schema: dict[str, Any], shelf: str) -> None:
+def test_use_decides_the_other_keys(schema: dict[str, Any], shelf: str) -> None:
     key = "callbacks" if shelf == "callbacks" else SHELVES[shelf]
-    uses = [v["properties"]["use"].get("const") for v in variants(schema, key) if "properties" in v]
-    assert set(uses) - {None} == set(names(shelf))
+    assert described(schema, key)["required"] == ["use"]
+    assert [v["properties"]["use"]["const"] for v in variants(schema, key)] == names(shelf)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (
+            Length,
+            ["20 steps", "1 epoch", "0.5 epochs", "1_000 steps"],
+            ["20 stpes", "20", "steps", "every 2 steps"],
+        ),
+        (Every, ["50 steps", "every 2 epochs"], ["every steps", "evry 2 epochs"]),
+        (Bytes, ["25 MB", "1e3B"], ["25 mb", "25"]),
+        (Duration, ["120 s", "2 h"], ["2 hours", "120"]),
+        (Recompute, ["none", "full", "every 2 blocks", "every 1 block"], ["every 0 blocks", "all"]),
+    ],
+)
+def test_an_editor_knows_a_quantity_from_a_slip(kind: Any, right: list[str], wrong: list[str]) -> None:
+    pattern = re.compile(kind.__get_pydantic_json_schema__(None, None)["pattern"])
+    for text in right:
+        assert pattern.search(text) and kind.parse(text)
+    for text in wrong:
+        assert not pattern.search(text)
+        with pytest.raises(ValueError, match=r"quantity|is not one of"):
+            kind.parse(text)
 
 
 def test_a_variant_tells_help_settings_and_what_is_needed(schema: dict[str, Any]) -> None:
