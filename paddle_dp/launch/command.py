@@ -214,7 +214,7 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
 
 
 def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
-    """The line printed at the start: ranks, threads, MKL's switch and `what`, the run folder."""
+    """The line printed at the start: ranks, threads and `what`, the run folder."""
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
     if plan.nodes > 1:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"
@@ -223,8 +223,4 @@ def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
     words = [f"{ranks} on {where}"]
     if threads:
         words.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
-    if "MKL_DEBUG_CPU_TYPE" in variables and not plan.devices:
-        words.append(
-            f"MKL_DEBUG_CPU_TYPE={variables['MKL_DEBUG_CPU_TYPE']} (PADDLE_DP_MKL=off leaves it out)"
-        )
     return " · ".join([*words, str(what)])

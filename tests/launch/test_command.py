@@ -112,8 +112,7 @@ def test_a_plugin_s_devices_are_seen_by_those_who_use_them():
 
 def test_one_line_says_how_it_runs():
     line = headline(plan(), environment(plan(), {}), Path("runs/x"))
-    assert line.startswith("2 ranks on CPU · 4 threads each · MKL_DEBUG_CPU_TYPE=7 (")
-    assert line.endswith(" · runs/x") and "\n" not in line
+    assert line == "2 ranks on CPU · 4 threads each · runs/x"
     assert headline(plan(GPU, devices=("0", "2")), {}, Path("r")) == "2 ranks on GPU 0,2 · r"
     assert headline(plan(nodes=3, node_rank=1), {}, Path("r")) == "node 1 of 3, 2 ranks here on CPU · r"
     assert "1 thread ·" in headline(plan(ranks=1), {"OMP_NUM_THREADS": "1"}, Path("r"))

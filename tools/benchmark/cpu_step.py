@@ -1,0 +1,136 @@
+"""Measures what paddle-dp does for a step on CPUs, one thing after another, on three shipped models.
+
+    python tools/benchmark/cpu_step.py
+    python tools/benchmark/cpu_step.py --rounds 5 --models mlp,gpt
+
+Each measurement is a process of its own, for MKL and malloc read their variables when they are loaded; all take turns,
+round after round, in one thread. It prints the median over the rounds of a step's CPU time in milliseconds (forward,
+backward and AdamW), and of the ratio to Paddle as it comes within a round, which other programs hardly change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.launch.command import MALLOC
+from paddle_dp.launch.machine import mkl_type
+
+MKL = {"MKL_DEBUG_CPU_TYPE": kind} if (kind := mkl_type()) else {}
+# Each adds one thing to the one before: (what the table calls it, the process's variables, what the model does).
+STAGES: list[tuple[str, dict[str, str], tuple[str, ...]]] = [
+    ("Paddle as it comes", {}, ()),
+    ("MKL told what the processor can do", MKL, ()),
+    ("malloc keeps memory", {**MKL, **MALLOC}, ()),
+    ("attention moves heads in memory", {**MKL, **MALLOC}, ("attention",)),
+    ("biases learned by a product", {**MKL, **MALLOC}, ("attention", "biases")),
+]
+MODELS = ("mlp", "resnet", "gpt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], epilog="All of it: see this file's beginning."
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12, help="of each process; the first two do not count")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        model, *done = given.measure.split(",")
+        print(measure(model, tuple(done), given.steps))
+        return
+    for line in table(given.models.split(","), given.rounds, given.steps):
+        print(line, flush=True)
+
+
+def table(models: list[str], rounds: int, steps: int) -> Iterator[str]:
+    """A row for each stage, a column for each model: milliseconds and ratio."""
+    taken: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        for model in models:
+            for name, variables, done in STAGES:
+                taken.setdefault((model, name), []).append(in_process(model, variables, done, steps))
+    yield f"| a step in ms, and its share of the first row's | {' | '.join(models)} |"
+    yield "|---" * (1 + len(models)) + "|"
+    for name, _, _ in STAGES:
+        cells = []
+        for model in models:
+            own, first = taken[model, name], taken[model, STAGES[0][0]]
+            share = statistics.median(a / b for a, b in zip(own, first, strict=True))
+            cells.append(f"{statistics.median(own):.1f} ({share:.2f})")
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def in_process(model: str, variables: dict[str, str], done: tuple[str, ...], steps: int) -> float:
+    kept = {name: value for name, value in os.environ.items() if name not in (*MALLOC, "MKL_DEBUG_CPU_TYPE")}
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        __file__,
+        "--measure",
+        ",".join((model, *done)),
+        "--steps",
+        str(steps),
+    ]
+    env = {**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **variables}
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=600).stdout
+    return float(said.split()[-1])
+
+
+def measure(name: str, done: tuple[str, ...], steps: int) -> float:
+    """The median CPU time of a step in milliseconds, in this process."""
+    import paddle
+    import paddle.nn.functional as F
+
+    from models import _attention
+    from paddle_dp.parallel.bias_on_cpu import quick_biases
+
+    if "attention" not in done:
+        _attention._strided_copies_are_slow = lambda x: False
+    paddle.seed(0)
+    model, inputs, targets = task(name)
+    if "biases" in done:
+        quick_biases(model)
+    optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
+    taken = []
+    for _ in range(steps):
+        began = time.process_time()
+        scores = model(inputs)
+        F.cross_entropy(scores.reshape([-1, scores.shape[-1]]), targets.reshape([-1])).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        taken.append(time.process_time() - began)
+    return 1000 * statistics.median(taken[2:])
+
+
+def task(name: str) -> tuple[Any, Any, Any]:
+    """A model, and inputs and targets for one batch."""
+    import paddle
+    from paddle import nn
+
+    if name == "mlp":
+        layers = [nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10)]
+        return nn.Sequential(*layers), paddle.randn([128, 256]), paddle.randint(0, 10, [128])
+    if name == "resnet":
+        model = paddle.vision.models.resnet18(num_classes=10)
+        return model, paddle.randn([16, 3, 64, 64]), paddle.randint(0, 10, [16])
+    from models import gpt
+
+    model = gpt.GPT(gpt.Config(width=256, depth=4, heads=8, length=128))
+    return model, paddle.randint(0, 256, [8, 128]), paddle.randint(0, 256, [8, 128])
+
+
+if __name__ == "__main__":
+    main()
