@@ -6,9 +6,11 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
@@ -112,7 +114,22 @@ def interface_of(address: str) -> str | None:
                 continue
             if answer[20:24] == wanted:
                 return name
-    return None
+    try:
+        return routed(address, Path("/proc/net/route").read_text())
+    except OSError:
+        return None
+
+
+def routed(address: str, table: str) -> str | None:
+    """The interface whose network `address` is in, by the kernel's routing table: also of a second address, of which
+    the interface itself does not tell. Gateways do not count: there the address is somebody else's."""
+    number, found = int.from_bytes(socket.inet_aton(address), sys.byteorder), {}
+    for line in table.splitlines()[1:]:
+        name, network, gateway, *_, mask = line.split()[:8]
+        network_, mask_ = int(network, 16), int(mask, 16)
+        if not int(gateway, 16) and mask_ and number & mask_ == network_:
+            found[bin(mask_).count("1")] = name
+    return found[max(found)] if found else None
 
 
 @contextmanager

@@ -68,7 +68,25 @@ def test_a_name_without_an_address_is_a_sentence(monkeypatch):
 
 
 def test_an_address_that_nobody_holds_has_no_interface():
-    assert interface_of("192.0.2.1") is None
+    assert interface_of("198.51.100.1") is None
+
+
+TABLE = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0
+ib0\t0000080A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+eth1\t0000A8C0\t010000C0\t0003\t0\t0\t0\t0000FFFF\t0\t0\t0
+"""
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes this table in its own byte order")
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [("10.0.0.7", "eth0"), ("10.8.3.1", "ib0"), ("192.168.1.2", None), ("172.16.0.1", None)],
+)
+def test_a_second_address_is_found_by_its_network(address, interface):
+    """The narrowest network counts, and none behind a gateway."""
+    assert network.routed(address, TABLE) == interface
 
 
 def test_a_block_of_ports_is_held_until_it_is_let_go():
