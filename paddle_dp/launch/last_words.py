@@ -49,9 +49,11 @@ def again(outcome: Outcome, plan: Plan, then: Again, where: str) -> None:
     )
 
 
-def resized(plan: Plan, where: str) -> None:
-    """A line: an attempt has stopped for another number of ranks."""
-    say(f"goes on from {where} on {plan.ranks} rank{'s' * (plan.ranks != 1)}")
+def resized(plan: Plan, where: str, nodes: Sequence[int] = ()) -> None:
+    """A line: where an attempt begins that may have another number of ranks, and on how many of which `nodes`."""
+    ranks = plan.ranks * plan.nodes
+    on = f" of node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}" if nodes else ""
+    say(f"goes on from {where} on {ranks} rank{'s' * (ranks != 1)}{on}")
 
 
 def answer(

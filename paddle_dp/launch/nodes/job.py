@@ -63,7 +63,10 @@ def run(given: NodeJob) -> int:
         signals = stack.enter_context(Signals())
         if number == 0:
             stack.enter_context(Server(Rendezvous(given.limits), address, key))
-        member = stack.enter_context(Membership(address, card, key))
+            own = address
+        else:  # by its name: node 0's machine may return with another number
+            own = network.parts(str(job.master))
+        member = stack.enter_context(Membership(own, card, key))
         node = _Node(given=given, member=member, meeting=meeting, signals=signals, offer=offer)
         return node.run()
 
@@ -189,6 +192,8 @@ class _Node:
             if not self.begun:
                 self.started = time.monotonic()
                 last_words.announce(plan, environment(plan, self.given.inherited), self.logs)
+            else:
+                last_words.resized(plan, message["where"], numbers)
             self.begun, self.plan = True, plan
             point = Point(resume=message["resume"], step=message["step"], where=message["where"])
             several = len(numbers) > 1

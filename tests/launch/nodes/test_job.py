@@ -174,7 +174,7 @@ def test_all_stop_when_one_is_asked_to(play):
     assert job.end() == {0: 75, 1: 75}
 
 
-def test_a_job_grows_when_a_node_comes_later(play):
+def test_a_job_grows_when_a_node_comes_later(play, capsys):
     job = play(least=1, rejoin=0.1)
     job.start(0, waits, works)
     while not job.seen:
@@ -183,6 +183,7 @@ def test_a_job_grows_when_a_node_comes_later(play):
     assert job.end() == {0: 0, 1: 0}
     assert job.seen[0] == (0, 0, 1, 1, None)
     assert sorted(job.seen[1:]) == [(0, 0, 2, 1, None), (1, 1, 2, 1, None)]
+    assert "goes on from the beginning on 2 ranks of nodes 0, 1" in capsys.readouterr().err
 
 
 def test_a_node_that_nobody_joins_says_so(play, capsys):
