@@ -95,7 +95,9 @@ class Membership:
         except BrokenLineError as broken:
             return str(broken) if self._is_in else None
         except (KeyError, TypeError, ValueError) as error:
-            self._refuse(f"it says what nobody here understands ({error!r}): is its paddle-dp of another version?")
+            self._refuse(
+                f"it says what nobody here understands ({error!r}): is its paddle-dp of another version?"
+            )
             return None
         finally:
             self.connected = False
