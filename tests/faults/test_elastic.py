@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddle_dp.proof.certified import checked
+from paddle_dp.train.certificate import read
 from tests.faults.slow_run import RECIPE, are_right, at_step, losses, right_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -43,6 +45,11 @@ def compare(out: Path, alone: Path, right: dict[str, np.ndarray], steps: int = 3
     for step in (1, *(steps * n // 5 for n in range(1, 6))):
         print(f"step {step}: {theirs[step]:.7f} on 1 rank, {mine[step]:.7f} on {path}")
     assert difference < 1e-6 and last < 1e-6
+    certificate = read(out)
+    assert [attempt["ranks"] for attempt in certificate["attempts"]] == sizes(out)
+    checks = [*checked(certificate, out)]
+    assert all(good for good, _ in checks), checks
+    assert sum("went on with the same weights" in line for _, line in checks) == len(sizes(out)) - 1, checks
 
 
 def test_four_two_three_four(start, alone, right):

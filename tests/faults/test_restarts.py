@@ -37,7 +37,7 @@ def test_a_failure_that_repeats_is_given_up_at_the_third_time(start, found, deed
     causes = re.findall(rf"^attempt-00[12] failed: {words}", complained, re.MULTILINE)
     gave_up = "the same failure three times after step 6, with no new checkpoint in between." in complained
     fault = f"--restarts 9, rank 1 of 2: {deed} in three attempts"
-    found(fault, job.seconds_from_fault(), gave_up, phase="forward")
+    found(fault, job.seconds_from_fault(), gave_up, phase="forward", job=job)
     assert ended == status and len(causes) == 2 and gave_up and not job.left(), complained
     for number in (1, 2):
         assert re.search(again("step 4", number, 9), complained), complained
@@ -57,6 +57,7 @@ def test_the_only_rank_starts_again_until_the_budget_is_spent(start, found):
         job.seconds_from_fault(),
         bool(named),
         phase="forward",
+        job=job,
     )
     assert ended == 137 and named and not job.left(), complained
     assert "not started again: 3 restarts were spent without a new checkpoint." in complained
@@ -76,7 +77,9 @@ def test_an_interrupt_during_the_wait_ends_it_at_once(start, found):
     begun = time.monotonic()
     status, _, complained = job.finish(timeout=20)
     named = "ended by SIGINT: no process is left." in complained
-    found("--restarts: Ctrl-C before the third attempt", time.monotonic() - begun, named, phase="start")
+    found(
+        "--restarts: Ctrl-C before the third attempt", time.monotonic() - begun, named, phase="start", job=job
+    )
     assert status == 130 and named and not job.left(), complained
     assert re.search(again("the beginning", 2, 9), complained) and time.monotonic() - begun < 2, complained
     assert len(list(job.out.glob("logs/attempt-*"))) == 2
