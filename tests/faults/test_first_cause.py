@@ -90,7 +90,8 @@ def test_the_main_rank_is_killed_in_any_phase(start, found, phase):
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGHUP])
 def test_a_launcher_that_sleeps_or_is_told_to_hang_up(start, found, number):
     """Stopped, it is missed by nobody, and the training ends well; by SIGHUP it is ended as by any signal."""
-    job = start("train", recipe=RECIPE, overrides=["train.length=2000 steps"])
+    overrides = ["train.length=2000 steps", "callbacks=[{use: checkpoint, every: 500 steps}]"]
+    job = start("train", recipe=RECIPE, overrides=overrides)
     pids = job.training_pids(2)
     launcher, begun = psutil.Process(pids[0]).ppid(), time.monotonic()
     os.kill(launcher, number)
