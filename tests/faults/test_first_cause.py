@@ -61,8 +61,8 @@ def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
 # Where rank 0 is killed: its phase, and the words of FAULT. At step 6, or at the checkpoint or evaluation after it.
 PHASES = {
     "data": "data", "exchange": "exchange", "update": "update", "evaluate": "evaluate", "callbacks": "callback-step",
-    "checkpoint: begins to write": "checkpoint", "checkpoint: has written half a file": "writing",
-    "checkpoint: all is written, and not yet in place": "renaming", "callbacks: the last epoch is over": "callback-end",
+    "checkpoint, before it writes": "checkpoint", "checkpoint, half a file written": "writing",
+    "checkpoint, written and not yet in place": "renaming", "callbacks, after the last update": "callback-end",
     "end": "atexit",
 }  # fmt: skip
 
