@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train.stopping import EVERY, MOST, StopRequests
+from tests.ranks import run_ranks
 
 
 class Pair:
@@ -36,6 +39,28 @@ class Pair:
                 rank._meets, rank._met = meets, met
             return [rank.due(step) for rank in self.ranks]
         return [None, None]
+
+
+def interrupted_at_the_store() -> list[int]:
+    """Rank 0 gets a SIGTERM while it waits at Paddle's store for rank 1; what each has been asked."""
+    from paddle_dp.mesh import join
+
+    mesh = join()
+    with StopRequests(mesh) as requests:
+        mesh.wait("begin")
+        if mesh.rank == 0:
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            mesh._store.wait("late")
+        else:
+            time.sleep(0.8)
+            mesh._store.set("late", "here")
+        mesh.wait("end")
+        return [requests.asked, requests.times]
+
+
+@pytest.mark.long
+def test_a_signal_does_not_end_a_wait_at_paddles_store():
+    assert run_ranks(interrupted_at_the_store, 2) == [[signal.SIGTERM, 1], [0, 0]]
 
 
 class _OfTwo(Mesh):
