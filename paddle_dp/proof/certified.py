@@ -46,7 +46,7 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     for interval in wanted:
         same = train_again(interval.cut(steps), content, run)
         good = good and same
-    if not wanted:
+    if not wanted and content["replay"]:
         print(f"any step again, on one process: {content['replay']}")
     return GOOD if good else BAD
 

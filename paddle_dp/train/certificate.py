@@ -65,7 +65,7 @@ class CertificateWriter(Callback):
         self.content = {
             "format": FORMAT, "name": self.run.name, "steps": moment.trainer.total_steps,
             "data": data_digests(identity.data), "attempts": [*before.get("attempts", ()), attempt],
-            "replay": f"paddle-dp certificate {shlex.quote(str(self.run.folder))} --step STEP",
+            "replay": None if self.run.recipe is None else replay_command(self.run.folder),
         }  # fmt: skip
         self._write()
 
@@ -132,6 +132,11 @@ class CertificateWriter(Callback):
             if not self._warned:
                 print(f"{self.path} was not written: {error.strerror}.", file=sys.stderr, flush=True)
             self._warned = True
+
+
+def replay_command(folder: Path) -> str:
+    """What trains any step of the run again, on one process."""
+    return f"paddle-dp certificate {shlex.quote(str(folder))} --step STEP"
 
 
 def read(folder: Path) -> Content:
