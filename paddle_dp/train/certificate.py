@@ -31,6 +31,7 @@ from paddle_dp.train.state import model_shards
 
 NAME = "certificate.json"
 FORMAT = 1
+DONE = "done"
 _BITS = 16  # bytes of a digest
 VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # on which the bits depend: how products are summed
 _UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device")  # they decide no number
@@ -94,7 +95,7 @@ class CertificateWriter(Callback):
 
     def end(self, moment: Moment) -> None:
         stopped = moment.trainer.stopped
-        self._close(moment, f"stopped: {stopped}" if stopped else "done")
+        self._close(moment, f"{DONE}: {stopped}" if stopped else DONE)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
         self._close(moment, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
@@ -113,14 +114,16 @@ class CertificateWriter(Callback):
         return attempt
 
     def _before(self) -> Content:
-        """The certificate that this attempt goes on with: this folder's, or that of the run whose checkpoint it has."""
-        if self.run.resumed is None:
-            return {}
-        for folder in (self.run.folder, self.run.resumed.folder.parent.parent):
+        """The certificate that this attempt goes on with: this folder's, or that of the run whose checkpoint it has. One
+        that begins anew goes on with that of an attempt which failed: a new run has a folder of its own."""
+        resumed = self.run.resumed
+        for folder in (self.run.folder, *([] if resumed is None else [resumed.folder.parent.parent])):
             try:
-                return read(folder)
+                content = read(folder)
             except (OSError, ValueError):
                 continue
+            if resumed is not None or not str(content["attempts"][-1]["why"]).startswith(DONE):
+                return content
         return {}
 
     def _write(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from paddle_dp.checkpoint import load
 from paddle_dp.launch.command import Job
 from paddle_dp.train import certificate
-from paddle_dp.train.certificate import attempt_of, digests_are, go_back, read, saves
+from paddle_dp.train.certificate import CertificateWriter, attempt_of, digests_are, go_back, read, saves
 from tests.jobs import run_in_forks
 
 RECIPE = """
@@ -96,3 +97,18 @@ def test_a_changed_certificate_is_refused(tmp_path):
     path.write_text(path.read_text().replace('"to": 4', '"to": 5'))
     with pytest.raises(ValueError, match="changed after it was written"):
         read(tmp_path)
+
+
+def test_an_attempt_that_failed_before_its_first_checkpoint_is_kept(tmp_path):
+    run = SimpleNamespace(folder=tmp_path, resumed=None)
+    content = {"format": certificate.FORMAT, "attempts": [{**attempt(0, 3), "why": None}]}
+    path = tmp_path / certificate.NAME
+    for why, kept in (
+        (None, True),
+        ("LostPeerError: rank 1", True),
+        ("done", False),
+        ("done: no better", False),
+    ):
+        content["attempts"][0]["why"] = why
+        path.write_text(json.dumps({**content, "digest": certificate.own_digest(content)}))
+        assert CertificateWriter(run)._before() == (content if kept else {})  # type: ignore[arg-type]
