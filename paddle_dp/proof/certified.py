@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -100,9 +101,12 @@ def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
             yield False, str(error)
             continue
         yield same, f"{path}: {'the bits are' if same else 'the bits are NOT'} those that were saved"
-    for before, after in zip(content["attempts"], content["attempts"][1:], strict=False):
-        if (saved := next((s for s in before["saved"] if s["step"] == after["from"]), None)) is not None:
-            same = saved.get("model") == after["weights"]
+    known: dict[int, str] = {}
+    for before, after in itertools.pairwise(content["attempts"]):
+        known[before["from"]] = before["weights"]
+        known |= {saved["step"]: saved["model"] for saved in before["saved"] if "model" in saved}
+        if after["from"] in known:
+            same = known[after["from"]] == after["weights"]
             yield (
                 same,
                 f"step {after['from']}: {_sizes(before, after)} with {'the same' if same else 'OTHER'} weights",

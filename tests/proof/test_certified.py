@@ -98,3 +98,20 @@ def flip_last_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
+
+
+def test_each_attempt_begins_with_the_weights_that_were_there(tmp_path):
+    def attempt(begin: int, weights: str, **saved: str) -> dict:
+        rows = [{"step": int(step[1:]), "model": digest} for step, digest in saved.items()]
+        return {"from": begin, "to": begin, "weights": weights, "saved": rows, "ranks": 2}
+
+    attempts = [
+        attempt(0, "a"),
+        attempt(0, "a", s4="b"),
+        attempt(4, "b"),
+        attempt(4, "b", s8="c"),
+        attempt(8, "d"),
+    ]
+    found = [*certified.checked({"attempts": attempts}, tmp_path)]
+    assert [good for good, _ in found] == [True, True, True, False]
+    assert found[-1][1] == "step 8: 2 ranks stopped, 2 ranks went on with OTHER weights"
