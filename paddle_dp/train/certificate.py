@@ -114,8 +114,10 @@ class CertificateWriter(Callback):
         return attempt
 
     def _before(self) -> Content:
-        """The certificate that this attempt goes on with: this folder's, or that of the run whose checkpoint it has. What
-        begins anew goes on with that of an attempt which failed: a new run has a folder of its own."""
+        """The certificate that this attempt goes on with: this folder's, or that of the run whose checkpoint it has.
+
+        One that begins anew goes on with that of an attempt which failed: a new run has a folder of its own.
+        """
         resumed = self.run.resumed
         for folder in (self.run.folder, *([] if resumed is None else [resumed.folder.parent.parent])):
             try:
