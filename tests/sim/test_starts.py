@@ -81,6 +81,18 @@ def test_a_layout_starts_ten_times(layout: str) -> None:
     started(layout, TIMES)
 
 
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("layout", ["data_parallel, 2 ranks", "pipeline 2", "tensor 2 × pipeline 2"])
+def test_on_a_slow_link_no_rank_leaves_with_what_it_was_sending(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training ends with exchanges that every rank reads. A rank that left before would end the others' last one."""
+    monkeypatch.setenv("SIM_LATENCY", "0.03")
+    monkeypatch.setenv("SIM_BANDWIDTH", "3e6")
+    start(layout, tmp_path)
+
+
 def main(times: int, names: list[str]) -> int:
     os.environ["CUSTOM_DEVICE_ROOT"] = str(built())
     print(
