@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Task
+from paddle_dp.parallel import Learner, Task
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
 from paddle_dp.proof.shares import short
+from paddle_dp.proof.watched import taken
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
 from paddle_dp.train.assemble import Assembly
@@ -54,14 +56,24 @@ class Watch(Callback):
     def __init__(self, samples: Few, mesh: Mesh):
         self.samples, self.mesh = samples, mesh
         self.rows: list[dict[str, Any]] = []
+        self._read: list[int] = []  # for the batch that is learned from
+
+    def watch(self, learner: Learner) -> None:
+        """Takes the samples of each batch that the learner gets."""
+        train_batch = learner.train_batch
+
+        def watched(batch: Batch, *given: Any, **named: Any) -> Any:
+            self._read = taken(self.samples.read, sum(len(part.targets) for part in batch.micro_batches))
+            return train_batch(batch, *given, **named)
+
+        learner.train_batch = watched  # type: ignore[method-assign]
 
     def start(self, moment: Moment) -> None:
         self.samples.read.clear()  # some were read to compare the ranks' data sets
 
     def step(self, moment: Moment) -> None:
         numbers = moment.numbers
-        read = sorted({n for some in self.mesh.gather(list(self.samples.read)) for n in some})
-        self.samples.read.clear()
+        read = sorted({n for some in self.mesh.gather(self._read) for n in some})
         told = {name: numbers[name] for name in TOLD if name in numbers}
         self.rows.append({"step": moment.progress.step, "read": read, **told})
 
@@ -149,6 +161,7 @@ class Rehearsal:
         trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)
         watch = watches[0]
         assert isinstance(watch, Watch)
+        watch.watch(trainer.learner)
         return trainer, watch
 
     def _told(self, trainer: Trainer, watch: Watch) -> dict[str, Any]:

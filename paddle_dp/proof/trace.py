@@ -141,6 +141,7 @@ class Side:
             yield from loader.read(0)
             return
         for start in sorted({0, loader.batches - 1}):
+            self.chosen.read.clear()  # of what the loader read ahead
             yield next(loader.read(0, start))
 
     def run(self, name: str, precision: Precision) -> None:

@@ -158,9 +158,7 @@ class Watched:
             [len(m.targets) for m in batch.micro_batches],
             [m.samples for m in batch.micro_batches],
         )
-        asked = self.side.chosen.read
-        read = _counting(asked[-sum(rows) :], rows, counted)
-        asked.clear()
+        read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)
         self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
         with self.hooks or nullcontext():
             self.learner.train_batch(self._in_order(batch), collect_metrics=True)
@@ -186,6 +184,14 @@ class Watched:
             self.seen.broken[step] = min(bad, key=self.seen.order.index)
         if self.wide:
             self.seen.outputs |= {key("output", step, name): sums[back] for name, sums in found.items()}
+
+
+def taken(read: list[int], rows: int) -> list[int]:
+    """The first `rows` numbers of samples that were read, which it removes: on an accelerator the loader has read those
+    of the next batch, too."""
+    first = read[:rows]
+    del read[:rows]
+    return first
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.proof.rehearsed import Rehearsals
 from tests.jobs import comparisons_in_forks
 from tests.sim.recipes import gpt
 from tools.verify_matrix import first_change
@@ -78,6 +79,26 @@ def test_two_runs_of_a_layout_have_the_same_bits(
             first, second = (comparison.many(2, [words], f"side-{i}-{turn}") for turn in (1, 2))
             found[name] = first_change(first, second)
     assert found == dict.fromkeys(LAYOUTS, "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["tensor 2", "pipeline 2", "sharding 2, stage 3"])
+def test_a_training_is_rehearsed_on_the_device(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader reads a batch ahead; what is said of each step's samples is true all the same."""
+    read = {}
+    for place in ("device", "cpu"):
+        (folder := tmp_path / place).mkdir()
+        comparison = Comparison(gpt(folder), (), 3, 2, folder, wide=False, rehearse=True)
+        with comparisons_in_forks():
+            many = comparison.many(2, [LAYOUTS[layout]])
+            one = comparison.one([many])
+        assert Rehearsals.read(one.folder, many.folder, 2).first_difference() is None
+        own = [side.trace("own") for side in (one, many)]
+        read[place] = [[row["read"] for row in trace.facts["rows"]] for trace in own if trace is not None]
+        monkeypatch.delenv("CUSTOM_DEVICE_ROOT", raising=False)
+    assert read["device"] == read["cpu"] and len(read["cpu"]) == 2
 
 
 def assert_one_process(layouts: Mapping[str, str], tmp_path: Path, *overrides: str, ranks: int = 2) -> None:
