@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -43,14 +45,41 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
         yield from (view[i : i + _CHUNK] for i in range(0, len(view), _CHUNK))
 
 
-def digest_of(path: Path) -> Digest:
-    """The size and checksum of a file, by reading it. Raises OSError for a link: it may lead out of the folder."""
-    size = crc = 0
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
-        buffer = memoryview(bytearray(_CHUNK))
+def open_regular(path: Path) -> io.FileIO:
+    """A file, open for reading, unbuffered.
+
+    Raises OSError for a link, which may lead out of the folder, and for a pipe or a device, which may have no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return io.FileIO(descriptor)
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a file. Raises what `open_regular` raises, and OSError for one of more than `most` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and {most} at most are expected", str(path))
+        return file.read(size)
+
+
+def digest_of(path: Path, size: int | None = None) -> Digest:
+    """The size and checksum of a file, by reading it, unless its size is not the expected one: then the checksum is 0.
+
+    Raises what `open_regular` raises.
+    """
+    found = crc = 0
+    with open_regular(path) as file:
+        there = os.fstat(file.fileno()).st_size
+        if size is not None and there != size:
+            return Digest(there, 0)
+        buffer = bytearray(_CHUNK)
         while count := file.readinto(buffer):
-            crc, size = zlib.crc32(buffer[:count], crc), size + count
-    return Digest(size, crc)
+            crc, found = zlib.crc32(memoryview(buffer)[:count], crc), found + count
+    return Digest(found, crc)
 
 
 def flush_folder(folder: Path) -> None:

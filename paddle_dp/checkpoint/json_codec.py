@@ -11,6 +11,7 @@ import numpy as np
 
 # Key of an encoded NaN or infinity: JSON has neither, and other readers refuse the NaN that Python writes.
 _FLOAT = "$float"
+MOST_BYTES, _MOST_GROUPS, _MOST_DIMS = 64 * 2**20, 500_000, 32
 
 
 def encode(value: Any, what: str = "state") -> bytes:
@@ -19,8 +20,35 @@ def encode(value: Any, what: str = "state") -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """The value that was encoded; tuples become lists. Raises ValueError for anything but standard JSON."""
-    return json.loads(text, object_hook=_decode_float, parse_constant=_refuse)
+    """The value that was encoded; tuples become lists. Raises ValueError for anything but standard JSON, and for more
+    of it than a checkpoint has: an empty list is two characters in a file and 64 bytes in memory."""
+    if len(text) > MOST_BYTES or text.count(b"[") + text.count(b"{") > _MOST_GROUPS:
+        raise ValueError("has more in it than any checkpoint")
+    try:
+        return json.loads(text, object_hook=_decode_float, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    """`value`, if it is a mapping. Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no group of values")
+    return value
+
+
+def whole(value: Any, what: str) -> int:
+    """`value`, if it is a whole number that is not negative and that the sizes of files allow. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{what} is {str(value)[:30]!r}, which is no size")
+    return value
+
+
+def wholes(value: Any, what: str) -> tuple[int, ...]:
+    """`value`, if it is a list of such numbers, of which no tensor has more than 32. Raises ValueError."""
+    if not isinstance(value, list) or len(value) > _MOST_DIMS:
+        raise ValueError(f"{what} is no list of sizes")
+    return tuple(whole(one, what) for one in value)
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -44,7 +72,11 @@ def _key(key: Any, where: str) -> str:
 
 
 def _decode_float(value: dict[str, Any]) -> Any:
-    return float(value[_FLOAT]) if value.keys() == {_FLOAT} else value
+    if value.keys() != {_FLOAT}:
+        return value
+    if value[_FLOAT] not in ("nan", "inf", "-inf"):
+        raise ValueError(f"{_FLOAT} is {str(value[_FLOAT])[:30]!r}")
+    return float(value[_FLOAT])
 
 
 def _refuse(word: str) -> Any:

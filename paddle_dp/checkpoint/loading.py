@@ -10,15 +10,24 @@ import numpy as np
 
 from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.digest import TensorSum, digests_of, sum_of, whole_sums
+from paddle_dp.checkpoint.disk import read_bytes
 from paddle_dp.checkpoint.manifest import (
     STATE,
     Manifest,
     UnusableError,
-    index_name,
+    content_of,
     read_manifest,
     tensors_name,
 )
-from paddle_dp.checkpoint.shards import DTYPES, Box, ShardInfo, assemble, check_whole, read_index
+from paddle_dp.checkpoint.shards import (
+    DTYPES,
+    Box,
+    ShardInfo,
+    assemble,
+    check_whole,
+    read_index,
+    read_own_file,
+)
 from paddle_dp.checkpoint.tensor_file import TensorInfo, read_header, read_rows
 from paddle_dp.errors import CheckpointError, near
 
@@ -53,8 +62,11 @@ def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
         raise UnusableError(folder, manifest.checks.fault)
     manifest.verify(folder, names)
     try:
-        return Checkpoint(folder, manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
+        with content_of(folder):
+            return Checkpoint(folder, manifest)
+    except UnusableError:
+        raise
+    except (CheckpointError, OSError) as error:
         raise UnusableError(folder, f"its content makes no sense ({error})") from error
 
 
@@ -68,7 +80,8 @@ class Checkpoint:
         """Use `load`, which checks the files first."""
         self.folder = folder
         self.ranks, self.checks = manifest.ranks, manifest.checks
-        self.state: dict[str, Any] = json_codec.decode((folder / STATE).read_bytes())
+        state = json_codec.decode(read_bytes(folder / STATE, json_codec.MOST_BYTES))
+        self.state = json_codec.mapping(state, STATE)
         self._shards = check_whole(read_index(folder, rank) for rank in range(self.ranks))
         self._headers = [read_header(folder / tensors_name(rank)) for rank in range(self.ranks)]
         for shard in (shard for shards in self._shards.values() for shard in shards):
@@ -87,7 +100,8 @@ class Checkpoint:
         """The state that `rank` alone saved; None if there was no such rank."""
         if not 0 <= rank < self.ranks:
             return None
-        return json_codec.decode((self.folder / index_name(rank)).read_bytes())["own"]
+        with content_of(self.folder):
+            return json_codec.mapping(read_own_file(self.folder, rank)["own"], "own")
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._of(name)[0].global_shape

@@ -5,16 +5,18 @@ A folder without a manifest is not a checkpoint.
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.checkpoint import json_codec
-from paddle_dp.checkpoint.disk import Digest, digest_of, write
-from paddle_dp.errors import CheckpointError
+from paddle_dp.checkpoint.disk import Digest, digest_of, read_bytes, write
+from paddle_dp.errors import CheckpointError, PaddleDPError
 
 MANIFEST, STATE = "manifest.json", "state.json"
 STEP = re.compile(r"step-([0-9]{8,})")
@@ -63,6 +65,19 @@ class UnusableError(CheckpointError):
     def __init__(self, folder: Path, why: str):
         self.folder, self.why = folder, why
         super().__init__(f"The checkpoint {folder} cannot be used: {why}. {_instead_of(folder)}")
+
+
+@contextmanager
+def content_of(folder: Path) -> Iterator[None]:
+    """Around what reads the content of a checkpoint, which somebody else may have written: any error of content that is
+    not as expected becomes an UnusableError."""
+    try:
+        yield
+    except PaddleDPError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UnusableError(folder, f"its content makes no sense ({why[:300]})") from error
 
 
 def _instead_of(folder: Path) -> str:
@@ -121,7 +136,7 @@ class Manifest:
         """Reads every file (or those in `names`). Raises UnusableError for the first that is not as written."""
         for name in sorted(self.files if names is None else names):
             try:
-                actual = digest_of(folder / name)
+                actual = digest_of(folder / name, self.files[name].size)
             except FileNotFoundError:
                 raise UnusableError(folder, f"{name} is missing") from None
             except OSError as error:
@@ -137,17 +152,17 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint. Raises UnusableError if it is missing or damaged."""
     try:
-        content = json_codec.decode((folder / MANIFEST).read_bytes())
+        content = json_codec.decode(read_bytes(folder / MANIFEST, json_codec.MOST_BYTES))
     except FileNotFoundError:
         raise UnusableError(folder, f"it has no {MANIFEST}") from None
     except OSError as error:
         raise UnusableError(folder, f"{MANIFEST} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UnusableError(folder, f"{MANIFEST} is damaged") from None
+    except ValueError as error:
+        raise UnusableError(folder, f"{MANIFEST} is damaged: {error}") from None
     try:
         return _checked(content, folder)
-    except (KeyError, TypeError, AttributeError):
-        raise UnusableError(folder, f"{MANIFEST} is damaged") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnusableError(folder, f"{MANIFEST} is damaged ({error})") from None
 
 
 def _checked(content: dict[str, Any], folder: Path) -> Manifest:
@@ -159,13 +174,29 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
         raise UnusableError(folder, f"{MANIFEST} names '{unknown}', which is no file of a checkpoint")
     if content.pop("crc32") != _crc(content):
         raise UnusableError(folder, f"{MANIFEST} is damaged: its checksum is wrong")
-    files = {name: Digest(int(s["size"]), int(s["crc32"])) for name, s in content["files"].items()}
-    ranks = int(content["ranks"])
-    for name in [STATE, *(f(r) for r in range(ranks) for f in (tensors_name, index_name))]:
+    whole = json_codec.whole
+    files = {
+        name: Digest(whole(s["size"], "a size"), whole(s["crc32"], "a checksum"))
+        for name, s in content["files"].items()
+    }
+    ranks = whole(content["ranks"], "the number of ranks")
+    # One more than there can be files of is enough to find one that is missing.
+    expected = (f(r) for r in range(min(ranks, len(files))) for f in (tensors_name, index_name))
+    for name in itertools.chain([STATE], expected):
         if name not in files:
             raise UnusableError(folder, f"{MANIFEST} does not list {name}")
-    checks = content.get("checks")
-    return Manifest(ranks, files, None if checks is None else Checks(**checks))
+    if not ranks:
+        raise ValueError("of no rank")
+    return Manifest(ranks, files, _checks(content.get("checks")))
+
+
+def _checks(content: Any) -> Checks | None:
+    if content is None:
+        return None
+    checks = Checks(**content)
+    if type(checks.agreed) is not bool or type(checks.finite) is not bool:
+        raise ValueError("checks are true or false")
+    return replace(checks, step=json_codec.whole(checks.step, "a step"))
 
 
 def _crc(content: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ Each rank's `rank-….json` has the index of its shards, under the key `pieces` 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.disk import read_bytes
 from paddle_dp.checkpoint.manifest import index_name
 from paddle_dp.errors import CheckpointError
 
@@ -179,19 +181,30 @@ def _json(shard: TensorShard) -> dict[str, Any]:
 
 
 def read_index(folder: Path, rank: int) -> list[ShardInfo]:
-    """The shards that a rank saved. Raises ValueError, KeyError or TypeError for a file that makes no sense."""
-    content = json_codec.decode((folder / index_name(rank)).read_bytes())["pieces"]
-    return [_info(rank, key, value) for key, value in content.items()]
+    """The shards that a rank saved. Raises ValueError or KeyError for a file that makes no sense."""
+    pieces = json_codec.mapping(read_own_file(folder, rank)["pieces"], "pieces")
+    return [_info(rank, key, json_codec.mapping(value, key)) for key, value in pieces.items()]
+
+
+def read_own_file(folder: Path, rank: int) -> dict[str, Any]:
+    """What a rank wrote beside its tensors. Raises ValueError for a file that makes no sense."""
+    content = read_bytes(folder / index_name(rank), json_codec.MOST_BYTES)
+    return json_codec.mapping(json_codec.decode(content), index_name(rank))
 
 
 def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
-    shape, offset, size = (tuple(map(int, value[word])) for word in ("shape", "offset", "size"))
-    if not len(shape) == len(offset) == len(size) or min((*shape, *offset, *size), default=0) < 0:
+    shape, offset, size = (
+        json_codec.wholes(value[word], f"{key}: {word}") for word in ("shape", "offset", "size")
+    )
+    if not len(shape) == len(offset) == len(size) or any(
+        map(operator.gt, map(operator.add, offset, size), shape)
+    ):
         raise ValueError(f"{key} has an impossible shard")
-    if value["dtype"] not in DTYPES:
-        raise ValueError(f"{key} is of an unknown dtype {value['dtype']}")
+    dtype, name = value["dtype"], value["name"]
+    if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{key} is of an unknown dtype {str(dtype)[:30]}")
     total = int(value["sum"], 16) if "sum" in value else None
-    return ShardInfo(rank, key, str(value["name"]), value["dtype"], shape, Box(offset, size), total)
+    return ShardInfo(rank, key, name, dtype, shape, Box(offset, size), total)
 
 
 def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:

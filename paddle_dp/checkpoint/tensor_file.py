@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.checkpoint.disk import Digest, write
+from paddle_dp.checkpoint import json_codec
+from paddle_dp.checkpoint.disk import Digest, open_regular, write
 from paddle_dp.checkpoint.shards import DTYPES, TensorShard
 
 _LABELS = {code: label for label, (code, _) in DTYPES.items()}
@@ -65,22 +67,31 @@ def _raw(shard: TensorShard) -> memoryview:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by key. Raises ValueError if the header does not describe this file."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
         if length > min(size - 8, _LONGEST_HEADER):
             raise ValueError("is not a safetensors file")
-        header = json.loads(file.read(length))
+        header = json_codec.mapping(json_codec.decode(file.read(length)), "the header")
     header.pop("__metadata__", None)
-    return {key: _info(key, value, 8 + length, size) for key, value in header.items()}
+    infos = {key: _info(key, json_codec.mapping(value, key), 8 + length) for key, value in header.items()}
+    end = 8 + length
+    # Tensors that lie over each other would take more memory than the file has bytes.
+    for key, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        if info.start < end or info.start + info.nbytes > size:
+            raise ValueError(f"describes {key} wrongly")
+        end = info.start + info.nbytes
+    return infos
 
 
-def _info(key: str, value: Any, base: int, size: int) -> TensorInfo:
-    start, stop = value["data_offsets"]
-    if value["dtype"] not in _LABELS:
-        raise ValueError(f"holds {key} as {value['dtype']}, which this version does not know")
-    info = TensorInfo(_LABELS[value["dtype"]], tuple(value["shape"]), base + start)
-    if start < 0 or base + stop > size or stop - start != info.nbytes or any(n < 0 for n in info.shape):
+def _info(key: str, value: Any, base: int) -> TensorInfo:
+    if not isinstance(value["dtype"], str) or value["dtype"] not in _LABELS:
+        raise ValueError(f"holds {key} as {str(value['dtype'])[:30]}, which this version does not know")
+    shape, offsets = (json_codec.wholes(value[word], f"{key}: {word}") for word in ("shape", "data_offsets"))
+    if len(offsets) != 2:
+        raise ValueError(f"describes {key} wrongly")
+    info = TensorInfo(_LABELS[value["dtype"]], shape, base + offsets[0])
+    if offsets[1] - offsets[0] != info.nbytes:
         raise ValueError(f"describes {key} wrongly")
     return info
 

@@ -118,7 +118,8 @@ class Assembly:
         changes: list[str] = []
         identity = same_run.identity(self.setup, task, self.mesh, loaders, self._fingerprints)
         if resumed is not None:
-            changes, identity = same_run.compare(resumed, identity, task, self.setup, self.mesh, accept)
+            with checkpoints.content_of(resumed.folder):
+                changes, identity = same_run.compare(resumed, identity, task, self.setup, self.mesh, accept)
         run = Run(
             name=self.setup.name,
             folder=self.setup.folder,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard
+from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
 from paddle_dp.checkpoint.host_memory import HostMemory, Room
+from paddle_dp.checkpoint.json_codec import mapping, whole
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, nbytes, tensor_shard
@@ -105,6 +106,11 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     layout the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
+    with content_of(checkpoint.folder):
+        return _restore(checkpoint, learner)
+
+
+def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
@@ -126,10 +132,16 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
 def progress_of(checkpoint: Checkpoint) -> Progress:
     """How far the training was that a checkpoint is of. To be asked before anything else of its state is read.
 
-    Raises CheckpointError for the state of a newer version, which this one would restore in part.
+    Raises CheckpointError for the state of a newer version, which this one would restore in part, and for one that
+    makes no sense.
     """
     state = checkpoint.state
-    found = state.get("format", 1)
+    with content_of(checkpoint.folder):
+        found = whole(state.get("format", 1), "format")
+        for name, count in mapping(state["progress"], "progress").items():
+            whole(count, f"progress.{name}")
+        for name in ("identity", "recipe", "schedule"):
+            mapping(state.get(name) or {}, name)
     try:
         if found > FORMAT:
             raise ValueError(f"format {found}")

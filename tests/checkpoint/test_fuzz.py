@@ -1,0 +1,73 @@
+"""Whatever is changed in a checkpoint, with checksums that fit: an error with a name, soon, and in little memory.
+
+The mutations are numbered (tests/checkpoint/fuzz.py); the default ones are always the same 50.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.checkpoint import UnusableError, load
+from paddle_dp.checkpoint.manifest import MANIFEST
+from tests.checkpoint import fuzz
+
+MEMORY, SECONDS = 500e6, 5.0
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fuzz.make(tmp_path_factory.mktemp("fuzz"))
+
+
+def test_the_checkpoint_that_is_changed_is_good(original: Path) -> None:
+    fuzz.use(original)
+
+
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_a_changed_checkpoint_is_an_error_with_a_name(original: Path, first: int) -> None:
+    found = [fuzz.one(number, original) for number in range(first, first + 10)]
+    assert sum(text is not None for text in found) >= 5
+    for text in filter(None, found):
+        assert original.name in text or "safetensors" in text
+
+
+def test_a_manifest_of_very_many_ranks_is_refused_at_once(original: Path, tmp_path: Path) -> None:
+    folder = tmp_path / original.name
+    folder.mkdir()
+    for path in original.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    manifest = json.loads((folder / MANIFEST).read_text())
+    fuzz.write_manifest(folder, manifest | {"ranks": 10**9})
+    with pytest.raises(UnusableError, match="does not list rank-00001"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "state.json", "rank-00000.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(original: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / original.name
+    folder.mkdir()
+    for path in original.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UnusableError, match=f"{name} cannot be read: it is no regular file"):
+        load(folder)
+
+
+@pytest.mark.long
+def test_a_thousand_changed_checkpoints() -> None:
+    command = [sys.executable, "-m", "tests.checkpoint.fuzz", "1000", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(found)
+    assert found["raw"] == []
+    assert found["refused"] > 700
+    assert found["slowest"][0] < SECONDS
+    assert found["peak"] < MEMORY
