@@ -51,7 +51,7 @@ class CertificateWriter(Callback):
         weights = model_digest(moment.trainer.learner)
         if not self.run.mesh.is_main or self.run.identity is None:
             return
-        before = self._before()
+        before = self.content or self._before()  # a second fit() in one process goes on with the first one's
         identity, mesh = self.run.identity, self.run.mesh
         attempt = {
             "begun": _now(), "ended": None, "why": None,

@@ -97,7 +97,7 @@ def test_kubernetes_has_what_the_nodes_need():
     (script,) = container["args"]
     port = service["spec"]["ports"][0]["port"]
     assert f"--master {name}-0.{pod['subdomain']}:{port}" in script and '"$JOB_COMPLETION_INDEX"' in script
-    variables = {each["name"]: each["value"] for each in container["env"]}
+    variables = {each["name"]: each.get("value") for each in container["env"]}
     assert variables["NODES"] == str(spec["completions"]) and (ROOT / variables["RECIPE"]).exists()
     rules = {
         tuple(rule["onExitCodes"]["values"]): rule["action"]

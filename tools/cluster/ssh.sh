@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A training on several machines by ssh alone:  tools/cluster/ssh.sh "HOST0 HOST1 …" RECIPE --output-dir DIR [OPTION … KEY=VALUE …]
 # The first host is node 0. Ctrl-C, or a SIGTERM, stops all of them after one update with a checkpoint, a second one at once.
-# FOLDER: where it runs on each host (here: the current one); PORT: where the nodes meet. See docs/clusters.md.
+# FOLDER: where it runs on each host (here: the current one); PORT: where the nodes meet. See README.md beside this.
 set -uo pipefail
 
 usage='usage: ssh.sh "HOST0 HOST1 ..." RECIPE --output-dir DIR [OPTION ... KEY=VALUE ...]'
