@@ -16,6 +16,7 @@ from pathlib import Path
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
+OTHERS = "by hand or by another program (not by the kernel, for want of memory)"
 MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
 OF_THE_JOB = (
@@ -93,11 +94,7 @@ class Failure:
         machine for want of memory; None: not known."""
         if self.kind != "SIGKILL" or ended_one is None:
             return self
-        who = (
-            KERNEL
-            if ended_one
-            else "by hand, a scheduler or another program: the kernel has not, for want of memory"
-        )
+        who = KERNEL if ended_one else OTHERS
         return replace(self, message=f"ended by SIGKILL, {who}", outside=not ended_one)
 
     @property
