@@ -23,7 +23,7 @@ def stopped(job, begun: float) -> tuple[float, int, str]:
     """How long it took, at which step it stopped, and all that the screen said; after looking at what was left."""
     status, _, complained = job.finish(timeout=60)
     seconds = time.monotonic() - begun
-    assert status == 75 and not job.left(), (status, complained)
+    assert status == 75 and not job.left(), f"{status}: {complained}"
     step = int(
         re.search(r"stopped by .* after step (\d+) of 100000: the training is not done\.", complained)[1]
     )
@@ -104,10 +104,9 @@ def test_a_second_interrupt_ends_at_once(start, found):
     begun = time.monotonic()
     job.process.send_signal(signal.SIGINT)
     status, _, complained = job.finish(timeout=30)
-    found("a second SIGINT", time.monotonic() - begun, "SIGINT" in complained, phase="callback", job=job)
-    assert (
-        status == 130 and time.monotonic() - begun < 3 and "ended by SIGINT: no process is left" in complained
-    )
+    seconds = time.monotonic() - begun
+    found("a second SIGINT", seconds, "SIGINT" in complained, phase="callback", job=job)
+    assert status == 130 and seconds < 3 and "ended by SIGINT: no process is left" in complained
 
 
 @pytest.mark.timeout(120)
