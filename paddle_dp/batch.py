@@ -17,6 +17,7 @@ class MicroBatch:
     collectives of the pass. Multiply its loss by zero.
     `first` is the position of the first sample in the global batch; the others follow it, unless `places` gives the
     position of each.
+    `host_targets` are the targets in host memory, where the device is another: what is counted in them is known.
     """
 
     inputs: Tensor
@@ -24,6 +25,7 @@ class MicroBatch:
     samples: int
     first: int = 0
     places: tuple[int, ...] | None = None
+    host_targets: Tensor | None = None
 
     @property
     def is_dummy(self) -> bool:

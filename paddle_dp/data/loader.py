@@ -16,7 +16,7 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.sample import Dataset, InProcess, Source
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
-from paddle_dp.mesh.copies import one_ahead, to_device
+from paddle_dp.mesh.copies import is_cpu, on_host, one_ahead, to_device
 from paddle_dp.mesh.device import current_place
 
 if TYPE_CHECKING:
@@ -85,7 +85,13 @@ class Loader:
             begun = time.perf_counter()
             size = self.sampler.size(k)
             micro_batches = tuple(
-                MicroBatch(to_device(inputs, place), to_device(targets, place), count, first)
+                MicroBatch(
+                    to_device(inputs, place),
+                    to_device(targets, place),
+                    count,
+                    first,
+                    host_targets=None if is_cpu(place) else on_host(targets),
+                )
                 for (inputs, targets, count), (first, _) in zip(
                     next(source), self.sampler.cuts(size), strict=True
                 )

@@ -31,10 +31,17 @@ def to_device(array: np.ndarray[Any, Any], place: Any) -> paddle.Tensor:
     if is_cpu(place):
         return paddle.to_tensor(array, place=place)
     pinned = "gpu" in str(place)
-    source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace() if pinned else paddle.CPUPlace())
+    source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace()) if pinned else on_host(array)
     copy = source.to(place, blocking=False)
     _recorded.append((_record(), source))
     return copy
+
+
+def on_host(array: np.ndarray[Any, Any]) -> paddle.Tensor:
+    """`array` as a tensor in host memory, whatever the device is."""
+    import paddle
+
+    return paddle.to_tensor(array, place=paddle.CPUPlace())
 
 
 def is_cpu(place: Any) -> bool:

@@ -307,13 +307,14 @@ class Learner(PlacedModel):
             return batch.samples
         if self.loss.counted == "answers":
             return None
-        return self._global_count(
-            sum(
-                self.loss.count(micro_batch.targets)
-                for micro_batch in batch.micro_batches
-                if not micro_batch.is_dummy
-            )
-        )
+        return self._global_count(sum(self._counted(one) for one in batch.micro_batches if not one.is_dummy))
+
+    def _counted(self, micro_batch: MicroBatch) -> Count:
+        """What the loss counts in the targets: on the host, where they are there, for a device would be waited for."""
+        if micro_batch.host_targets is None:
+            return self.loss.count(micro_batch.targets)
+        with paddle.device.device_guard("cpu"):
+            return self.loss.count(micro_batch.host_targets)
 
     def _global_count(self, counted: Count) -> float:
         """The counts of all ranks that read different samples, added up, on every rank. Collective."""

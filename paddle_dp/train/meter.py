@@ -59,12 +59,9 @@ def tokens(batch: Batch) -> int:
 
 
 def peak_memory(device: str) -> int:
-    """Peak bytes: allocated on the GPU or other device, or resident in this process on the CPU."""
+    """Peak bytes: allocated on the device, or resident in this process on the CPU."""
     if device != "cpu":
         import paddle
 
-        gpu = device.startswith("gpu")
-        return (
-            paddle.device.cuda.max_memory_allocated() if gpu else paddle.device.max_memory_allocated(device)
-        )
+        return int(paddle.device.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

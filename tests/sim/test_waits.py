@@ -82,6 +82,7 @@ def assert_waits_for_readers_alone(of_ranks: list[dict[int, dict[str, int]]], la
                 *(f"strategy.{axis}=2" for axis in ("data", "tensor", "sequence", "pipeline")),
                 "strategy={use: data_parallel, recompute: full}",
                 "strategy={use: hybrid, tensor: 2, sequence_parallel: true}",
+                "loss.ignore_index=3",
             )
         ),
     ],

@@ -56,4 +56,4 @@ def count(run: Run, given: float | None) -> Utilisation | str:
 def _peak_here() -> float | None:
     import paddle
 
-    return peak_of(paddle.device.cuda.get_device_name())
+    return peak_of(paddle.device.get_device_name())
