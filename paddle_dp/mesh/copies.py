@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +30,7 @@ def to_device(array: np.ndarray[Any, Any], place: Any) -> paddle.Tensor:
     """
     import paddle
 
-    if is_cpu(place):
+    if is_cpu(place) or not has_streams(str(place)):
         return paddle.to_tensor(array, place=place)
     pinned = "gpu" in str(place)
     source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace()) if pinned else on_host(array)
@@ -53,9 +55,26 @@ def one_ahead(items: Iterator[T], place: Any) -> Iterator[T]:
     """Yields `items`, whose tensors `to_device` copies, each while the device computes with the one before.
 
     An item is taken, and its copies are queued on a stream of their own, before the one before is yielded. An error in
-    taking it is raised in its turn. On a CPU the items are yielded as they are.
+    taking it is raised in its turn. On a CPU, or without streams, the items are yielded as they are.
     """
-    return items if is_cpu(place) else _one_ahead(items)
+    return _one_ahead(items) if not is_cpu(place) and has_streams(str(place)) else items
+
+
+@cache
+def has_streams(device: str) -> bool:
+    """Whether Paddle has streams and events for the current device, called `device`; says so once where it has none."""
+    import paddle
+
+    try:
+        paddle.device.Stream().wait_event(_record())
+    except Exception as error:  # noqa: BLE001 - each build of Paddle and each plugin says it in its own way
+        print(
+            f"Paddle has no streams and events for {device} here, so it waits while a batch is copied "
+            f"({type(error).__name__}: {error})",
+            file=sys.stderr,
+        )
+        return False
+    return True
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:

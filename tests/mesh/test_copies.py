@@ -1,0 +1,28 @@
+"""Copies to the device, where there is none, or none with streams: `tests/sim/test_copies.py` has one."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.mesh.copies import has_streams, is_cpu, one_ahead, to_device
+
+
+def test_on_a_cpu_nothing_is_taken_ahead() -> None:
+    items = iter(range(3))
+    assert one_ahead(items, paddle.CPUPlace()) is items
+    assert is_cpu(paddle.CPUPlace()) and is_cpu(paddle.ones([1]).place)
+
+
+def test_on_a_cpu_the_array_may_be_changed_afterwards() -> None:
+    array = np.ones(3, np.float32)
+    tensor = to_device(array, paddle.CPUPlace())
+    array[:] = 7
+    assert tensor.tolist() == [1, 1, 1]
+
+
+def test_a_device_without_streams_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    has_streams.cache_clear()
+    assert not has_streams("Place(npu:0)") and not has_streams("Place(npu:0)")
+    assert capsys.readouterr().err.count("Paddle has no streams and events for Place(npu:0) here") == 1
