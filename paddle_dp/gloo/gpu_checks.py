@@ -82,5 +82,5 @@ def patches() -> Iterator[Patch]:
     )  # fmt: skip
     yield Patch(
         owner="paddle.Tensor", name="cuda", value=stay, missing="add",
-        symptom="load_state_dict and group_sharded's clip move tensors to a GPU",
+        symptom="load_state_dict moves tensors to a GPU",
     )  # fmt: skip

@@ -11,7 +11,6 @@ from paddle_dp.errors import UsageError
 from paddle_dp.gloo import (
     collectives,
     gpu_checks,
-    group_sharded,
     originals,
     p2p,
     process_groups,
@@ -22,9 +21,8 @@ from paddle_dp.gloo.patch import Patch, apply
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.transport import Patience
 
-# The tests run on 3.3.1. On 3.0.0, 3.1.1 and 3.2.2 (which need protobuf < 7) tensor2 x pipeline2 with tied weights,
-# sharding v2 and stage 3 matched one process. On 2.6.2 (NumPy < 2) the same layouts matched, except
-# group_sharded_parallel, which still asserts a GPU there.
+# The tests run on 3.3.1. On 3.0.0, 3.1.1 and 3.2.2 (which need protobuf < 7), and on 2.6.2 (NumPy < 2), tensor2 x
+# pipeline2 with tied weights matched one process.
 KNOWN = ((2, 6), (3, 0), (3, 1), (3, 2), (3, 3))
 OVERRIDE = "PADDLE_DP_BRIDGE"  # =try accepts an unknown version
 _installed: list[str] = []
@@ -54,7 +52,7 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
 
 def patches() -> Iterator[Patch]:
     """Every replaced name of Paddle. Call `originals.save()` first."""
-    for module in (process_groups, p2p, collectives, tensor_ops, gpu_checks, group_sharded):
+    for module in (process_groups, p2p, collectives, tensor_ops, gpu_checks):
         yield from module.patches()
 
 

@@ -1,4 +1,4 @@
-"""The tiny model in any layout, against one process; `run_ranks` runs `layout` and `group_sharded` on every rank."""
+"""The tiny model in any layout, against one process; `run_ranks` runs `layout` on every rank."""
 
 from __future__ import annotations
 
@@ -159,31 +159,3 @@ def mean(loss: Any, hcg: Any, copies: int) -> float:
     loss = loss.detach().reshape([1]).clone()
     dist.all_reduce(loss)
     return loss.item() / dist.get_world_size()
-
-
-def group_sharded(level: str) -> dict[str, float]:
-    """`layout` for group_sharded_parallel: stage 2 (os_g) and stage 3 (p_g_os)."""
-    from paddle.distributed.sharding import group_sharded_parallel
-
-    join()
-    install("cpu")
-    found: dict[str, float] = {}
-    for optimizer in ("sgd", "adamw"):
-        model, _ = tiny.plain()
-        names = [name for name, _ in model.named_parameters()]
-        update = tiny.make_optimizer(optimizer, model.parameters())
-        placed, update, _ = group_sharded_parallel(model, update, level, segment_size=100)
-        losses = []
-        for batch in tiny.batches():
-            inputs, targets = (
-                paddle.to_tensor(np.split(one, dist.get_world_size())[dist.get_rank()]) for one in batch
-            )
-            loss = paddle.nn.functional.cross_entropy(placed(inputs), targets)
-            loss.backward()
-            update.step()
-            update.clear_grad()
-            losses.append(mean(loss, None, 1))
-        if level == "p_g_os":
-            placed.get_all_parameters(convert2cpu=False)
-        found |= compare(optimizer, (losses, dict(zip(names, model.parameters(), strict=True))), {})
-    return found

@@ -17,8 +17,7 @@ LOOK = """
 import json, sys, types
 import paddle, paddle.distributed.fleet
 from paddle_dp.gloo import install
-for name in ("sharding.group_sharded", "fleet.meta_parallel.sharding.group_sharded_stage3",
-             "fleet.utils.tensor_fusion_helper", "fleet.layers.mpu.mp_ops", "communication.batch_isend_irecv"):
+for name in ("fleet.layers.mpu.mp_ops", "communication.batch_isend_irecv"):
     __import__("paddle.distributed." + name)
 
 def look():

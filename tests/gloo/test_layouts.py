@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gloo.cases import group_sharded, layout
+from tests.gloo.cases import layout
 from tests.ranks import run_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -58,15 +58,3 @@ def test_a_layout_learns_what_one_process_learns(name: str) -> None:
 def test_larger_layouts_do_as_well(name: str) -> None:
     options = LONG[name]
     check(run_ranks(layout, ranks_of(options), options, timeout=250))
-
-
-@pytest.mark.long  # paddle_dp shards by itself (parallel/sharding): this is for scripts of fleet's own
-@pytest.mark.parametrize(("level", "ranks"), [("os_g", 2), ("p_g_os", 2)])
-def test_group_sharding_learns_what_one_process_learns(level: str, ranks: int) -> None:
-    check(run_ranks(group_sharded, ranks, level, timeout=150))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("level", ["os_g", "p_g_os"])
-def test_group_sharding_over_four(level: str) -> None:
-    check(run_ranks(group_sharded, 4, level, timeout=150))
