@@ -1,6 +1,5 @@
 """A parameter under ZeRO-3: where it is, and when. Fleet's own stage 3 is in `tests/sim/test_fleet.py`."""
 
-
 from tests.ranks import run_ranks
 
 
