@@ -130,6 +130,25 @@ def test_a_cable_that_stays_out(spaces, tmp_path, found):
     assert "go on from step" in said
 
 
+def test_a_cable_that_is_out_for_longer_than_the_patience(spaces, tmp_path, found, right):
+    """With --restarts both nodes end their ranks, wait for each other, and go on when the cable is back."""
+    out = tmp_path / "run"
+    both = nodes(spaces, out, job=AGAIN)
+    at_step(out, 40)
+    pull(spaces, 1, plugged=False)
+    seconds = max(seconds_until_idle(process) for process in both)
+    time.sleep(2.0)
+    pull(spaces, 1, plugged=True)
+    ended = finish(both)
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    lost = "is lost: nothing was heard of it for 20 s (watch.node)"
+    named = all(lost in said for _, _, said in ended)
+    difference = are_right(out, right)
+    cost = "0" if difference == 0 else f"{difference:.1e}"
+    found("2 nodes: the cable is out for longer than the patience of 20 s", seconds, named, cost=cost)
+    assert named and difference == 0, ended
+
+
 def test_a_job_goes_on_without_a_lost_node_and_grows_when_it_returns(spaces, tmp_path, found, right):
     """--nodes 1:2: 2 nodes, then 1, then 2 again; node 0's process is the same one all the time."""
     out = tmp_path / "run"

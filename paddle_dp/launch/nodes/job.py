@@ -7,18 +7,18 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
 from paddle_dp.launch import attempts, last_words, logs, network
 from paddle_dp.launch.command import Meeting, Plan, environment
-from paddle_dp.launch.failures import LOST_NODE, Failure
+from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.nodes.member import Membership
 from paddle_dp.launch.nodes.messages import Message, secret
 from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, Limits, Rendezvous
 from paddle_dp.launch.nodes.server import Server
+from paddle_dp.launch.nodes.told import end_of, outcome_of
 from paddle_dp.launch.restarts import Again, Outcome, decide
 from paddle_dp.launch.resume import Point
 from paddle_dp.launch.signals import Signals
@@ -27,7 +27,6 @@ from paddle_dp.launch.supervisor import Outside
 
 TICK = 0.2  # seconds between two looks for news
 FAREWELL = 3.0  # seconds to tell the others that this node was asked to end
-MOST = 20_000  # characters of a failure's message and traceback that other nodes see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +202,8 @@ class _Node:
         except PaddleDPError as error:
             failure = Failure.of(error, numbers.index(self.number) * self.given.plan.ranks)
             self.own = Outcome(attempt=Path(), status=error.exit_status, cause=failure)
-        self._report(self.own)
+        end = end_of(self.own, self.number, self.member.must_end())
+        self.member.say(say="ended", attempt=self.member.attempt, ranks=self.offer, **end)
 
     def _must_stop(self) -> str:
         """Why this attempt is to stop: as the rendezvous says, which hears here how many ranks can be had now."""
@@ -228,37 +228,13 @@ class _Node:
             limits=limits,
         )
 
-    def _report(self, own: Outcome) -> None:
-        """Says how the attempt ended here."""
-        cause = own.cause
-        if cause is None and own.signal and own.status > 128:
-            cause = Failure(
-                rank=0, kind=own.signal, message=f"node {self.number} was ended by {own.signal}.",
-                exit_status=own.status, expected=True,
-            )  # fmt: skip
-        if cause is None and own.status:
-            said = logs.tail(own.attempt / "launcher.log", 12)
-            message = f"{said}\nPaddle's launcher of node {self.number} ended with {own.status}"
-            cause = Failure(rank=0, kind="launcher", message=message, exit_status=own.status, expected=True)
-        if cause is None:
-            how = "ended" if self.member.must_end() else "done"
-        else:
-            how = "stopped" if cause.kind == StoppedError.__name__ else "failed"
-        more: Message = {}
-        if cause is not None:
-            words = {
-                "failure": _clipped(cause), "log": None if own.log is None else str(own.log),
-                "attempt": str(own.attempt), "step": own.step, "began": own.began,
-                "consequences": [_clipped(failure, 300) for failure in own.consequences[:8]],
-            }  # fmt: skip
-            age = max(0.0, time.time() - cause.time)
-            more = {"age": age, "consequence": cause.consequence, "words": words}
-        self.member.say(say="ended", attempt=self.member.attempt, how=how, ranks=self.offer, **more)
-
     def _judge(self, message: Message) -> None:
         """Node 0: whether all start again."""
         assert self.plan is not None and self.logs is not None
-        outcome, restarts = self._outcome(message), self.given.plan.job.restarts
+        outcome, restarts = (
+            outcome_of(message, self.logs, self.number, self.own),
+            self.given.plan.job.restarts,
+        )
         if restarts and not outcome.final:
             self.point = attempts.next_point(self.plan, self.logs)
             outcome = replace(outcome, saved=self.point.saved)
@@ -275,12 +251,14 @@ class _Node:
         told = message["told"]
         if self.plan is not None:
             then = Again(wait=told["wait"], number=told["number"])
-            last_words.again(self._outcome(message), self.plan, then, told["where"])
+            last_words.again(
+                outcome_of(message, self.logs, self.number, self.own), self.plan, then, told["where"]
+            )
 
     def _leave(self, message: Message) -> int:
         status = int(message["status"])
         if "words" in message:
-            outcome = self._outcome(message)
+            outcome = outcome_of(message, self.logs, self.number, self.own)
             if self.plan is None:
                 last_words.say(str(outcome.cause and outcome.cause.message))
                 return status
@@ -310,38 +288,9 @@ class _Node:
             f"node 0 at {self.given.plan.job.master} does not let this node in: {message['why']}."
         )
 
-    # What is made of it
-
-    def _outcome(self, message: Message) -> Outcome:
-        """The outcome of an attempt whose first cause was told by some node, with what followed from it here."""
-        words, node = message["words"], message["node"]
-        known = {
-            "attempt": self.logs or Path(),
-            "step": message.get("step", 0),
-            "began": message.get("began", 0),
-        }
-        if "failure" not in words:
-            failure = Failure(rank=-1, kind=LOST_NODE, message=words["lost"], exit_status=LOST, expected=True)
-            return Outcome(status=failure.exit_status, cause=failure, **known)
-        failure = Failure(**words["failure"])
-        followed = [Failure(**other) for other in words["consequences"]]
-        log = None if words["log"] is None else Path(words["log"])
-        if node != self.number:
-            followed += (
-                [] if self.own is None or self.own.cause is None else [self.own.cause, *self.own.consequences]
-            )
-        return Outcome(status=failure.exit_status, cause=failure, consequences=followed, log=log, **known)
-
     def _end(self, text: str, status: int) -> int:
         if self.plan is None or self.logs is None:
             last_words.say(text)
         else:
             last_words.end(text, self.plan, self.logs)
         return status
-
-
-def _clipped(failure: Failure, most: int = MOST) -> dict[str, Any]:
-    """A failure as JSON, of bounded size: the ends of long texts."""
-    return {
-        name: value[-most:] if isinstance(value, str) else value for name, value in asdict(failure).items()
-    }

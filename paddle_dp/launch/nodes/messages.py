@@ -19,7 +19,7 @@ from typing import Any
 from paddle_dp.errors import UsageError
 
 SECRET, SECRET_FILE = "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE"
-LONGEST = 1 << 17  # bytes of a line; a failure with its traceback is the longest message
+LONGEST = 1 << 18  # bytes of a line; a failure with its traceback is the longest message
 UNSENT = 1 << 20  # bytes that may wait for a peer who does not read
 CLOSED = "the connection was closed"
 DIGITS = 32  # of each end's beginning
