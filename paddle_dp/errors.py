@@ -93,6 +93,10 @@ class TargetError(LossError):
         super().__init__(message)
 
 
+class ProcessorError(PaddleDPError):
+    """A rank that computes something else than others from the same numbers; the message names it and its machine."""
+
+
 class OutOfMemoryError(PaddleDPError):
     """A device whose memory is too small; the message says what a rank held there, and what would make it less."""
 

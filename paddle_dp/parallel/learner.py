@@ -16,7 +16,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel import first_not_finite, gradients
+from paddle_dp.parallel import first_not_finite, gradients, gradients_again
 from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
@@ -92,6 +92,7 @@ class Learner(PlacedModel):
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
         self._gradients_checked = False
+        self._exchanges = True  # in the last backward of a batch, where that is when gradients are exchanged
         self._absent = MissingGradients(self.mesh)
         self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
@@ -187,6 +188,27 @@ class Learner(PlacedModel):
                 outputs.add(first_not_finite.LOSS, total, sys.maxsize, place)
         return first_not_finite.first(outputs.found, self.mesh)
 
+    def shared_batch(self, batch: Batch) -> Batch:
+        """A batch of which every rank has the same samples: those of the last rank. Collective."""
+        return gradients_again.shared(self.mixed.cast_batch(batch), self.mesh)
+
+    def gradients_again(self, batch: Batch) -> dict[str, list[int]]:
+        """Digests of the gradients that this rank computes from its samples of a batch, by parameter, before any
+        exchange. Nothing is changed. Collective."""
+        self._exchanges = False
+        try:
+            with (
+                gradients_again.untouched(self.model, self.loss.owner),
+                gradients_again.watched(self._named_trainable) as found,
+            ):
+                self._forward_backward(batch, batch.samples, False)
+                self._finish_exchange()
+        finally:
+            self._exchanges = True
+        for parameter in self.trainable:
+            parameter.clear_gradient(False)
+        return dict(sorted(found.items()))
+
     def _blocks_of_layers(self) -> dict[int, int]:
         """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
         their layers in the order of these numbers."""
@@ -204,7 +226,7 @@ class Learner(PlacedModel):
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
                 self._dummy() if micro_batch.is_dummy else nullcontext(),
-                self._no_sync(place < len(batch.micro_batches)),
+                self._no_sync(place < len(batch.micro_batches) or not self._exchanges),
             ):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
@@ -212,7 +234,7 @@ class Learner(PlacedModel):
                     with self.mixed.context():  # in the forward's dtypes, or the loss would differ
                         self._samplewise.look(outputs, micro_batch.targets, total)
                     self._keep(batch, micro_batch)
-                last = place == len(batch.micro_batches) and self.dp_world_size > 1
+                last = place == len(batch.micro_batches) and self.dp_world_size > 1 and self._exchanges
                 heartbeat.enter("backward")
                 with self.mixed.backward_context(), self._waiting_for_exchange() if last else nullcontext():
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))

@@ -12,7 +12,7 @@ from paddle_dp.errors import near
 from paddle_dp.part import Part
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
-from paddle_dp.units import Count, Duration, Length, Positive, Sigmas
+from paddle_dp.units import Count, Duration, Every, Length, Positive, Sigmas
 
 FLOAT32 = Precision()
 
@@ -145,9 +145,15 @@ class Guard:
     in_a_row: Positive = 10
     """As many batches in a row may be left out; one more ends the training."""
 
+    recompute: Every | None = None
+    """How often all data ranks compute the gradients of the same samples and compare them bit by bit, such as `every
+    200 steps`: a processor that computes wrong ends the training. With one data rank, twice on the same processor."""
+
     def __post_init__(self) -> None:
         if self.spike is not None and self.non_finite is None:
             raise ValueError("spike: non_finite says what is done about it, too: stop, skip or rewind")
+        if self.recompute is not None and self.recompute.unit != "steps":
+            raise ValueError(f"recompute: '{self.recompute}' is not a number of steps")
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")

@@ -44,7 +44,7 @@ class Assembly:
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
-        _refuse_rewind(setup)
+        _refuse_guard(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
         self.mesh = (
             self.strategy.mesh
@@ -163,7 +163,12 @@ def _refuse_empty(split: str, dataset: Any) -> None:
         raise UsageError(f"dataset: the {split} split is empty: its len() is 0.{else_none}")
 
 
-def _refuse_rewind(setup: Setup) -> None:
+def _refuse_guard(setup: Setup) -> None:
+    if setup.guard.recompute is not None and setup.asked.train.dropout != "exact":
+        raise UsageError(
+            "guard.recompute compares ranks that draw the same masks: set train.dropout=exact, or leave "
+            "guard.recompute out."
+        )
     saves = any(part.name == "checkpoint" for part in setup.asked.callbacks) or setup.own_callbacks
     if setup.guard.non_finite == "rewind" and not saves:
         raise UsageError(

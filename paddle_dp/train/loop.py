@@ -24,7 +24,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
-from paddle_dp.train import blame, consistency, out_of_memory, state
+from paddle_dp.train import blame, consistency, out_of_memory, processors, state
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import Evaluation
@@ -73,6 +73,7 @@ class TrainingLoop:
         self.soundness = Soundness(self.run, loader)
         self.judge = Judge(guard or Guard(), scaled=learner.mixed.scale is not None)
         self._refusals = Refusals(self.judge, learner, loader, self.soundness)
+        self._unsteady = ""  # why processors cannot be compared
         self._went_back = False  # to a checkpoint, in the last update
         self._unsaved = Unsaved()
         self._in_callbacks = False  # callbacks of a step, an epoch or the end are being called
@@ -301,9 +302,20 @@ class TrainingLoop:
             )
             moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
             self._call("step", due, lambda c: c.step(moment))
+        self._check_processors(batch, step)
         if not last and not self.stopped:
             self._interrupted = self._requests.due(step)
         heartbeat.enter("data")
+
+    def _check_processors(self, batch: Batch, step: int) -> None:
+        """Where it is due (guard.recompute): raises ProcessorError if ranks compute different gradients. Collective."""
+        every = self.judge.guard.recompute
+        if every is None or self._unsteady or not every.due_at_step(step):
+            return
+        with self.meter.paused():
+            self._unsteady = processors.check(self.learner, batch, f"after step {step}")
+        if self._unsteady and self.mesh.is_main:
+            print(self._unsteady, file=sys.stderr, flush=True)
 
     def _learn(self, batch: Batch, collect_metrics: bool) -> dict[str, float] | None:
         self.judge.why = ""

@@ -1,0 +1,102 @@
+"""Computes a batch's gradients once more, from the same samples on every rank, as digests: nothing of it stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.consistency import digests
+from paddle_dp.parallel.trial import buffers_before
+
+Named = Iterable[tuple[str, paddle.Tensor]]
+SEED = 20221
+
+
+def shared(batch: Batch, mesh: Mesh) -> Batch:
+    """The last rank's samples of a batch, on every rank: of all ranks it always has some. Collective."""
+    if mesh.ranks == 1:
+        return batch
+    source, mine = mesh.ranks - 1, []
+    rows = mesh.gather([_row(micro_batch) for micro_batch in batch.micro_batches])[source]
+    for own, (parts, samples, first, places) in zip(batch.micro_batches, rows, strict=True):
+        inputs, targets = (
+            _broadcast(tensor if mesh.rank == source else paddle.zeros(shape, dtype), source)
+            for tensor, (shape, dtype) in zip((own.inputs, own.targets), parts, strict=True)
+        )
+        mine.append(MicroBatch(inputs, targets, samples, first, None if places is None else tuple(places)))
+    return replace(batch, micro_batches=tuple(mine))
+
+
+def _row(micro_batch: MicroBatch) -> list[object]:
+    parts = [
+        [list(x.shape), str(x.dtype).rpartition(".")[2]] for x in (micro_batch.inputs, micro_batch.targets)
+    ]
+    return [parts, micro_batch.samples, micro_batch.first, micro_batch.places]
+
+
+@paddle.no_grad()
+def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
+    """The bits of the source's tensor, as not every exchange supports every dtype."""
+    is_bool = tensor.dtype == paddle.bool
+    flat = tensor.detach().contiguous().reshape([-1])
+    bits = (flat.astype("uint8") if is_bool else flat.view("uint8")).clone()
+    dist.broadcast(bits, source)
+    return (bits.astype("bool") if is_bool else bits.view(tensor.dtype)).reshape(tensor.shape)
+
+
+@contextmanager
+def watched(named: Named) -> Iterator[dict[str, list[int]]]:
+    """Within it, the digests of each parameter's gradient are taken where a backward has computed it, before it is added
+    to others or sent: two numbers for each backward."""
+    found: dict[str, list[int]] = {}
+
+    def hook(name: str, gradient: paddle.Tensor) -> None:
+        found.setdefault(name, []).extend(digests([gradient])[0])
+
+    handles = [
+        parameter.register_hook(lambda gradient, name=name: hook(name, gradient)) for name, parameter in named
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def untouched(model: nn.Layer, loss: object) -> Iterator[None]:
+    """Around forwards and backwards: buffers, running statistics and generators are afterwards what they were; random
+    numbers are the same on every rank. SyncBatchNorm takes its running statistics, which are: it would exchange."""
+    undo, generators = (
+        buffers_before(model, loss),
+        (paddle.get_rng_state(), np.random.get_state(), random.getstate()),
+    )
+    norms = [
+        layer
+        for layer in model.sublayers(include_self=True)
+        if isinstance(layer, SyncBatchNorm) and layer.training
+    ]
+    for norm in norms:
+        norm.training = False
+    paddle.seed(SEED)
+    np.random.seed(SEED)
+    random.seed(SEED)
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+        undo()
+        paddle.set_rng_state(generators[0])
+        np.random.set_state(generators[1])
+        random.setstate(generators[2])

@@ -1,0 +1,124 @@
+"""Does every rank compute the same from the same numbers? Finds a processor, or a memory, that computes wrong.
+
+All data ranks compute the gradients of the same samples, with equal weights, and compare them bit by bit. Google and
+Meta report a few such machines in several thousand (Hochschild et al. 2021, «Cores that don't count»; Dixit et al.
+2021, arXiv:2102.11245): the loss stays plausible, and all ranks get the wrong gradient.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paddle_dp.batch import Batch
+from paddle_dp.errors import ProcessorError
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.parallel import Learner
+
+Digests = Mapping[str, Sequence[int]]
+"""Of a rank's gradients, by parameter."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The `parameters` whose gradients differ; `ranks` are those that are wrong, where that can be told (`told`), else
+    those of which some are. `again`: they computed the same another time, or, if false, something else."""
+
+    ranks: tuple[int, ...]
+    parameters: tuple[str, ...]
+    told: bool
+    again: bool
+
+
+def check(learner: Learner, batch: Batch, when: str) -> str:
+    """Raises ProcessorError, the same on every rank, if ranks compute different gradients from these samples.
+
+    Returns "", or a sentence if nothing can be told, because a rank does not compute the same twice. Collective, and
+    nothing of the training is changed by it.
+    """
+    mesh = learner.mesh
+    batch = learner.shared_batch(batch)
+    first = learner.gradients_again(batch)
+    if mesh.dp_size > 1 and _agree(first, mesh):
+        return ""
+    second = learner.gradients_again(batch)
+    if mesh.dp_size == 1 and not any(mesh.gather(first != second)):
+        return ""
+    rows = mesh.gather([first, second])
+    learner.check(when)  # other weights give other gradients: that is another error
+    found = judge([row[0] for row in rows], [row[1] for row in rows], mesh.axes)
+    if found is None:
+        return (
+            f"{when}: ranks do not compute the same gradients twice from the same numbers, so guard.recompute cannot "
+            "tell a wrong one, and is off from here on. On a GPU, FLAGS_cudnn_deterministic=1 and "
+            "FLAGS_embedding_deterministic=1 help."
+        )
+    raise ProcessorError(f"{when}: {_sentence(found, mesh.gather(mesh.host), mesh)}")
+
+
+def _agree(mine: Digests, mesh: Mesh) -> bool:
+    """Whether the digests of all ranks with the same slices are equal: one number from each rank. Collective."""
+    numbers = mesh.gather(zlib.crc32(repr(sorted(mine.items())).encode()))
+    return all(len({numbers[rank] for rank in group}) == 1 for group in groups(mesh.axes))
+
+
+def groups(axes: Degrees) -> list[list[int]]:
+    """The ranks that hold the same slices of the model, and read different samples."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(axes.ranks):
+        coords = axes.coords(rank)
+        found.setdefault((coords["pipeline"], coords["sequence"], coords["tensor"]), []).append(rank)
+    return list(found.values())
+
+
+def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) -> Finding | None:
+    """Which ranks are wrong, from what each computed the first and the second time; None if most do not compute the
+    same twice, as kernels without an order of their sums do."""
+    unsteady = [rank for rank in range(axes.ranks) if first[rank] != second[rank]]
+    readers = {axes.dp_rank(rank) for rank in unsteady}
+    if len(readers) > 1 and 2 * len(readers) >= axes.dp_size:
+        return None
+    if unsteady:
+        names = [name for rank in unsteady for name in _differing(first[rank], second[rank])]
+        return Finding(tuple(unsteady), tuple(dict.fromkeys(names)), told=True, again=False)
+    wrong: set[int] = set()
+    names = []
+    told = True
+    for group in groups(axes):
+        counts = Counter(repr(sorted(first[rank].items())) for rank in group)
+        if len(counts) == 1:
+            continue
+        (usual, most), *_ = counts.most_common()
+        told = told and 2 * most > len(group)
+        others = [rank for rank in group if repr(sorted(first[rank].items())) != usual]
+        one = next(rank for rank in group if rank not in others)
+        names += [name for rank in others for name in _differing(first[one], first[rank])]
+        wrong |= set(others) if 2 * most > len(group) else set(group)
+    return Finding(tuple(sorted(wrong)), tuple(dict.fromkeys(names)), told=told, again=True)
+
+
+def _differing(one: Digests, other: Digests) -> list[str]:
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _sentence(found: Finding, hosts: Sequence[str], mesh: Mesh) -> str:
+    named = ", ".join(f"{rank} ({hosts[rank]})" for rank in found.ranks)
+    ranks = f"rank{'s' * (len(found.ranks) > 1)} {named}"
+    more = f" and {len(found.parameters) - 1} more" if len(found.parameters) > 1 else ""
+    what = f"the gradient of '{found.parameters[0]}'{more}"
+    do = "Leave that machine out, and go on from a checkpoint of before; weights since the last such look may be wrong."
+    if mesh.dp_size == 1 or not found.again:
+        twice = "computed something else at the second time from the same weights and samples"
+        return f"{ranks} {twice}: {what}. Its processor or its memory is at fault, now and then. {do}"
+    if not found.told:
+        return (
+            f"of {ranks} some compute wrong: from the same weights and samples they get other bits in {what}, twice. "
+            f"With three or more data ranks a vote would tell which. {do}"
+        )
+    return (
+        f"{ranks} computed other bits than the other data ranks from the same weights and samples, twice: {what}. Its "
+        f"processor or its memory is at fault. {do}"
+    )

@@ -1,0 +1,67 @@
+"""A device that turns over one bit is found by computing the same gradients on all ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.errors import ProcessorError
+from tests.ranks import run_ranks
+
+RECIPE = """
+model: {use: mlp, inputs: 64, hidden: [16], classes: 10}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: sgd}
+train: {length: 6 steps, batch: 12}
+guard: {recompute: every 2 steps}
+callbacks: []
+"""
+
+
+def train(folder: str, faults: str) -> str:
+    """In every rank: trains on the device, under faults. The error, if a processor is found."""
+    os.environ["SIM_FAULTS"] = faults
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    mesh = join(seed=0)
+    assert mesh.device.startswith("sim")
+    path = Path(folder, f"recipe-{mesh.rank}.yaml")
+    path.write_text(RECIPE)
+    try:
+        build(read_recipe(path, [f"output_dir={folder}/run"]), mesh).fit()
+    except ProcessorError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_bit_that_turns_over_in_each_matmul_gradient_from_the_fifth_on_is_named(tmp_path: Path) -> None:
+    """A step has two matmul_grad calls; those of the check after step 2 come after four of training."""
+    always = "; ".join(f"flip rank=1 kernel=matmul_grad at={number} bit=20" for number in range(5, 40))
+    said = run_ranks(train, 3, str(tmp_path), always, timeout=120)
+    assert re.match(
+        r"after step [24]: rank 1 \(.*\) computed other bits than the other data ranks", said[0]
+    ), said
+    assert len(set(said)) == 1
+    assert run_ranks(train, 3, str(tmp_path), "", timeout=120) == [""] * 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_one_bit_once_is_that_ranks_own(tmp_path: Path) -> None:
+    found = [
+        run_ranks(train, 2, str(tmp_path), f"flip rank=1 kernel=matmul_grad at={number} bit=20", timeout=120)[
+            0
+        ]
+        for number in (5, 6)
+    ]
+    assert any(
+        re.match(r"after step 2: rank 1 \(.*\) computed something else at the second", one) for one in found
+    )
