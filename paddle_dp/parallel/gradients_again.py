@@ -56,8 +56,8 @@ def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
 
 @contextmanager
 def watched(named: Named) -> Iterator[dict[str, list[int]]]:
-    """Within it, the digests of each parameter's gradient are taken where a backward has computed it, before it is added
-    to others or sent: two numbers for each backward."""
+    """Within it, the digests of each parameter's gradient are taken where a backward has computed it, before it is
+    added to others or sent: two numbers for each backward."""
     found: dict[str, list[int]] = {}
 
     def hook(name: str, gradient: paddle.Tensor) -> None:

@@ -265,7 +265,9 @@ def test_a_loss_far_above_those_before_is_skipped(tmp_path):
     again = 31 + int(np.flatnonzero(sampler.order(1) == far)[0]) // BATCH
     guard = {"non_finite": "skip", "spike": "5 sigma"}
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    trainer(tmp_path, data=Images(240, (), (far,)), net=net, length="60 steps", guard=guard).fit()
+    trainer(
+        tmp_path, data=Images(240, (), (far,)), net=net, length="60 steps", guard=guard, callbacks=["metrics"]
+    ).fit()
     refused = lines(tmp_path, "refused")
     assert [line["step"] for line in refused] == [26, again]
     assert all("is a spike: 5 sigma above" in line["why"] and line["loss"] > 2 for line in refused)
