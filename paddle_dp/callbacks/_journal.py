@@ -6,39 +6,64 @@ import contextlib
 import errno
 import os
 import sys
+from collections import deque
 from pathlib import Path
 
 _CLOSED = -1  # no file descriptor
+_MOST = 64 * 2**20  # bytes of entries that wait in memory
 
 
 class Journal:
     """Appends each entry whole or not at all, unbuffered: a kill -9 loses nothing.
 
-    A full disk does not end the training: the entry is left out, one line on stderr says so, and later entries are
-    tried again.
+    A full disk does not end the training: one line on stderr says so, and entries are kept in memory, the last 64 MiB
+    of them, until they can be written. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path):
         self.path, self.lost = path, 0
+        self._waiting: deque[bytes] = deque()
+        self._size_waiting, self._said = 0, False
         self._file = _CLOSED
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
 
     def add(self, entry: bytes) -> None:
-        """Appends `entry`."""
+        """Appends `entry`, after those that could not be written before."""
+        self._waiting.append(entry)
+        self._size_waiting += len(entry)
+        self._write()
+        while self._size_waiting > _MOST:
+            self._size_waiting -= len(self._waiting.popleft())
+            self.lost += 1
+
+    def _write(self) -> None:
         try:
-            if os.write(self._file, entry) != len(entry):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._size += len(entry)
+            while self._waiting:
+                entry = self._waiting[0]
+                if os.write(self._file, entry) != len(entry):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._waiting.popleft()
+                self._size += len(entry)
+                self._size_waiting -= len(entry)
+            self._said = False
         except OSError as error:
             # Half an entry would make every later one unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
-            if not self.lost:
-                print(f"{self.path} is missing entries from here on: {error.strerror}.", file=sys.stderr)
-            self.lost += 1
+            if not self._said:
+                self._say(f"cannot be written: {error.strerror}. Its entries wait in memory until it can be.")
+            self._said = True
+
+    def _say(self, what: str) -> None:
+        print(f"{self.path} {what}", file=sys.stderr, flush=True)
 
     def __del__(self) -> None:
-        # Nothing is buffered, so there is no close() that a caller must not forget.
-        if self._file != _CLOSED:
-            os.close(self._file)
+        # Nothing is buffered, so there is no close() that a caller must not forget; what waits is tried once more.
+        if self._file == _CLOSED:
+            return
+        if self._waiting:
+            self._write()
+        if self._waiting or self.lost:
+            self._say(f"lacks {len(self._waiting) + self.lost} entries: it could not be written to the end.")
+        os.close(self._file)

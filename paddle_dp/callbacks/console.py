@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -74,12 +74,10 @@ class Console(Callback):
         self._found = self._saved = None
         self._sinks = self._opened(moment) if self.run.mesh.is_main else []
         self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
-        for sink in self._sinks:
-            sink.start(moment.progress)
+        self._on_each(lambda sink: sink.start(moment.progress))
 
     def step(self, moment: Moment) -> None:
-        for sink in self._sinks:
-            sink.show(moment.progress, moment.numbers)
+        self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self._found = evaluation
@@ -109,12 +107,19 @@ class Console(Callback):
         return [bar] if screen is sys.stdout else [bar, Lines()]
 
     def _say(self, text: str) -> None:
-        for sink in self._sinks:
-            sink.say(text)
+        self._on_each(lambda sink: sink.say(text))
 
     def _close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        self._on_each(lambda sink: sink.close())
+
+    def _on_each(self, call: Callable[[Sink], None]) -> None:
+        """A screen that cannot be written does not end the training: a line is lost, a bar is not drawn any more."""
+        for sink in list(self._sinks):
+            try:
+                call(sink)
+            except OSError:
+                if isinstance(sink, Bar):
+                    self._sinks.remove(sink)
 
 
 def terminal() -> TextIO | None:

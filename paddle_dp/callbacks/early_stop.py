@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_dp.callbacks import _watched
-from paddle_dp.checkpoint.disk import replace
+from paddle_dp.callbacks._files import Files
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 from paddle_dp.units import Positive, Rate
 
@@ -34,7 +34,7 @@ class EarlyStop(Callback):
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config = run, config
-        self.path = run.folder / "early_stop.json"
+        self.path, self._files = run.folder / "early_stop.json", Files()
         self.history: list[list[float]] = []
 
     def start(self, moment: Moment) -> None:
@@ -49,8 +49,7 @@ class EarlyStop(Callback):
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
         if self.run.mesh.is_main:
             content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}
-            self.run.folder.mkdir(parents=True, exist_ok=True)
-            replace(self.path, json.dumps(content).encode())
+            self._files.write(self.path, json.dumps(content).encode())
         best, waited = self._waited()
         if waited >= self.config.patience and step < moment.trainer.total_steps:
             what = f"{self.config.watch} did not improve in {waited} evaluations"

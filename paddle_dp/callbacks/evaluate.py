@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_dp.callbacks._confusion import draw
-from paddle_dp.checkpoint.disk import replace
+from paddle_dp.callbacks._files import Files
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.units import Every
@@ -37,6 +37,7 @@ class Evaluate(Callback):
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
+        self._files = Files()
         self._step, self._found = -1, Evaluation(numbers={}, samples=0)
 
     def due_at_epoch(self, epochs: int) -> bool:
@@ -56,17 +57,15 @@ class Evaluate(Callback):
         """Evaluates, and draws the picture once: that may take longer than the evaluation."""
         self._evaluate(moment)
         if self.run.mesh.is_main and self.config.confusion and self._found.confusion is not None:
-            replace(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
+            self._files.write(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """Writes evaluation.json, also after an evaluation that another caller did."""
         self._step, self._found = moment.progress.step, evaluation
         if not self.run.mesh.is_main:
             return
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        replace(
-            self.run.folder / "evaluation.json", as_json(self._content(moment, evaluation), indent=1).encode()
-        )
+        content = as_json(self._content(moment, evaluation), indent=1).encode()
+        self._files.write(self.run.folder / "evaluation.json", content)
 
     def _evaluate(self, moment: Moment) -> None:
         if self.run.test_loader is not None and moment.progress.step != self._step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -69,7 +70,8 @@ class Metrics(Callback):
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if self._journal is not None and refusal.action == "rewind":
-            self._open(moment.progress.step)
+            with contextlib.suppress(OSError):  # a full disk: steps that come again stand there twice
+                self._open(moment.progress.step)
         self._write(moment, as_fields(refusal))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,12 @@ class Profile(Callback):
     def _finish(self) -> None:
         recorded, self._profiler = self._profiler, None
         recorded.stop()
+        try:
+            self._write(recorded)
+        except OSError as error:  # the training goes on without it
+            print(f"{self.folder} was not written: {error.strerror}.", file=sys.stderr, flush=True)
+
+    def _write(self, recorded: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"rank-{self.run.mesh.rank}"
         recorded.export(str(self.folder / f"{name}.json"), format="json")

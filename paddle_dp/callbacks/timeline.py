@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks._timeline_picture import draw
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.pipeline_schedule import Span, bubble, idle
@@ -88,9 +89,10 @@ class Timeline(Callback):
             "idle": [median(shares) for shares in zip(*(b["idle"] for b in self.batches), strict=True)],
         }  # fmt: skip
         batches = [{**batch, "spans": [_row(span) for span in batch["spans"]]} for batch in self.batches]
-        (self.run.folder / "timeline.json").write_text(json.dumps({**summary, "batches": batches}))
+        files = Files()
+        files.write(self.run.folder / "timeline.json", json.dumps({**summary, "batches": batches}).encode())
         picture = draw(middle["spans"], f"{self.run.name}, step {middle['step']}", schedule, each)
-        (self.run.folder / "timeline.png").write_bytes(picture)
+        files.write(self.run.folder / "timeline.png", picture)
         shares = ", ".join(f"{share:.1%}" for share in summary["idle"])
         print(
             f"timeline: stages idle {shares} of the time (medians of {len(batches)} steps); equal stages would be "

@@ -14,7 +14,15 @@ from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.digest import shard_sum
 from paddle_dp.checkpoint.disk import Digest, flush_folder, write
 from paddle_dp.checkpoint.folder import place
-from paddle_dp.checkpoint.manifest import STATE, Checks, Manifest, index_name, step_name, tensors_name
+from paddle_dp.checkpoint.manifest import (
+    STATE,
+    Checks,
+    Manifest,
+    checkpoints,
+    index_name,
+    step_name,
+    tensors_name,
+)
 from paddle_dp.checkpoint.shards import TensorShard, check_whole, index_of, read_index
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError
@@ -143,11 +151,14 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
             f"{final.parent.absolute()} that rank 0 made. All ranks save into one folder: on several machines it must "
             "be on a disk that they share (train with --output-dir there). Earlier checkpoints are untouched."
         ]
+    advice = "Make room and start again."
+    if checkpoints(final.parent):
+        advice = f"Make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR."
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return [
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
         f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched.",
-        f"Make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR.",
+        advice,
     ]
 
 

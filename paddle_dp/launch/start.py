@@ -18,6 +18,7 @@ from paddle_dp.launch.memory import available_memory
 from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import Offer, Sizes, choose
+from paddle_dp.launch.steady import steady_screen
 
 OF_A_RUN = (
     "evaluate",
@@ -35,14 +36,15 @@ def run(job: Job) -> int:
 
     0: done. 2: a usage error. 1 and others: of the rank that failed first. 128 + n: ended by signal n.
     """
-    try:
-        return _run(job)
-    except PaddleDPError as error:
-        last_words.say(str(error))
-        return error.exit_status
-    except KeyboardInterrupt:  # while the recipe was read, before any process was started
-        last_words.say("interrupted.")
-        return 130
+    with steady_screen():
+        try:
+            return _run(job)
+        except PaddleDPError as error:
+            last_words.say(str(error))
+            return error.exit_status
+        except KeyboardInterrupt:  # while the recipe was read, before any process was started
+            last_words.say("interrupted.")
+            return 130
 
 
 def _run(job: Job) -> int:

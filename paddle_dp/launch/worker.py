@@ -29,6 +29,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import alive, die_with_parent
 from paddle_dp.launch.silence import import_paddle
+from paddle_dp.launch.steady import steady_screen
 from paddle_dp.mesh.heartbeat import heartbeat, join_board
 
 ENTRY_POINTS = {
@@ -109,6 +110,11 @@ def _rank() -> int:
 
 def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a rank, under the launcher or started by hand, and exits with its status."""
+    with steady_screen():
+        _main(entry_point, argv)
+
+
+def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
     job, supervised = _read(entry_point, argv), "PADDLE_DP_JOB" in os.environ
     _prepare_process(job, supervised)
     options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")) if supervised else job.options

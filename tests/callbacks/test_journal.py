@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paddle_dp.callbacks import _journal
 from paddle_dp.callbacks._journal import Journal
 
 
@@ -20,24 +21,42 @@ def test_entries_are_there_at_once_and_behind_the_old_ones(tmp_path: Path) -> No
     assert path.read_bytes() == b"old one two"
 
 
-def test_a_full_disk_leaves_no_half_entry_and_is_said_once(
+def test_a_full_disk_leaves_no_half_entry_is_said_once_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, write = Journal(tmp_path / "log"), os.write
     journal.add(b"whole ")
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, entry: write(file, entry[:3]))
-        journal.add(b"torn")
-        journal.add(b"torn")
+        journal.add(b"torn ")
+        journal.add(b"torn too ")
+        assert (tmp_path / "log").read_bytes() == b"whole "
     journal.add(b"after")
-    assert (tmp_path / "log").read_bytes() == b"whole after"
-    assert journal.lost == 2
+    assert (tmp_path / "log").read_bytes() == b"whole torn torn too after"
+    del journal
     said = capsys.readouterr().err
-    assert said.count("missing entries") == 1 and "No space left" in said
+    assert said.count("wait in memory") == 1 and "No space left" in said and "lacks" not in said
+
+
+def test_more_than_memory_should_hold_loses_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_journal, "_MOST", 10)
+    journal, write = Journal(tmp_path / "log"), os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, entry: write(file, entry[:1]))
+        for number in range(4):
+            journal.add(b"four"[:3] + str(number).encode())
+    journal.add(b"!")
+    assert (tmp_path / "log").read_bytes() == b"fou2fou3!" and journal.lost == 2
+    del journal
+    assert "lacks 2 entries" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_refused_write_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     journal = Journal(Path("/dev/full"))
     journal.add(b"entry")
-    assert journal.lost == 1 and "No space left" in capsys.readouterr().err
+    assert "No space left" in capsys.readouterr().err
+    del journal
+    assert "lacks 1 entries" in capsys.readouterr().err

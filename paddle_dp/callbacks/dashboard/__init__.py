@@ -6,6 +6,7 @@ are in `callbacks`.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._confusion import draw
+from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.pictures import picture, png
 from paddle_dp.callbacks.dashboard.ranks import Ranks
@@ -118,7 +120,8 @@ class Dashboard(Callback):
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         self.ranks.begin()
         if self.log and refusal.action == "rewind":  # curves go on from there
-            self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
+            with contextlib.suppress(OSError):  # a full disk: points that come again stand there twice
+                self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
         if self.log:
             self.log.scalars({"guard/refused": 1.0}, refusal.step)
 
@@ -161,8 +164,7 @@ class Dashboard(Callback):
     def _show_mesh(self, step: int) -> None:
         mesh = self.run.mesh
         drawn = mesh_picture.draw(mesh.axes, f"{self.run.name}: {_lines.ranks(mesh)} on {mesh.device}")
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        (self.run.folder / "mesh.png").write_bytes(drawn)
+        Files().write(self.run.folder / "mesh.png", drawn)
         if self.log:
             self.log.picture("mesh", drawn, step)
 

@@ -1,0 +1,33 @@
+"""Small files of a run, replaced as a whole, that a full disk does not turn into the end of the training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from paddle_dp.checkpoint.disk import replace
+
+
+class Files:
+    """Writes files; those that a disk does not take are kept in memory, and tried again with the next one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, bytes] = {}
+        self._said: set[Path] = set()
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Replaces the file, and makes its folder. One line on stderr says if it could not be written."""
+        self._kept[path] = content
+        for one in list(self._kept):
+            try:
+                one.parent.mkdir(parents=True, exist_ok=True)
+                replace(one, self._kept[one])
+                del self._kept[one]
+            except OSError as error:
+                if one not in self._said:
+                    print(
+                        f"{one} was not written: {error.strerror}. The training goes on, and tries again.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                self._said.add(one)

@@ -1,0 +1,81 @@
+"""A standard output that never ends a training: what a full disk or a closed pipe does not take is kept, or dropped.
+
+Under Paddle's launcher a rank's screen is a file in the run folder, so a plain print() raises on a full disk, in the
+user's code as in ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+KEPT = 2**20  # bytes, the last ones
+
+
+class SteadyFile(io.RawIOBase):
+    """Writes to a descriptor. What cannot be written is kept in memory, the last MiB of it, and written when it can be;
+    when nobody reads any more (a closed pipe, a terminal that is gone), it is dropped."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor, self._kept = descriptor, b""
+
+    def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
+        left = self._kept + bytes(content)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            left = b"" if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF) else left[-KEPT:]
+        self._kept = left
+        return len(content)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+
+@contextmanager
+def steady_screen() -> Iterator[None]:
+    """Within it, printing to this process's own standard output and error raises no OSError."""
+    before = sys.stdout, sys.stderr
+    now = _steady(sys.stdout, 1), _steady(sys.stderr, 2)
+    sys.stdout, sys.stderr = now
+    try:
+        yield
+    finally:
+        for stream in now:
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _steady(stream: TextIO, descriptor: int) -> TextIO:
+    """The same stream over a SteadyFile; itself if it is another one, such as that of a test."""
+    if type(stream) is not io.TextIOWrapper or not _is_own(stream, descriptor):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    raw: Any = SteadyFile(descriptor)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _is_own(stream: io.TextIOWrapper, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,120 @@
+"""A disk that fills up under a training, and a screen that nobody reads any more: the training ends as if it had not
+been so, with all its metrics, and with the checkpoints for which there was room."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.train import Callback, Moment, Run
+
+RECIPE = "tests/faults/faulty.yaml"
+STEPS = 120
+PATIENCE = [f"watch.{phase}=60 s" for phase in ("patience", "evaluate", "checkpoint", "callbacks", "start")]
+LONG = [f"train.length={STEPS} steps", *PATIENCE]
+CALLBACKS = (
+    "callbacks=[{use: console, every: 1 step}, {use: metrics, every: 1 step}, {use: dashboard, every: 1 step}, "
+    "{use: evaluate, every: 10 steps}, {use: checkpoint, every: 10 steps, keep: 2, async: %s}, "
+    "{use: tests.faults.test_full_disk.Filler}]"
+)
+
+
+class Filler(Callback):
+    """Made in the ranks: fills the disk of the run after step 30, and empties it after step 90."""
+
+    reads = False
+
+    def __init__(self, run: Run):
+        self.file, self.is_main = run.folder.parent / "filler", run.mesh.is_main
+
+    def step(self, moment: Moment) -> None:
+        print(f"step {moment.progress.step} of the filler", flush=True)
+        if self.is_main and moment.progress.step == 30:
+            with open(self.file, "wb", buffering=0) as file:
+                for size in (1 << 16, 1 << 10, 1):
+                    while _took(file, size):
+                        pass
+        if self.is_main and moment.progress.step == 90:
+            self.file.unlink()
+
+
+def _took(file: Any, size: int) -> bool:
+    try:
+        return bool(file.write(bytes(size)))
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of 8 MB, where one may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=8m", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("ranks", "background"), [(1, False), (2, False), (2, True)])
+def test_a_disk_that_is_full_for_a_while(
+    start: Any, found: Any, small_disk: Path, ranks: int, background: bool
+) -> None:
+    overrides = [*LONG, CALLBACKS % str(background).lower()]
+    out = small_disk / "run"
+    begun = time.monotonic()
+    job = start("train", ranks=ranks, recipe=RECIPE, overrides=overrides, output_dir=str(out))
+    status, said, complained = job.finish(timeout=150)
+    assert status == 0, (said, complained)
+    seen = rows(out)
+    assert [row["step"] for row in seen if row["event"] == "step"] == list(range(1, STEPS + 1))
+    failed = [row["step"] for row in seen if row["event"] == "save_failed"]
+    assert failed == [30, 40, 50, 60, 70, 80]
+    logs = (
+        said
+        + complained
+        + "".join(path.read_text(errors="replace") for path in out.glob("logs/*/workerlog.0"))
+    )
+    assert "was not saved: No space left on device" in logs or len(failed) > 3
+    assert sorted(path.name for path in (out / "checkpoints").glob("step-*")) == [
+        "step-00000110",
+        "step-00000120",
+    ]
+    assert not list((out / "checkpoints").glob(".step-*"))
+    how = "in the background" if background else "at once"
+    found(
+        f"{ranks} ranks, checkpoints {how}: the disk is full from step 30 to 90",
+        time.monotonic() - begun,
+        True,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_screen_that_nobody_reads_any_more(start: Any, found: Any, ranks: int) -> None:
+    overrides = [
+        *LONG,
+        "callbacks=[{use: console, every: 1 step}, {use: metrics, every: 1 step}]",
+    ]
+    begun = time.monotonic()
+    job = start("train", ranks=ranks, recipe=RECIPE, overrides=overrides)
+    job.process.stdout.readline()
+    job.process.stdout.close()
+    job.process.stderr.close()
+    assert job.process.wait(timeout=90) == 0
+    assert [row["step"] for row in rows(job.out) if row["event"] == "step"] == list(range(1, STEPS + 1))
+    found(f"{ranks} ranks: nobody reads the screen any more", time.monotonic() - begun, True)

@@ -1,0 +1,69 @@
+"""A screen that cannot be written ends nothing: closed pipes, full disks, and what was printed meanwhile."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.launch import steady
+from paddle_dp.launch.steady import SteadyFile, steady_screen
+
+
+def printed_to(descriptor: int, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Prints to a standard output with this descriptor, within a steady screen."""
+    stream = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), line_buffering=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(steady, "_is_own", lambda stream, number: number == 1)
+    real, steady_file = stream, SteadyFile
+    monkeypatch.setattr(steady, "SteadyFile", lambda number: steady_file(descriptor))
+    with steady_screen():
+        assert sys.stdout is not real
+        for line in lines:
+            print(line, flush=True)
+
+
+def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    printed_to(write, monkeypatch, "one")
+    assert os.read(read, 100) == b"one\n"
+    os.close(read)
+    printed_to(write, monkeypatch, "two", "three")
+    os.close(write)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    printed_to(descriptor, monkeypatch, "one", "two")
+    os.close(descriptor)
+
+
+def test_what_a_full_disk_did_not_take_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    file, write = SteadyFile(descriptor), os.write
+    file.write(b"one ")
+    with monkeypatch.context() as disk:
+
+        def full(number: int, content: bytes) -> int:
+            raise OSError(28, os.strerror(28))
+
+        disk.setattr(os, "write", full)
+        file.write(b"two ")
+        file.write(b"three ")
+    assert write is os.write and (tmp_path / "log").read_bytes() == b"one "
+    file.write(b"four")
+    assert (tmp_path / "log").read_bytes() == b"one two three four"
+    os.close(descriptor)
+
+
+def test_another_stream_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", mine)
+    with steady_screen():
+        assert sys.stdout is mine
