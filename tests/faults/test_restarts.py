@@ -77,11 +77,10 @@ def test_an_interrupt_during_the_wait_ends_it_at_once(start, found):
     begun = time.monotonic()
     status, _, complained = job.finish(timeout=20)
     named = "ended by SIGINT: no process is left." in complained
-    found(
-        "--restarts: Ctrl-C before the third attempt", time.monotonic() - begun, named, phase="start", job=job
-    )
+    seconds = time.monotonic() - begun
+    found("--restarts: Ctrl-C before the third attempt", seconds, named, phase="start", job=job)
     assert status == 130 and named and not job.left(), complained
-    assert re.search(again("the beginning", 2, 9), complained) and time.monotonic() - begun < 2, complained
+    assert re.search(again("the beginning", 2, 9), complained) and seconds < 2, complained
     assert len(list(job.out.glob("logs/attempt-*"))) == 2
 
 
