@@ -27,7 +27,7 @@ from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.facts import Identity, recipe_facts
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.run import Run
-from paddle_dp.train.state import model_shards
+from paddle_dp.train.state import placed_shard
 
 NAME = "certificate.json"
 FORMAT = 1
@@ -157,7 +157,7 @@ def read(folder: Path) -> Content:
 
 def model_digest(learner: Learner) -> str:
     """The digest of the weights and buffers of all ranks together, the same in any layout. Collective."""
-    shards = model_shards(learner).values()
+    shards = (placed_shard(f"model/{name}", *where) for name, *where in learner.shards())  # one copy at a time
     mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
     found: dict[str, TensorSum] = {}
     seen = set()
