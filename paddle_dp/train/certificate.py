@@ -157,7 +157,8 @@ def read(folder: Path) -> Content:
 
 def model_digest(learner: Learner) -> str:
     """The digest of the weights and buffers of all ranks together, the same in any layout. Collective."""
-    shards = (placed_shard(f"model/{name}", *where) for name, *where in learner.shards())  # one copy at a time
+    # One copy at a time: a model may fill half of the memory.
+    shards = (placed_shard(f"model/{name}", *where) for name, *where in learner.shards())
     mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
     found: dict[str, TensorSum] = {}
     seen = set()
