@@ -45,9 +45,9 @@ def shared_by(pids: list[int]) -> set[Path]:
 def nothing_left(job: Started, shared: set[Path]) -> float:
     """Waits until no process and none of `shared` is left, and says how long that took; fails after ten seconds."""
     begun = time.monotonic()
-    while job.left() or any(path.exists() for path in shared):
-        left = [psutil.Process(pid).cmdline() for pid in job.left() if psutil.pid_exists(pid)]
-        assert time.monotonic() < begun + SECONDS, (left, [path for path in shared if path.exists()])
+    while (left := job.left()) or any(path.exists() for path in shared):
+        files = [path.name for path in shared if path.exists()]
+        assert time.monotonic() < begun + SECONDS, f"left: processes {left}, files {files}"
         time.sleep(0.05)
     return time.monotonic() - begun
 
