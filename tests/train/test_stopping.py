@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.heartbeat import STARTED, Board, heartbeat, join_board
 from paddle_dp.train.stopping import EVERY, MOST, StopRequests
 from tests.ranks import run_ranks
 
@@ -130,3 +130,17 @@ def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
             signal.raise_signal(signal.SIGINT)
     assert not heartbeat.stops and {n: signal.getsignal(n) for n in before} == before
     assert "SIGUSR1: stopping after this update" in capfd.readouterr().err
+
+
+def test_max_time_counts_from_the_jobs_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = heartbeat.born
+    board = Board(1)
+    for name, value in {**board.variables, STARTED: "123.5", "PADDLE_RANK_IN_NODE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        join_board()
+        assert heartbeat.born == 123.5
+    finally:
+        heartbeat.born = began
+        heartbeat.detach()
+        board.close()
