@@ -266,3 +266,8 @@ def test_too_few_ranks_after_a_stop_end_the_job_with_a_sentence(play, tmp_path, 
     assert (
         "not started again: there are 1 ranks to be had now, and 2 are the least." in capsys.readouterr().err
     )
+
+
+def test_a_ranks_own_exit_with_2_is_told_like_any_failure(play, tmp_path, capsys) -> None:
+    status, _ = play(dies(45, 40, run=tmp_path / "run", status=2), job=replace(JOB, restarts=0))
+    assert status == 2 and "\ngo on from step 40: paddle-dp train a.yaml" in capsys.readouterr().err
