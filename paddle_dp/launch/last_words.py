@@ -67,7 +67,7 @@ def answer(
     """Shows the failure, and how to resume, last on the screen; returns its exit status."""
     _show_cursor()
     text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes, consequences)
-    if failure.expected and failure.exit_status == UsageError.exit_status:  # it needs another command line, not a resume
+    if failure.expected and failure.exit_status == UsageError.exit_status:  # not a resume
         say(text)
     else:
         end("\n".join(filter(None, [text, why])), plan, attempt)
