@@ -129,7 +129,7 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
     elif str(spec).isdecimal():
         checkpoint = Path(folder) / step_name(int(str(spec)))
     else:
-        return _at(Path(spec), mesh)
+        return find_at(Path(spec), mesh)
     if checkpoint is None or not checkpoint.is_dir():
         text = _not_found(str(spec), Path(folder))
         raise CheckpointError(text) if str(spec) == "newest" else NoSuchCheckpointError(text)
@@ -158,7 +158,8 @@ def _not_found(spec: str, folder: Path) -> str:
     )
 
 
-def _at(path: Path, mesh: Mesh | None) -> Path:
+def find_at(path: Path, mesh: Mesh | None = None) -> Path:
+    """The checkpoint at a path, or the newest one of the run there. Raises CheckpointError."""
     if (path / MANIFEST).exists():
         return path
     for folder in (path / "checkpoints", path):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import paddle
 
     from paddle_dp.checkpoint.host_memory import Room
-    from paddle_dp.checkpoint.loading import Checkpoint
+    from paddle_dp.checkpoint.source import Source
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
@@ -64,7 +64,7 @@ def _host_copy(tensor: paddle.Tensor, room: Room | None) -> np.ndarray:
 
 def fill(
     tensor: paddle.Tensor,
-    checkpoint: Checkpoint,
+    checkpoint: Source,
     name: str,
     global_shape: Sequence[int] | None = None,
     offset: Sequence[int] | None = None,

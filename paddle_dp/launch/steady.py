@@ -66,7 +66,7 @@ def _steady(stream: TextIO, descriptor: int) -> TextIO:
         stream.flush()
     raw: Any = SteadyFile(descriptor)
     return io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        raw if stream.write_through else io.BufferedWriter(raw),  # the first is what `python -u` has
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

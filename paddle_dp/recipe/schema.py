@@ -156,6 +156,25 @@ class Guard:
             raise ValueError(f"recompute: '{self.recompute}' is not a number of steps")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Weights to begin with, instead of random ones, as in fine-tuning. Optimizer and progress begin anew."""
+
+    path: str
+    """A checkpoint of any layout, a run's folder (its newest), RUN/best, RUN/STEP, or a `.safetensors` file with the
+    model's own names, such as `paddle-dp merge` writes."""
+
+    only: tuple[str, ...] = ()
+    """Patterns of the tensors that are meant, such as `backbone.*`, or layers; all by default."""
+
+    strict: bool = True
+    """Whether all that is meant must be there, fit, and be in the model; `false`: what fits is loaded."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path: is empty")
+
+
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
 # Defaults of whole keys. They are filled in before the overrides, which may change them.
 DEFAULTS: dict[str, Any] = {
@@ -199,6 +218,9 @@ class Recipe(BaseModel):
 
     watch: Watch = Watch()
     """When a job that stands still is ended."""
+
+    load: Load | None = None
+    """Weights to begin with: `{path: runs/old, only: [backbone.*], strict: false}`; a resumed run has its own."""
 
     guard: Guard = Guard()
     """What is done about an update whose numbers are wrong."""

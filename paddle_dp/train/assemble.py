@@ -21,6 +21,7 @@ from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.given_optimizer import check_within
 from paddle_dp.train import consistency, same_run
 from paddle_dp.train.certificate import CertificateWriter
+from paddle_dp.train.initial import load_initial
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Setup
@@ -134,8 +135,13 @@ class Assembly:
             changes=tuple(changes),
             max_time=self.setup.max_time,
         )
+        learner = self._placed(task)
+        if resumed is None and self.setup.load is not None:
+            lines = load_initial(self.setup.load, learner)
+            if self.mesh.is_main:
+                print("\n".join(lines), flush=True)
         trainer = kind(
-            self._placed(task),
+            learner,
             self.train_loader,
             [*self.setup.callbacks(run), CertificateWriter(run)],
             run=run,

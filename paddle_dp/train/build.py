@@ -40,6 +40,7 @@ def setup(recipe: Recipe) -> Setup:
         length=train.length,
         max_time=None if train.max_time is None else train.max_time.seconds,
         guard=recipe.guard,
+        load=recipe.load,
         loader=recipe.loader,
         callbacks=lambda run: [part.build(run) for part in recipe.callbacks],
         asked=recipe,

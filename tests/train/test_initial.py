@@ -1,0 +1,177 @@
+"""A training that begins with the weights of an earlier one: what is meant, what fits, in any layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.checkpoint import load, merge
+from paddle_dp.checkpoint.source import SafetensorsFile, source
+from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.mesh import Mesh
+from paddle_dp.recipe import Load, read_recipe
+from paddle_dp.train.build import build
+from paddle_dp.train.initial import match
+from tests.ranks import run_ranks
+
+HERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 3), "head.bias": (3,)}
+THERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 9), "old.bias": (2,)}
+RECIPE = """
+model: {{use: gpt, vocab: {vocab}, width: 32, depth: 4, heads: 4, length: 16}}
+dataset: {{use: random_tokens, vocab: {vocab}, length: 16, samples: 16, test_samples: 8}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+strategy: {strategy}
+train: {{length: 2 steps, batch: 8, seed: {seed}}}
+callbacks: [{{use: checkpoint, best: loss}}, {{use: evaluate}}]
+{more}
+"""
+
+
+def recipe(
+    folder: Path, out: str, more: str = "", strategy: str = "{use: single}", seed: int = 1, vocab: int = 32
+) -> Any:
+    path = folder / f"{out}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy, seed=seed, vocab=vocab, more=more))
+    return read_recipe(path, [f"output_dir={folder / out}"])
+
+
+def test_what_fits_and_what_does_not() -> None:
+    found = match(THERE, HERE, Load(path="x", strict=False))
+    assert found.loaded == ("backbone.0.bias", "backbone.0.weight")
+    assert (found.other, found.left_over, found.initial) == (("head.weight",), ("old.bias",), ("head.bias",))
+
+
+@pytest.mark.parametrize("pattern", ["backbone.*", "backbone", "backbone.0"])
+def test_a_pattern_or_a_layer_says_what_is_meant(pattern: str) -> None:
+    found = match(THERE, HERE, Load(path="x", only=(pattern,)))
+    assert len(found.loaded) == 2 and not (found.other or found.left_over or found.initial)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "words"),
+    [
+        (THERE, {"only": ("bakbone.*",)}, r"'bakbone\.\*' matches nothing in x\. Did you mean 'backbone\.0'\?"),
+        (THERE, {"only": ("head", "old")}, r"'old' matches nothing in this model"),
+        (THERE, {}, r"head\.weight is \[4, 9\] there and \[4, 3\] here; old\.bias is only there; head\.b"),
+        (THERE, {"only": ("head",), "strict": False}, r"only 0 of the 15 numbers that are meant fit"),
+        ({"head.bias": (3,)}, {"strict": False}, r"only 3 of the 51 numbers that are meant fit.*load\.on"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(there: dict[str, tuple[int, ...]], wanted: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        match(there, HERE, Load(path="x", **wanted))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("first")
+    build(recipe(folder, "run"), Mesh.alone()).fit()
+    return folder / "run"
+
+
+def weights(learner: Any) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in learner.state().items()}
+
+
+@pytest.mark.parametrize("which", ["run", "step", "best", "checkpoint", "merged"])
+def test_all_words_for_a_source(
+    first: Path, tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = {
+        "run": first, "step": first / "2", "best": first / "best",
+        "checkpoint": first / "checkpoints/step-00000002", "merged": tmp_path / "merged.safetensors",
+    }[which]  # fmt: skip
+    merge(first / "checkpoints/step-00000002", tmp_path / "merged.safetensors")
+    trainer = build(recipe(tmp_path, "new", f"load: {{path: {path}}}", seed=2), Mesh.alone())
+    saved = load(first / "checkpoints/step-00000002")
+    for name, value in weights(trainer.learner).items():
+        np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
+    assert trainer.progress.step == 0 and "loaded" in capsys.readouterr().out
+    trainer.fit()
+    again = build(recipe(tmp_path, "new", f"load: {{path: {path}}}", seed=2), Mesh.alone(), "newest")
+    assert again.progress.step == 2 and "weights from" not in capsys.readouterr().out
+
+
+def test_a_part_of_it_for_fine_tuning(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = f"load: {{path: {first}, only: ['blocks.1.*', 'blocks.2.*'], strict: false}}"
+    before = weights(build(recipe(tmp_path, "plain", seed=2, vocab=40), Mesh.alone()).learner)
+    after = weights(build(recipe(tmp_path, "new", more, seed=2, vocab=40), Mesh.alone()).learner)
+    saved = load(first / "checkpoints/step-00000002")
+    for name, value in after.items():
+        meant = name.startswith(("blocks.1.", "blocks.2."))
+        np.testing.assert_array_equal(value, saved.read(f"model/{name}") if meant else before[name])
+    assert "only blocks.1.*, blocks.2.*" in capsys.readouterr().out
+
+
+def test_another_model_is_named(first: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is \[32, 32\] there and \[40, 32\] here"):
+        build(recipe(tmp_path, "new", f"load: {{path: {first}}}", vocab=40), Mesh.alone())
+    with pytest.raises(CheckpointError, match=r"load\.path: there is no .*nowhere"):
+        build(recipe(tmp_path, "new", "load: {path: nowhere}"), Mesh.alone())
+
+
+def test_a_file_that_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(CheckpointError, match="makes no sense"):
+        source(tmp_path / "weights.safetensors")
+
+
+def test_any_box_of_a_safetensors_file(first: Path, tmp_path: Path) -> None:
+    merge(first / "checkpoints/step-00000002", tmp_path / "merged.safetensors")
+    opened, saved = (
+        SafetensorsFile(tmp_path / "merged.safetensors"),
+        load(first / "checkpoints/step-00000002"),
+    )
+    name = next(name for name in opened.names if len(opened.shape(name)) == 2)
+    np.testing.assert_array_equal(opened.read(name, (3, 2), (5, 4)), saved.read(f"model/{name}")[3:8, 2:6])
+
+
+def loaded_on_ranks(folder: str, path: str, strategy: str) -> Any:
+    """In every rank: the weights of a training that begins with those at `path`, saved, and its losses."""
+    from paddle_dp.checkpoint import save
+    from paddle_dp.mesh import join
+    from tests.parity import recorded
+
+    mesh = join(seed=2)
+    own = Path(folder) / str(mesh.rank)
+    own.mkdir()
+    made = recipe(own, "new", f"load: {{path: {path}}}", strategy, seed=2)
+    made = made.model_copy(update={"output_dir": f"{folder}/run", "callbacks": ()})
+    trainer = build(made, mesh)
+    saved = save(trainer.snapshot(), Path(folder) / "begun", trainer.mesh)
+    rows = recorded(trainer)
+    trainer.fit()
+    return {"begun": str(saved), "rows": rows}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [
+        (2, "{use: data_parallel}"),
+        (2, "{use: hybrid, tensor: 2}"),
+        (2, "{use: hybrid, pipeline: 2}"),
+        (2, "{use: hybrid, sharding: 2, sharding_stage: 3}"),
+        (4, "{use: hybrid, tensor: 2, pipeline: 2}"),
+    ],
+)
+def test_any_layout_begins_with_them(first: Path, tmp_path: Path, ranks: int, strategy: str) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "many").mkdir()
+    one = run_ranks(loaded_on_ranks, 1, str(tmp_path / "one"), str(first), "{use: single}")
+    many = run_ranks(loaded_on_ranks, ranks, str(tmp_path / "many"), str(first), strategy)
+    begun, saved = load(Path(many[0]["begun"])), load(first / "checkpoints/step-00000002")
+    for name in saved.names:
+        if name.startswith("model/"):
+            np.testing.assert_array_equal(begun.read(name), saved.read(name))
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one[0]["rows"], rtol=1e-5)
+    assert json.dumps(many[0]["rows"])
