@@ -174,7 +174,7 @@ def found(request: pytest.FixtureRequest) -> Callable[..., None]:
     def note(
         fault: str,
         seconds: float,
-        named: bool,
+        named: bool | None,
         *,
         phase: str = "–",
         job: Started | None = None,

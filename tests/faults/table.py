@@ -12,19 +12,19 @@ HEAD = ("fault", "phase", "noticed after", "first cause named", "orphans", "data
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One fault. `seconds`: from the fault to when it was noticed; `lost`: what it cost (tests/faults/lost.py), "–"
-    where nothing was trained, or where that was not measured."""
+    """One fault. `seconds`: from the fault to when it was noticed. `named`: None where nobody is left to say it.
+    `lost`: what it cost (tests/faults/lost.py), "–" where nothing was trained, or where that was not measured."""
 
     fault: str
     seconds: float
-    named: bool
+    named: bool | None
     phase: str = "–"
     orphans: int | None = None
     lost: str = "–"
 
     def __str__(self) -> str:
         left = "?" if self.orphans is None else str(self.orphans)
-        named = "yes" if self.named else "NO"
+        named = "–" if self.named is None else "yes" if self.named else "NO"
         return _line(self.fault, self.phase, f"{self.seconds:.1f} s", named, left, self.lost)
 
     def state(self) -> dict[str, Any]:

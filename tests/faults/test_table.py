@@ -28,6 +28,7 @@ def test_rows_get_the_orphans_of_their_test():
     end = SimpleNamespace(nodeid="test", user_properties=[("fault", row.state()), ("orphans", 2)])
     assert lines_of(rows_of([call, end]))[2:] == ["| again | data | 2.0 s | yes | 2 | 0, from step 4 |"]
     assert lines_of(rows_of([call]))[2].split(" | ")[4] == "?"
+    assert "| 1.0 s | – |" in str(Row(fault="nobody is left", seconds=1, named=None))
 
 
 def test_a_page_keeps_the_rows_that_were_not_measured_now(tmp_path):
