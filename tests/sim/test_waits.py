@@ -13,6 +13,7 @@ from tests.sim.waits import Waits
 READ = 6  # a callback reads the numbers after every sixth update
 # The first epoch has new shapes: of full batches, and of the short one at its end. Stages tell each other of them.
 SETTLED = 4
+ONE_READ = 2  # Paddle waits twice when a tensor is read, whatever its size
 
 
 def fit(recipe: str, overrides: list[str]) -> dict[str, dict[str, int]]:
@@ -69,6 +70,7 @@ def assert_waits_for_readers_alone(of_ranks: list[dict[int, dict[str, int]]], la
         for step, found in by_step.items():
             read = step % READ == 0 or step == last
             assert lines(found) == ({"stream: paddle_dp/parallel/loss.py"} if read else set()), (step, found)
+            assert sum(found.values()) == (ONE_READ if read else 0), (step, found)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +135,5 @@ def read(recipe: str) -> dict[str, int]:
 
 def test_a_wait_is_told_with_its_line(tmp_path: Path) -> None:
     (found,) = run_ranks(read, 1, str(gpt(tmp_path)))
-    assert found and all(line.startswith("stream: tests/sim/test_waits.py:") for line in found)
+    assert list(found.values()) == [ONE_READ]
+    assert lines(found) == {"stream: tests/sim/test_waits.py"}
