@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Mapping
@@ -24,10 +25,15 @@ def decode(text: bytes) -> Any:
     of it than a checkpoint has: an empty list is two characters in a file and 64 bytes in memory."""
     if len(text) > MOST_BYTES or text.count(b"[") + text.count(b"{") > _MOST_GROUPS:
         raise ValueError("has more in it than any checkpoint")
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here is garbage, and to look at half a million lists again and again takes seconds
     try:
         return json.loads(text, object_hook=_decode_float, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:

@@ -56,7 +56,8 @@ FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "
 VERDICTS = {
     "": REFUSED,
     "callbacks": FREE, "callback ": TOLD, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
-    "guard": TOLD, "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD, "code of": TOLD,
+    "guard": TOLD, "load": TOLD, "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD,
+    "code of": TOLD,
     "package": TOLD, "python": TOLD, "device": TOLD,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,

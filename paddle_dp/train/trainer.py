@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
-from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
+from paddle_dp.recipe import Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS
@@ -70,6 +70,7 @@ class Trainer(TrainingLoop):
         accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         guard: Guard | Mapping[str, Any] | None = None,
+        load: Load | Mapping[str, Any] | str | Path | None = None,
         cuts: Mapping[str, str] | None = None,
         attention_methods: Mapping[str, str] | None = None,
         blocks: Sequence[Any] = (),
@@ -85,6 +86,7 @@ class Trainer(TrainingLoop):
             dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
             folder: where logs and checkpoints go. resume: the newest checkpoint in it (True), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
+            load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
             guard: what is done about a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
             cuts, attention_methods, blocks: how to split a model that has no tables of its own: patterns of layer
                 names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
@@ -152,6 +154,7 @@ class Trainer(TrainingLoop):
             length=None if length is None else settings.length,
             loader=_loader_settings(loader),
             guard=guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD),
+            load=_load(load),
             words={
                 word: _part(shelf, given).settings
                 for word, shelf, given in (
@@ -235,6 +238,14 @@ def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
             f'schedule {given}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )
     return _part("schedules", given).build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
+
+
+def _load(given: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
+    """As a recipe's `load`; a path alone is one, too."""
+    if given is None or isinstance(given, Load):
+        return given
+    settings = {"path": str(given)} if isinstance(given, (str, Path)) else dict(given)
+    return read_settings(Load, settings, Owner(subject="load", prefix="load"))
 
 
 def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:

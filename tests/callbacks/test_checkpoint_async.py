@@ -136,6 +136,16 @@ def test_an_error_that_ends_the_training_waits_for_it(
     assert steps(run) == [10]
 
 
+def test_before_the_training_goes_back_it_is_waited_for(
+    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event
+) -> None:
+    callback = build(run, at)
+    tell(callback, "step", 10)
+    threading.Timer(0.1, gate.set).start()
+    tell(callback, "rewinding", 12)
+    assert steps(run) == [10] and saves.told == [("saved", 10, NUMBERS)]
+
+
 def test_the_best_is_named_when_it_is_there(
     run: Run, at: Callable[..., Moment], tell: Tell, found: Callable[..., Evaluation], gate: threading.Event
 ) -> None:

@@ -111,6 +111,36 @@ def test_a_part_of_it_for_fine_tuning(
     assert "only blocks.1.*, blocks.2.*" in capsys.readouterr().out
 
 
+def test_a_script_gives_it_as_a_path_or_as_a_recipe_does(tmp_path: Path) -> None:
+    from paddle import nn
+
+    from paddle_dp.train import Trainer
+
+    class Ones:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
+            return np.ones(4, "float32"), np.int64(i % 2)
+
+    def trainer(folder: Path, **given: Any) -> Trainer:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        loss, schedule = {"use": "cross_entropy"}, {"use": "constant", "learning_rate": 0.1}
+        return Trainer.of(
+            model=model, loss=loss, optimizer="sgd", schedule=schedule, train=Ones(), batch=2, length="1 epochs",
+            folder=folder, callbacks=["checkpoint"], **given,
+        )  # fmt: skip
+
+    trainer(tmp_path / "old").fit()
+    saved = load(tmp_path / "old/checkpoints/step-00000002")
+    for given in (tmp_path / "old", {"path": str(tmp_path / "old"), "only": ["0", "1.bias"]}):
+        for name, value in weights(trainer(tmp_path / "new", load=given).learner).items():
+            if isinstance(given, Path) or name != "1.weight":
+                np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
+    with pytest.raises(UsageError, match=r"load has no setting 'onyl'\. Did you mean 'only'"):
+        trainer(tmp_path / "new", load={"path": "x", "onyl": []})
+
+
 def test_another_model_is_named(first: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is \[32, 32\] there and \[40, 32\] here"):
         build(recipe(tmp_path, "new", f"load: {{path: {first}}}", vocab=40), Mesh.alone())
