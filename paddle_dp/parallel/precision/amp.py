@@ -117,8 +117,9 @@ class MixedPrecision:
             check_autocast(precision, device)
 
     def place(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
-        """O2 on an accelerator casts the model and gives the optimizer float32 master weights. Its clip computes the norm
-        in float32, as under hybrid: Paddle's own adds up 16-bit squares, and is off by 0.4 % in bfloat16 (3.3.1)."""
+        """O2 on an accelerator casts the model and gives the optimizer float32 master weights. Its clip computes the
+        norm in float32, as under hybrid: Paddle's own adds up 16-bit squares, and is off by 0.4 % in bfloat16 (3.3.1).
+        """
         if self.precision.level == "O2" and self.low and self._rounder is None:
             paddle.nn.clip._clip_by_global_norm_using_mp_type(True)
             return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
