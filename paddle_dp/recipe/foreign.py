@@ -69,8 +69,8 @@ def _file_of(use: str) -> str:
 
 def _file(stem: Path) -> Path | None:
     """The module called `stem`: a file, or the __init__.py of a folder."""
-    options = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
-    return next((option for option in options if option.is_file()), None)
+    options = (stem / "__init__.py", stem.parent / f"{stem.name}.py")
+    return next((option for option in options if os.path.isfile(option)), None)
 
 
 def _shown(file: Path) -> str:

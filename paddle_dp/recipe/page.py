@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Page:
 
 
 LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; values that it stands for, its aliases written out
+DEEPEST = 100  # open brackets; the reader takes seconds for some hundreds
 
 
 class _TooMuchError(Exception):
@@ -68,6 +70,11 @@ def read_page(path: Path) -> Page:
 def parse(text: str, name: str, numbered: bool = True) -> Page:
     """YAML 1.2 as a page; `numbered`: places are «name:line», otherwise the name alone."""
     page = Page(name)
+    if _brackets(text) > DEEPEST:
+        page.mistakes.append(
+            Mistake(where=name, what=f"opens more than {DEEPEST} brackets within each other")
+        )
+        return page
     reader = YAML(typ="safe", pure=True)
     try:
         page.values = _Walk(page, reader.constructor, numbered).value(reader.compose(text), ())
@@ -83,6 +90,15 @@ def parse(text: str, name: str, numbered: bool = True) -> Page:
     except (YAMLError, RecursionError) as error:
         page.mistakes.append(Mistake(where=name, what=f"this is not YAML: {str(error).splitlines()[0]}"))
     return page
+
+
+def _brackets(text: str) -> int:
+    """The most brackets that are open at once, those in quotes and comments included."""
+    deepest = level = 0
+    for bracket in re.findall(r"[][{}]", text):
+        level = level + 1 if bracket in "[{" else max(0, level - 1)
+        deepest = max(deepest, level)
+    return deepest
 
 
 @dataclass

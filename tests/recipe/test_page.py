@@ -161,3 +161,11 @@ def test_as_many_keys_as_fit_are_told_apart_in_time_that_grows_as_they_do(tmp_pa
 
     seconds(100)
     assert seconds(9_000) < 8 * min(seconds(2_250), seconds(2_250))
+
+
+def test_brackets_within_brackets_are_bounded() -> None:
+    for text in ("a: " + "[" * 5000, "a: " + "{b: " * 13000, "a: " + "[" * 101 + "]" * 101):
+        began = time.process_time()
+        assert "opens more than 100 brackets" in str(parse(text, "x").mistakes[0])
+        assert time.process_time() - began < 0.5
+    assert not parse("a: " + "[" * 99 + "]" * 99, "x").mistakes
