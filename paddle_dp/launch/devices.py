@@ -68,6 +68,11 @@ def ask_paddle(root: str) -> tuple[str, int]:
     return (devices[0], devices.count(devices[0])) if devices else ("cpu", 0)
 
 
+def forget() -> None:
+    """A plugin is asked for its devices again, when they are looked up next: one may have gone."""
+    ask_paddle.cache_clear()
+
+
 def paddle_folder() -> Path:
     """Where paddle is installed. Raises InstallError where it is not."""
     spec = find_spec("paddle")

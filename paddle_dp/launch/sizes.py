@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch import last_words
+from paddle_dp.launch import devices, last_words
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
@@ -84,6 +84,8 @@ class Sizes:
 
     def next_said(self, history: Sequence[Outcome] = ()) -> Plan:
         """The same, with a line on the screen where there are fewer ranks than were asked for, and why."""
+        if self.elastic and self.plan.devices:
+            devices.forget()
         plan = self.next(history)
         said, self._said = self._said, self.said(plan)
         if self._said not in ("", said):
@@ -98,13 +100,13 @@ class Sizes:
         if plan.devices:
             asked, here = plan.job.devices, self.machine().devices
             names = here if asked is None else tuple(str(n) for n in asked if str(n) in here)
-            devices = tuple(name for name in names if name not in self.lost)[: plan.ranks]
-            most = len(devices)
+            there = tuple(name for name in names if name not in self.lost)[: plan.ranks]
+            most = len(there)
         else:
-            devices, most = (), plan.ranks - len(self.lost)
+            there, most = (), plan.ranks - len(self.lost)
         if (allowed := self._allowed()) is not None:
             most = min(most, allowed)
-        return replace(plan, ranks=max(most, 0), devices=devices[:most])
+        return replace(plan, ranks=max(most, 0), devices=there[:most])
 
     def resize(self, plan: Plan) -> str:
         """Why a running attempt of `plan` is to stop for another number of ranks; "" where it is not."""

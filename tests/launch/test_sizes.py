@@ -122,3 +122,13 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
 
 def test_a_rank_that_fails_after_new_checkpoints_stays(tmp_path):
     assert sizes(tmp_path).next([fails(1, saved=20), fails(1, saved=40)]).ranks == 4
+
+
+def test_a_plugin_is_asked_for_its_devices_before_each_attempt(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("paddle_dp.launch.devices.forget", lambda: asked.append(0))
+    here = Machine(cores=4, kind="npu", devices=("0", "1"))
+    some = sizes(tmp_path, 2, 1, here=here, devices=("0", "1"), machine=lambda: here)
+    some.resize(some.next_said())
+    some.next_said()
+    assert len(asked) == 2  # it takes more than a second: not while ranks are at work
