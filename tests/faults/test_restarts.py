@@ -85,7 +85,8 @@ def test_an_interrupt_during_the_wait_ends_it_at_once(start, found):
 
 
 def test_a_mistake_and_a_request_to_stop_are_not_repeated(start):
-    job = start("train", recipe=RECIPE, restarts=3, overrides=["train.length=100000 steps"])
+    endless = ["train.length=100000 steps", "callbacks=[{use: checkpoint, every: null}]"]
+    job = start("train", recipe=RECIPE, restarts=3, overrides=endless)
     mistaken = start("refuse", restarts=3)
     job.training_pids(2)
     job.process.send_signal(signal.SIGTERM)
