@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,19 +20,24 @@ from paddle_dp.launch.command import Meeting
 FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # a block is enough for a job of 31 ranks on this machine
 
 
-def meet(master: str, is_first: bool = False, patience: float = 0.0) -> Meeting:
+def meet(
+    master: str,
+    is_first: bool = False,
+    patience: float = 0.0,
+    say: Callable[[str], object] = lambda text: None,
+) -> Meeting:
     """The rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
     for ever. Here it is the address from which the kernel would reach the master; on node 0, whose own name may be
     given as the master's, the one from which it would reach the rest of the world. `patience`: seconds for the master's
-    name to become known, as a service's does once its first machine is up. Raises UsageError if the master's
-    name has no address, or one that only its own machine can reach; on the first node, if it is another machine's
-    address, or its port is taken.
+    name to become known, as a service's does a while after its machine is up; `say` gets a line when it is not yet.
+    Raises UsageError if the master's name has no address, or one that only its own machine can reach; on the first
+    node, if it is another machine's address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
-        address = _address(host, patience)
+        address = _address(host, patience, say)
     except OSError as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
     if is_first and host != address and _is_loopback(address):
@@ -62,15 +67,18 @@ def meet(master: str, is_first: bool = False, patience: float = 0.0) -> Meeting:
     return Meeting(master=f"{address}:{port}", host=own, interface=interface_of(own))
 
 
-def _address(host: str, patience: float) -> str:
+def _address(host: str, patience: float, say: Callable[[str], object]) -> str:
     """The number of a name. Raises OSError where it is not known within `patience` seconds."""
-    end = time.monotonic() + patience
+    end, said = time.monotonic() + patience, False
     while True:
         try:
             return socket.gethostbyname(host)
         except OSError:
             if time.monotonic() >= end:
                 raise
+        if not said:
+            say(f"no address is known for {host} yet: asking again, for {patience:.0f} s at most")
+            said = True
         time.sleep(0.5)
 
 

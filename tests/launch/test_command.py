@@ -86,6 +86,13 @@ def test_gloo_stays_on_this_machine_unless_there_are_others():
     meeting = Meeting(master="10.0.0.1:1", host="10.0.0.2", interface="eth0")
     assert environment(plan(nodes=2), {}, meeting)["GLOO_SOCKET_IFNAME"] == "eth0"
     assert environment(plan(nodes=2), {"GLOO_SOCKET_IFNAME": "ib0"}, meeting)["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert environment(plan(nodes=2), {}, meeting)["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert environment(plan(nodes=2), {"NCCL_SOCKET_IFNAME": "ib"}, meeting)["NCCL_SOCKET_IFNAME"] == "ib"
+
+
+def test_the_nodes_secret_is_none_of_the_ranks_business():
+    given = {"PADDLE_DP_SECRET": "abc", "PADDLE_DP_MKL": "off"}
+    assert "PADDLE_DP_SECRET" not in environment(plan(), given)
 
 
 def test_gpus_are_seen_by_those_who_use_them():

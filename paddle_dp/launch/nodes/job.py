@@ -26,6 +26,7 @@ from paddle_dp.launch.sizes import LOOK, Offer
 from paddle_dp.launch.supervisor import Outside
 
 TICK = 0.2  # seconds between two looks for news
+OWN_NAME = 60.0  # seconds for node 0's own name to become known: in a cluster, some time after it has started
 FAREWELL = 3.0  # seconds to tell the others that this node was asked to end
 
 
@@ -50,7 +51,8 @@ def run(given: NodeJob) -> int:
     """
     job = given.plan.job
     number, key = job.node_rank or 0, secret(given.inherited)
-    meeting = network.meet(str(job.master), number == 0, patience=given.limits.gather if number else 0.0)
+    patience = given.limits.gather if number else min(given.limits.gather, OWN_NAME)
+    meeting = network.meet(str(job.master), number == 0, patience, last_words.say)
     address, offer = network.parts(meeting.master), given.offered().ranks
     card = {
         "node": number,
