@@ -69,6 +69,13 @@ def packages(mesh: Mesh) -> dict[str, Any]:
     }
 
 
+def threads(mesh: Mesh) -> dict[str, str]:
+    """The threads with which this rank computes on a CPU: products are summed in as many parts, so the last bits depend
+    on them. Machines may have different numbers of processors, so ranks need not have the same."""
+    number = os.environ.get("OMP_NUM_THREADS")
+    return {"threads": number} if number and mesh.device == "cpu" else {}
+
+
 def recipe_code(recipe: Recipe) -> dict[str, str]:
     """The checksum of each part's file, where a part has one."""
     parts = (recipe.model, recipe.dataset, recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy)

@@ -35,6 +35,7 @@ from paddle_dp.train.facts import (
     schedule_of,
     script_facts,
     task_facts,
+    threads,
     unsaved_tensors,
 )
 from paddle_dp.train.own_code import OF_MODULE, module_code
@@ -58,7 +59,7 @@ VERDICTS = {
     "callbacks": FREE, "callback ": TOLD, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
     "guard": TOLD, "load": TOLD, "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD,
     "code of": TOLD,
-    "package": TOLD, "python": TOLD, "device": TOLD,
+    "package": TOLD, "python": TOLD, "device": TOLD, "threads": TOLD,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
 }  # fmt: skip
@@ -91,7 +92,9 @@ def identity(
     }
     steps = setup.length.steps(loaders["train"].batches) if setup.length and loaders["train"] else 0
     rates = _rates(schedule_of(task), sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
-    return Identity(facts={**packages(mesh), **_described(setup, task)}, data=data, rates=rates)
+    return Identity(
+        facts={**packages(mesh), **threads(mesh), **_described(setup, task)}, data=data, rates=rates
+    )
 
 
 def compare(

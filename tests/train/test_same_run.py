@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -59,6 +60,13 @@ def again(folder: Path, *words: str, resume: str | None = "newest", **how: Any) 
 def test_nothing_changed_is_nothing_said(run: Path) -> None:
     trainer = again(run)
     assert trainer.progress.step == FEW and trainer.run.changes == ()
+
+
+def test_another_number_of_threads_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes the last bits of products: on 2 nodes of 1 rank, a rank has more of them than on 1 node of 2."""
+    before = os.environ.get("OMP_NUM_THREADS", "not there")
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    assert again(run).run.changes == (f"threads was {before} and is 9",)
 
 
 @pytest.mark.parametrize(
