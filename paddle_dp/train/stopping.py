@@ -74,8 +74,10 @@ class StopRequests:
         if step < self._meets:
             return None
         now, (since, when) = self._clock(), self._met
-        pace = (now - when) / max(step - since, 1)
-        wait = min(max(round(EVERY / max(pace, 1e-9)), 1), MOST)
+        passed = max(step - since, 1)
+        pace = (now - when) / passed
+        # Twice as far at most: a few quick updates say nothing of the evaluation that comes after the next ones.
+        wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MOST))
         asked = [float(self.asked == number) for number in SIGNALS]
         main = [float(self._over()), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)

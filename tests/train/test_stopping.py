@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -80,7 +81,16 @@ def test_ranks_meet_every_two_seconds_and_not_at_every_step(pace, expected):
     pair = Pair(pace)
     for step in range(1, 101 if pace > 0.01 else 10_001):
         assert pair.step(step) == [None, None]
-    assert pair.exchanges <= expected + 2
+    assert pair.exchanges <= expected + 2 + math.log2(MOST)  # the gaps double until they are two seconds
+
+
+def test_quick_updates_at_the_beginning_do_not_put_the_next_meeting_far_behind_slow_ones():
+    pair = Pair(0.001)
+    assert [pair.step(step) for step in range(1, 9)] == [[None, None]] * 8
+    pair.pace = 5.0  # each update is followed by an evaluation and a checkpoint from now on
+    pair.ranks[1].asked = signal.SIGTERM
+    answers = [pair.step(step) for step in range(9, 25)]
+    assert ["SIGTERM", "SIGTERM"] in answers[:8]
 
 
 @pytest.mark.parametrize("who", [0, 1])
