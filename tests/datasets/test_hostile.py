@@ -56,7 +56,7 @@ def test_matlab_files_of_every_kind_of_number_are_read(tmp_path: Path, kind: str
 
 def test_a_matlab_bomb_is_not_unpacked(tmp_path: Path) -> None:
     whole = mat(tmp_path / "a.mat", {"labels": np.ones((1, 9))})
-    bomb = zlib.compress(bytes(100 * MB), 9)
+    bomb = zlib.compress(bytes(40 * MB), 6)
     (tmp_path / "bomb.mat").write_bytes(whole[:128] + struct.pack("<II", 15, len(bomb)) + bomb)
     with (
         at_most(4 * LARGEST),
@@ -72,7 +72,7 @@ def test_a_matlab_bomb_is_not_unpacked(tmp_path: Path) -> None:
 def test_a_damaged_matlab_file_never_ends_the_process(tmp_path: Path, packed: bool) -> None:
     """SciPy 1.15 ends with SIGSEGV on some files of this size."""
     whole, draw = mat(tmp_path / "a.mat", {"labels": np.ones((1, 30))}, packed=packed), random.Random(0)
-    for _ in range(150):
+    for _ in range(50):
         wrong = bytearray(whole)
         for _ in range(draw.randint(1, 4)):
             wrong[draw.randrange(124, len(wrong))] = draw.randrange(256)

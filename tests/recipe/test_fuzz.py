@@ -159,7 +159,7 @@ def seed() -> int:
 
 
 def test_recipes_with_random_mistakes_are_read_or_refused(tmp_path: Path, seed: int) -> None:
-    fuzz(60, seed, tmp_path)
+    fuzz(40, seed, tmp_path)
 
 
 @pytest.mark.long
