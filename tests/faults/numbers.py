@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from paddle_dp.train import Callback, Moment, Run
 
 @dataclass(frozen=True, kw_only=True)
 class Spoil:
-    """From update `step` + 1 on, `times` forwards of rank `rank` multiply the first number of a Linear's output."""
+    """From update `step` + 1 on, in `times` forwards of rank `rank`, one number of a Linear is a bit wrong,
+    or NaN."""
 
     rank: int = 1
     step: int = 6
     times: int = 10**9
-    factor: float = 1.0 + 2.0**-16
+    nan: bool = False
 
     def build(self, run: Run) -> Callback:
         return _Spoil(self)
@@ -48,5 +50,5 @@ class _Spoil(Callback):
             print("the fault is at", time.time(), flush=True)
         self.done += 1
         factors = paddle.ones([output.size])
-        factors[0] = self.config.factor
+        factors[0] = math.nan if self.config.nan else 1 + 2.0**-16
         return output * factors.reshape(output.shape)
