@@ -130,8 +130,8 @@ class Checkpoint(Callback):
         self._save_now(moment)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
-        """The checkpoint under way is of a time when all was well."""
-        if self._writing is not None:
+        """The checkpoint under way is of a time when all was well; but a second Ctrl-C waits for nothing."""
+        if self._writing is not None and isinstance(error, Exception):
             with heartbeat.within("checkpoint", "the one that was being written"):
                 self._writing.save.finish_alone()
 

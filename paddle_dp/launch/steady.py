@@ -55,6 +55,10 @@ def steady_screen() -> Iterator[None]:
     finally:
         for stream in now:
             stream.flush()
+            buffer: Any = getattr(stream, "buffer", None)
+            raw = getattr(buffer, "raw", buffer)
+            if isinstance(raw, SteadyFile):
+                raw.write(b"")  # what is still kept
         sys.stdout, sys.stderr = before
 
 

@@ -136,6 +136,15 @@ def test_an_error_that_ends_the_training_waits_for_it(
     assert steps(run) == [10]
 
 
+def test_a_second_interrupt_waits_for_nothing(
+    run: Run, at: Callable[..., Moment], tell: Tell, gate: threading.Event
+) -> None:
+    callback = build(run, at)
+    tell(callback, "step", 10)
+    tell(callback, "failed", 12, KeyboardInterrupt())
+    assert steps(run) == []
+
+
 def test_before_the_training_goes_back_it_is_waited_for(
     run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event
 ) -> None:

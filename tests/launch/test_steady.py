@@ -13,15 +13,24 @@ from paddle_dp.launch import steady
 from paddle_dp.launch.steady import SteadyFile, steady_screen
 
 
+def at(descriptor: int) -> type[SteadyFile]:
+    """SteadyFiles that write to this descriptor, whichever they are made for."""
+
+    class Here(SteadyFile):
+        def __init__(self, number: int):
+            super().__init__(descriptor)
+
+    return Here
+
+
 def printed_to(descriptor: int, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     """Prints to a standard output with this descriptor, within a steady screen."""
     stream = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), line_buffering=True)
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(steady, "_is_own", lambda stream, number: number == 1)
-    real, steady_file = stream, SteadyFile
-    monkeypatch.setattr(steady, "SteadyFile", lambda number: steady_file(descriptor))
+    monkeypatch.setattr(steady, "SteadyFile", at(descriptor))
     with steady_screen():
-        assert sys.stdout is not real
+        assert sys.stdout is not stream
         for line in lines:
             print(line, flush=True)
 
@@ -59,6 +68,25 @@ def test_what_a_full_disk_did_not_take_is_written_later(
     assert write is os.write and (tmp_path / "log").read_bytes() == b"one "
     file.write(b"four")
     assert (tmp_path / "log").read_bytes() == b"one two three four"
+    os.close(descriptor)
+
+
+def test_what_is_kept_at_the_end_is_written_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    stream = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(steady, "_is_own", lambda stream, number: number == 1)
+    monkeypatch.setattr(steady, "SteadyFile", at(descriptor))
+    with steady_screen(), monkeypatch.context() as disk:
+
+        def full(number: int, content: bytes) -> int:
+            raise OSError(28, os.strerror(28))
+
+        disk.setattr(os, "write", full)
+        print("kept", flush=True)
+        assert (tmp_path / "log").read_bytes() == b""
+        disk.undo()
+    assert (tmp_path / "log").read_bytes() == b"kept\n"
     os.close(descriptor)
 
 
