@@ -151,8 +151,12 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
             f"{final.parent.absolute()} that rank 0 made. All ranks save into one folder: on several machines it must "
             "be on a disk that they share (train with --output-dir there). Earlier checkpoints are untouched."
         ]
-    advice = "Make room and start again."
-    if checkpoints(final.parent):
+    advice = "Make room, or name another folder (--output-dir DIR), and start again."
+    try:
+        saved = bool(checkpoints(final.parent))
+    except CheckpointError:  # a folder that may not even be read
+        saved = False
+    if saved:
         advice = f"Make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR."
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return [
