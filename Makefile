@@ -2,10 +2,10 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test sim long check format recipes docs clean
+.PHONY: help install fast test sim sim-tests long check format recipes docs clean
 
 help:            ## these words
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: *## */\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
 
 install:         ## paddle_dp, Paddle for CPUs and all tools, into the environment of $(PYTHON)
 	$(PYTHON) -m pip install -e '.[cpu,dev]'
@@ -16,8 +16,10 @@ fast:            ## the tests that start no process: what to run while typing
 test:            ## the tests, without those that take minutes: three files at a time for two processors
 	$(PYTHON) -m pytest -n auto
 
-sim:             ## the simulated accelerator, built if need be, and the tests that run on it
+sim:             ## the simulated accelerator, built if need be: where it is, and how long that took
 	$(PYTHON) -m tests.sim.build
+
+sim-tests: sim   ## all tests that run on it, also those that take minutes
 	$(PYTHON) -m pytest -n auto -m "long or not long" tests/sim
 
 long:            ## all tests, also those that take minutes
