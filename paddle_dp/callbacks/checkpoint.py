@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ class _Writing:
     """A checkpoint that is being written in the background: of which moment, since when training was stalled, and what
     is to be told of it."""
 
-    save: BackgroundSave
+    save: BackgroundSave = field(init=False)
     progress: Progress
-    stalled: float
+    stalled: float = 0.0
     waited: float
     best: Mapping[str, Any] | None  # the numbers that make it the best
     best_before: float | None
@@ -155,6 +156,7 @@ class Checkpoint(Callback):
         if writing is not None and writing.save.step == step:
             if best is not None:
                 writing.best, writing.best_before = best, best_before
+                self._finish(moment, wait=False)  # where it is in place already, nobody else names it
             return
         if self._saved and self._saved[0] == step:
             self._name_best(self._saved[1], best)
@@ -172,7 +174,11 @@ class Checkpoint(Callback):
                     wrote = time.perf_counter() - writing_began
                     self._tidy(path)
                 else:
-                    save = BackgroundSave(snapshot, self.folder, self.run.mesh, self._tidy)
+                    writing = _Writing(
+                        progress=moment.progress, waited=waited, best=best, best_before=best_before, next_look=step + 1
+                    )
+                    placed = partial(self._placed, writing)
+                    writing.save = BackgroundSave(snapshot, self.folder, self.run.mesh, placed)
         except NotWrittenError as error:
             if last:
                 raise
@@ -182,10 +188,8 @@ class Checkpoint(Callback):
         if self._memory is None or last:
             self._tell(moment, path, moment.progress, best, _seconds(stalled, waited, wrote))
             return
-        self._writing = _Writing(
-            save=save, progress=moment.progress, stalled=stalled, waited=waited, best=best, best_before=best_before,
-            next_look=step + 1,
-        )  # fmt: skip
+        assert writing is not None, "made above"
+        writing.stalled, self._writing = stalled, writing
 
     def _finish(self, moment: Moment, wait: bool = True) -> None:
         """Tells of the checkpoint under way, if it is done; with `wait`, when it is. Collective."""
@@ -229,6 +233,12 @@ class Checkpoint(Callback):
         self._best = best
         self._say(f"{error.what} The training goes on, and tries again at the next checkpoint: make room.")
         moment.trainer.tell_save_failed(error, progress)
+
+    def _placed(self, writing: _Writing, path: Path) -> None:
+        """In a thread, as soon as it is in place: a kill may come before the next look at it."""
+        self._name_best(path, writing.best)
+        if writing.best is None:
+            self._tidy(path)
 
     def _name_best(self, path: Path, numbers: Mapping[str, Any] | None) -> None:
         if numbers is None or not self.run.mesh.is_main:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,17 +84,21 @@ def _stderr(line: str) -> None:
 
 
 def newest(
-    folder: Path, mesh: Mesh | None = None, say: Callable[[str], Any] = _stderr, until: int | None = None
+    folder: Path,
+    mesh: Mesh | None = None,
+    say: Callable[[str], Any] = _stderr,
+    until: int | None = None,
+    but: Collection[Path] = (),
 ) -> Path | None:
     """The newest checkpoint that is whole, equal on all ranks and finite, or None. `say` gets a line for each one that
-    was skipped. `until`: of no later step than this.
+    was skipped. `until`: of no later step than this; `but`: none of these.
 
     With a mesh (collective) rank 0 searches, and all ranks get its answer.
     """
     if mesh is None or mesh.ranks == 1:
-        return _newest(Path(folder), say, until)
+        return _newest(Path(folder), say, until, but)
     try:
-        answer = str(_newest(Path(folder), say, until) or "") if mesh.is_main else ""
+        answer = str(_newest(Path(folder), say, until, but) or "") if mesh.is_main else ""
         error = ""
     except CheckpointError as failure:
         answer, error = "", str(failure)
@@ -105,9 +109,11 @@ def newest(
     return Path(answer) if answer else None
 
 
-def _newest(folder: Path, say: Callable[[str], Any], until: int | None) -> Path | None:
+def _newest(
+    folder: Path, say: Callable[[str], Any], until: int | None, but: Collection[Path]
+) -> Path | None:
     for checkpoint in reversed(checkpoints(folder)):
-        if until is not None and step_of(checkpoint) > until:
+        if checkpoint in but or (until is not None and step_of(checkpoint) > until):
             continue
         try:
             check(checkpoint)

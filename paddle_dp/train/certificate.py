@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.checkpoint import Checkpoint, json_codec, load, step_of
+from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
 from paddle_dp.checkpoint.digest import TensorSum, digests_of, shard_sum
 from paddle_dp.checkpoint.disk import replace
+from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import CheckpointError
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Recipe
@@ -46,12 +47,16 @@ class CertificateWriter(Callback):
         self.path = run.folder / NAME
         self.content: Content = {}
         self._warned = False
+        self._began = 0.0  # by the clock
 
     def start(self, moment: Moment) -> None:
         weights = model_digest(moment.trainer.learner)
         if not self.run.mesh.is_main or self.run.identity is None:
             return
         before = self.content or self._before()  # a second fit() in one process goes on with the first one's
+        self._began = time.time()
+        if self.run.resumed is not None:
+            add_saved(before, self.run.resumed.folder, self.run.folder)
         identity, mesh = self.run.identity, self.run.mesh
         attempt = {
             "begun": _now(), "ended": None, "why": None,
@@ -73,15 +78,11 @@ class CertificateWriter(Callback):
     def saved(self, moment: Moment, path: Path) -> None:
         if not self.content:
             return
-        step = step_of(path)
         try:
             digests = load(path, verify=False).digests() or {}
         except CheckpointError:  # somebody has removed it just now
             return
-        attempt = self._attempt
-        attempt["saved"] = [s for s in attempt["saved"] if s["step"] != step]
-        attempt["saved"].append({"step": step, "checkpoint": path.name, **digests})
-        attempt["to"] = max(attempt["to"], step)
+        _add(self._attempt, path, digests)
         self._write()
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
@@ -98,7 +99,18 @@ class CertificateWriter(Callback):
         self._close(moment, f"{DONE}: {stopped}" if stopped else DONE)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
+        if self.content:
+            self._add_last()
         self._close(moment, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+
+    def _add_last(self) -> None:
+        """The checkpoint that was written in the background when the training failed."""
+        try:
+            for path in checkpoints(self.run.folder / "checkpoints")[-1:]:
+                if (path / MANIFEST).stat().st_mtime >= self._began:
+                    add_saved(self.content, path, self.run.folder)
+        except (CheckpointError, OSError):  # must not hide what the training failed of
+            pass
 
     def _close(self, moment: Moment, why: str) -> None:
         if not self.content:
@@ -199,6 +211,22 @@ def saves(content: Content) -> dict[int, Content]:
         found = {step: one for step, one in found.items() if step <= attempt["from"]}
         found |= {one["step"]: one for one in attempt["saved"]}
     return found
+
+
+def add_saved(content: Content, path: Path, run: Path) -> None:
+    """Adds a checkpoint of `run` that its last attempt has put into place and did not live to write down."""
+    if not content or path.parent.resolve() != (run / "checkpoints").resolve():
+        return
+    attempt = content["attempts"][-1]
+    if step_of(path) > attempt["from"] and step_of(path) not in saves(content):
+        _add(attempt, path, load(path, verify=False).digests() or {})
+
+
+def _add(attempt: Content, path: Path, digests: Mapping[str, str]) -> None:
+    step = step_of(path)
+    attempt["saved"] = [s for s in attempt["saved"] if s["step"] != step]
+    attempt["saved"].append({"step": step, "checkpoint": path.name, **digests})
+    attempt["to"] = max(attempt["to"], step)
 
 
 def go_back(content: Content, step: int, last: int, why: str) -> None:

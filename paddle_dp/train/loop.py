@@ -120,6 +120,7 @@ class TrainingLoop:
     def _train_to_the_end(self) -> None:
         self.stragglers = Stragglers(self.mesh, self._shares()) if self.mesh.ranks > 1 else None
         with StopRequests(self.mesh, self.run.max_time, stragglers=self.stragglers) as self._requests:
+            self._refusals.begin(self.progress.step)
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()

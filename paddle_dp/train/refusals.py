@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.batch import Batch
+from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
 from paddle_dp.parallel import Learner
@@ -26,6 +27,15 @@ class Refusals:
 
     def __init__(self, judge: Judge, learner: Learner, loader: Loader, soundness: Soundness):
         self.judge, self.learner, self.loader, self.soundness = judge, learner, loader, soundness
+        self._others: dict[Path, int] = {}  # not this training's checkpoints, and when they were written
+
+    def begin(self, step: int) -> None:
+        """The training begins after `step`: checkpoints of later steps in its folder are those of a training that was
+        abandoned for this one, and it must not go back to them until it has replaced them."""
+        if self.judge.guard.non_finite != "rewind" or not self.learner.mesh.is_main:  # it looks for all ranks
+            return
+        saved = checkpoints.checkpoints(self.soundness.run.folder / "checkpoints")
+        self._others = {path: _written(path) for path in saved if checkpoints.step_of(path) > step}
 
     def of(self, batch: Batch, step: int, metrics: Mapping[str, float]) -> Refusal:
         """The refusal of update number `step`, which was just refused with these metrics. Collective.
@@ -65,7 +75,8 @@ class Refusals:
         """The newest good checkpoint of at most `step` updates in the run's folder, or else that which the run resumed;
         None if there is none. Collective."""
         run = self.soundness.run
-        path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step)
+        others = [path for path, written in self._others.items() if _written(path) == written]
+        path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step, but=others)
         return path or (run.resumed.folder if run.resumed is not None else None)
 
     def say(self, refusal: Refusal, back_to: int | None = None) -> None:
@@ -96,6 +107,14 @@ class Refusals:
             "In one more forward of the same samples all outputs are finite: it was something random, or a fault of a "
             "device (guard.recompute looks for such)."
         )
+
+
+def _written(checkpoint: Path) -> int:
+    """When, in nanoseconds by its disk's clock; 0 for one that is not there, or half of one."""
+    try:
+        return (checkpoint / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _named(samples: Sequence[int]) -> str:

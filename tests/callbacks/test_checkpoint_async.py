@@ -174,6 +174,24 @@ def test_the_best_is_named_when_it_is_there(
     assert steps(run) == [20, 22]
 
 
+def test_the_best_is_named_by_the_time_it_is_there(
+    run: Run, at: Callable[..., Moment], tell: Tell, found: Callable[..., Evaluation], gate: threading.Event
+) -> None:
+    """A kill may come before the next look at it, and the resumed training would not know of it."""
+    callback, folder = build(run, at, best="acc1"), run.folder / "checkpoints"
+    tell(callback, "step", 10)
+    tell(callback, "evaluated", 10, found(acc1=0.5))
+    gate.set()
+    assert callback._writing is not None
+    callback._writing.save._thread.join()
+    assert checkpoints.best(folder) == folder / "step-00000010"
+    tell(callback, "step", 20)
+    assert callback._writing is not None
+    callback._writing.save._thread.join()  # before it is known that it is the best
+    tell(callback, "evaluated", 20, found(acc1=0.6))
+    assert checkpoints.best(folder) == folder / "step-00000020"
+
+
 def full(*given: Any) -> Any:
     raise OSError(28, os.strerror(28))
 

@@ -6,12 +6,14 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import load
+from paddle_dp.checkpoint import Snapshot, TensorShard, load, save
 from paddle_dp.launch.command import Job
 from paddle_dp.train import certificate
-from paddle_dp.train.certificate import CertificateWriter, attempt_of, digests_are, go_back, read, saves
+from paddle_dp.mesh import Mesh
+from paddle_dp.train.certificate import CertificateWriter, add_saved, attempt_of, digests_are, go_back, read, saves
 from tests.jobs import run_in_forks
 
 RECIPE = """
@@ -87,6 +89,26 @@ def test_going_back_begins_another_attempt():
     assert (first["to"], first["why"]) == (6, "went back to step 4: the loss is nan")
     assert (second["from"], second["weights"], second["refused"], second["why"]) == (4, "fourth", [], None)
     assert first["refused"] and first["saved"] and list(saves(content)) == [4]
+
+
+def test_a_checkpoint_that_its_attempt_did_not_live_to_write_down_is_added(tmp_path):
+    """As one that was put into place in the background, and then the rank was killed."""
+    snapshot = Snapshot(
+        tensors={"model/w": TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))},
+        state={"progress": {"step": 6}},
+    )
+    path = save(snapshot, tmp_path / "checkpoints", Mesh.alone())
+    content = {"attempts": [attempt(0, 4)]}
+    add_saved(content, path, tmp_path / "another")
+    assert list(saves(content)) == []
+    add_saved(content, path, tmp_path)
+    assert digests_are(load(path), saves(content)[6]) and content["attempts"][0]["to"] == 6
+    known = json.dumps(content)
+    add_saved(content, path, tmp_path)
+    assert json.dumps(content) == known
+    later = {"attempts": [attempt(8, 9)]}  # which has gone on from another one: this is not its own
+    add_saved(later, path, tmp_path)
+    assert list(saves(later)) == []
 
 
 def test_a_changed_certificate_is_refused(tmp_path):

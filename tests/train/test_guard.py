@@ -211,6 +211,19 @@ def test_gone_back_it_is_the_same_as_skipped(tmp_path, capsys):
     assert (steps_of(BAD)[0] > 3) or "there is no checkpoint to go back to yet" in said
 
 
+def test_it_does_not_go_back_to_a_checkpoint_of_an_abandoned_training(tmp_path, capsys):
+    """One that was told to go on from an earlier checkpoint than the folder's newest."""
+    step = next(step for step in steps_of(BAD) if step > 4)
+    saving = [{"use": "checkpoint", "every": "4 steps"}]
+    how = {"guard": {"non_finite": "rewind"}, "callbacks": saving, "length": f"{step + 1} steps"}
+    often = [{"use": "checkpoint", "every": "1 step", "keep": 9}, Poison(5)]
+    trainer(tmp_path, **{**how, "callbacks": often, "length": f"{step - 1} steps"}).fit()
+    fourth = tmp_path / "checkpoints/step-00000004"
+    capsys.readouterr()
+    trainer(tmp_path, **how, resume=str(fourth)).fit()
+    assert f"step {step}: the loss is nan: back to the checkpoint of step 4." in capsys.readouterr().err
+
+
 def test_after_a_rewind_each_step_stands_once_in_the_metrics(tmp_path):
     saving = [{"use": "metrics", "every": "1 step"}, {"use": "checkpoint", "every": "3 steps"}]
     trainer(tmp_path, guard={"non_finite": "rewind"}, callbacks=saving).fit()
@@ -286,12 +299,15 @@ def test_too_many_in_a_row_end_it(tmp_path):
 
 
 class Poison(Callback):
-    """After step 30 the weights are others."""
+    """After that step the weights are others."""
 
     reads = False
 
+    def __init__(self, at: int = 30):
+        self.at = at
+
     def step(self, moment: Any) -> None:
-        if moment.progress.step == 30:
+        if moment.progress.step == self.at:
             with paddle.no_grad():
                 for _, parameter in moment.trainer.learner.named_parameters():
                     parameter.set_value(parameter * 50)
