@@ -175,7 +175,11 @@ class Checkpoint(Callback):
                     self._tidy(path)
                 else:
                     writing = _Writing(
-                        progress=moment.progress, waited=waited, best=best, best_before=best_before, next_look=step + 1
+                        progress=moment.progress,
+                        waited=waited,
+                        best=best,
+                        best_before=best_before,
+                        next_look=step + 1,
                     )
                     placed = partial(self._placed, writing)
                     writing.save = BackgroundSave(snapshot, self.folder, self.run.mesh, placed)

@@ -109,9 +109,7 @@ def newest(
     return Path(answer) if answer else None
 
 
-def _newest(
-    folder: Path, say: Callable[[str], Any], until: int | None, but: Collection[Path]
-) -> Path | None:
+def _newest(folder: Path, say: Callable[[str], Any], until: int | None, but: Collection[Path]) -> Path | None:
     for checkpoint in reversed(checkpoints(folder)):
         if checkpoint in but or (until is not None and step_of(checkpoint) > until):
             continue

@@ -35,15 +35,18 @@ def linear(
 
 def quick_biases(model: nn.Layer) -> None:
     """Makes the model's linear layers use `linear`, in place: plain ones, and fleet's cut ones, which keep the function
-    that they multiply with in an attribute. A subclass keeps its own `forward`."""
+    that they multiply with in an attribute. Whose `forward` is not Paddle's keeps it: a subclass, a layer, the
+    class."""
+    own = nn.Linear.forward
+    plain = (own.__module__, own.__qualname__) == (nn.Linear.__module__, "Linear.forward")
     for layer in model.sublayers(include_self=True):
-        if type(layer) is nn.Linear and "forward" not in vars(layer):
-            layer.forward = MethodType(_forward, layer)
+        if plain and type(layer) is nn.Linear and "forward" not in vars(layer):
+            layer.forward = MethodType(forward, layer)
         elif vars(layer).get("linear") is F.linear:
             layer.linear = linear
 
 
-def _forward(
-    self: nn.Linear, inputs: paddle.Tensor
-) -> paddle.Tensor:  # paddle.jit finds a method by its «self»
+def forward(self: nn.Linear, inputs: paddle.Tensor) -> paddle.Tensor:
+    """A linear layer's. By its name, a layer with it is pickled, and is Paddle's again then; by «self», paddle.jit
+    knows a method."""
     return linear(inputs, self.weight, self.bias, self.name)

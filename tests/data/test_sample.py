@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_dp.data.sample import as_array, read_sample, read_samples
+from paddle_dp.data.sample import as_array, class_names, read_sample, read_samples
 from paddle_dp.errors import DataError
 
 
@@ -22,6 +22,15 @@ def test_samples_are_stacked_under_a_new_first_dim():
     inputs, targets = read_samples(data, np.array([4, 1]), seed=0, epoch=0)
     assert inputs.shape == (2, 2, 3) and inputs.dtype == np.uint8 and inputs[:, 0, 0].tolist() == [4, 1]
     assert targets.tolist() == [4, 1] and targets.dtype == np.int64
+
+
+def test_an_array_of_classes_has_targets_and_no_names():
+    data = Named()
+    assert class_names(data) == ()
+    data.classes = ["cat", "dog"]
+    assert class_names(data) == ("cat", "dog")
+    data.classes = np.array([1, 0, 1])
+    assert class_names(data) == ()
 
 
 def test_a_python_float_becomes_float32_and_an_array_keeps_its_type():

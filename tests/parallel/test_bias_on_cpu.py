@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import paddle
 import paddle.nn.functional as F
@@ -84,6 +85,20 @@ def test_a_model_s_plain_layers_take_it_once_and_so_do_their_copies() -> None:
     assert float((twin[0](x) - model[0](x)).mean()) == pytest.approx(
         9.0 - float(model[0].bias.mean()), rel=1e-4
     )
+
+
+def test_a_forward_that_somebody_gave_the_class_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: F.linear(x, self.weight, self.bias) * 2)
+    model = nn.Linear(32, 64)
+    quick_biases(model)
+    assert "forward" not in vars(model)
+
+
+def test_a_model_with_it_is_pickled() -> None:
+    model = nn.Sequential(nn.Linear(32, 64))
+    quick_biases(model)
+    twin = pickle.loads(pickle.dumps(model))
+    assert twin[0].forward.__self__ is twin[0]
 
 
 def test_a_traced_program_has_the_plain_layer() -> None:

@@ -11,9 +11,17 @@ import pytest
 
 from paddle_dp.checkpoint import Snapshot, TensorShard, load, save
 from paddle_dp.launch.command import Job
-from paddle_dp.train import certificate
 from paddle_dp.mesh import Mesh
-from paddle_dp.train.certificate import CertificateWriter, add_saved, attempt_of, digests_are, go_back, read, saves
+from paddle_dp.train import certificate
+from paddle_dp.train.certificate import (
+    CertificateWriter,
+    add_saved,
+    attempt_of,
+    digests_are,
+    go_back,
+    read,
+    saves,
+)
 from tests.jobs import run_in_forks
 
 RECIPE = """
