@@ -62,8 +62,9 @@ def file_names(dataset: Dataset) -> Callable[[int], str] | None:
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:
     """The names of its classes, or (). An array `classes` has targets rather than names."""
-    named = isinstance(dataset, Classified) and not isinstance(dataset.classes, np.ndarray)
-    return tuple(dataset.classes or ()) if named else ()
+    if not isinstance(dataset, Classified) or isinstance(dataset.classes, np.ndarray):
+        return ()
+    return tuple(dataset.classes or ())
 
 
 def as_array(value: Any) -> Array:
