@@ -64,14 +64,15 @@ def load_optimizer(
 ) -> None:
     """Loads the state `read(name)` of all `names` that are this optimizer's.
 
-    `read` gives this rank's part, in the tensor's shape. The next step is then bitwise the step that the saved
-    optimizer would have done. Raises CheckpointError for the state of another optimizer or model.
+    A parameter without a saved state has none afterwards. `read` gives this rank's part, in the tensor's shape. The next
+    step is then bitwise the step that the saved optimizer would have done. Raises CheckpointError for the state of
+    another optimizer or model.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}
-    _create_states(
-        optimizer, [p for name, p in named if any(s.startswith(optimizer_name(name, "")) for s in saved)]
-    )
+    owners = {name.removeprefix("optimizer/").rpartition("/")[0] for name in saved}
+    _create_states(optimizer, [p for name, p in named if name in owners])
+    _forget_states(optimizer, [p for name, p in named if name not in owners])
     tensors = optimizer_tensors(optimizer, named)
     kind = type(optimizer).__name__
     for name in sorted(saved - tensors.keys()):
@@ -94,3 +95,17 @@ def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
 
     if parameters:
         optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
+
+
+def _forget_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
+    """Removes the states of these parameters, which got their first gradient after the checkpoint that a running
+    training goes back to: the next step creates them again."""
+    masters = optimizer.state_dict().get("master_weights", {})
+    for parameter in parameters:
+        names = {parameter.name}
+        if parameter.name in masters:
+            names.add(masters.pop(parameter.name).name)
+        for states in optimizer._accumulators.values():
+            for name in names:
+                states.pop(name, None)
+        optimizer._already_create_accumulator.discard(parameter.name)

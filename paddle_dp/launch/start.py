@@ -75,6 +75,7 @@ def _run(job: Job) -> int:
         sizes.next()  # or too few can be had
     check_memory(plan, available_memory())
     _check_resume(job)
+    check_load(job, recipe)
     try:
         if plan.nodes > 1:
             return _on_nodes(sizes, recipe, inherited)
@@ -169,6 +170,21 @@ def _check_resume(job: Job) -> None:
         raise UsageError(
             f"--resume {job.resume}: there is no such checkpoint. Leave the path out for the newest one, or give best "
             "or a step."
+        )
+
+
+def check_load(job: Job, recipe: Recipe) -> None:
+    """Raises UsageError for weights that would not be there any more once the run has its folder."""
+    if job.entry_point != "train" or job.resume or recipe.load is None:
+        return
+    from paddle_dp.recipe.folder import SIGNS
+
+    path = Path(recipe.load.path).expanduser()
+    moves = any((recipe.folder / sign).exists() for sign in SIGNS)
+    if moves and path.resolve().is_relative_to(recipe.folder.resolve()):
+        raise UsageError(
+            f"load.path {path} is in the folder of this run, {recipe.folder}, which a new run moves aside. Choose "
+            "another folder for this one with --output-dir DIR."
         )
 
 

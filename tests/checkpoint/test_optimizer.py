@@ -108,6 +108,23 @@ def test_a_second_load_into_a_running_optimizer(tmp_path):
     _assert_equal(net, optimizer, twin, other)
 
 
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
+def test_a_second_load_from_before_a_parameters_first_gradient(tmp_path, made):
+    """Its states are gone again, and the next steps are those of a training that had never made them."""
+    net, optimizer = _net_and_optimizer(made)
+    _train(net, optimizer, range(2), deep=False)
+    twin, other = _carry_over(net, optimizer, made, tmp_path)
+    _train(twin, other, range(5))
+    live = optimizer_tensors(optimizer, net.named_parameters())
+    load_optimizer(other, twin.named_parameters(), lambda name: live[name].numpy(), list(live))
+    twin.set_state_dict(net.state_dict())
+    _assert_equal(net, optimizer, twin, other)
+    other._learning_rate.set_state_dict(optimizer._learning_rate.state_dict())
+    for pair in ((net, optimizer), (twin, other)):
+        _train(*pair, range(2, 4))
+    _assert_equal(net, optimizer, twin, other)
+
+
 def test_names_do_not_depend_on_the_process():
     for _ in range(2):  # Paddle calls the second net's parameters otherwise
         net, optimizer = _net_and_optimizer(MADE["adamw"])
