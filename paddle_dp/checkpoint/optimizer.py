@@ -64,9 +64,9 @@ def load_optimizer(
 ) -> None:
     """Loads the state `read(name)` of all `names` that are this optimizer's.
 
-    A parameter without a saved state has none afterwards. `read` gives this rank's part, in the tensor's shape. The next
-    step is then bitwise the step that the saved optimizer would have done. Raises CheckpointError for the state of
-    another optimizer or model.
+    A parameter without a saved state has none afterwards. `read` gives this rank's part, in the tensor's shape. The
+    next step is then bitwise the step that the saved optimizer would have done. Raises CheckpointError for the state
+    of another optimizer or model.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}
