@@ -17,7 +17,7 @@ from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
 OTHERS = "by hand or by another program (not by the kernel, for want of memory)"
-MOST, WIDTH = 8, 100  # consequences that are shown, and characters of each
+MOST, WIDTH = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
 OF_THE_JOB = (
     "stood still",
@@ -39,7 +39,8 @@ class Failure:
 
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
     `outside`: somebody else's deed, which the same training may well go without the next time.
-    `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it.
+    `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it. `where`:
+    what it did when a signal ended it, « in forward of step 7»; "" if that is not known.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class Failure:
     printed: int = 0
     outside: bool = False
     waited: str = ""
+    where: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
@@ -75,7 +77,9 @@ class Failure:
         )  # fmt: skip
 
     @classmethod
-    def by_signal(cls, rank: int, pid: int, number: int, seen: float, log: str) -> Failure:
+    def by_signal(
+        cls, rank: int, pid: int, number: int, seen: float, log: str = "", where: str = ""
+    ) -> Failure:
         """The failure of a rank that a signal ended, with the end of its log in place of a traceback."""
         name = (
             signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
@@ -85,8 +89,8 @@ class Failure:
             "SIGBUS": ", often a full /dev/shm",
         }
         return cls(
-            rank=rank, kind=name, message=f"ended by {name}{hints.get(name, '')}", exit_status=128 + number,
-            traceback=log, pid=pid, time=seen,
+            rank=rank, kind=name, message=f"ended by {name}{where}{hints.get(name, '')}", exit_status=128 + number,
+            traceback=log, where=where, pid=pid, time=seen,
         )  # fmt: skip
 
     def with_kernel(self, ended_one: bool | None) -> Failure:
@@ -95,7 +99,7 @@ class Failure:
         if self.kind != "SIGKILL" or ended_one is None:
             return self
         who = KERNEL if ended_one else OTHERS
-        return replace(self, message=f"ended by SIGKILL, {who}", outside=not ended_one)
+        return replace(self, message=f"ended by SIGKILL{self.where}, {who}", outside=not ended_one)
 
     @property
     def consequence(self) -> bool:

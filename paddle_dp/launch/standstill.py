@@ -66,15 +66,15 @@ class Standstill:
     def _said(self, rank: int) -> str:
         beat, since = self.beats[rank], f"for {self.since[rank]:.0f} s"
         if rank in self.stopped:
-            where = "before it began" if beat is None else f"in {_place(beat)}"
+            where = "before it began" if beat is None else f"in {place_of(beat)}"
             return f"rank {rank} is stopped (by SIGSTOP, a terminal or a debugger) {since}, {where}"
         if beat is None:
             return f"rank {rank} has not begun {since}: its process is there, and its Python has not begun to work"
         if beat.phase == "done":
             return f"rank {rank} is done, and its process has not ended {since}"
         if beat.waits:
-            return f"rank {rank} has waited in {_place(beat)} {since}"
-        return f"rank {rank} has been in {_place(beat)} {since}"
+            return f"rank {rank} has waited in {place_of(beat)} {since}"
+        return f"rank {rank} has been in {place_of(beat)} {since}"
 
     def _where(self, rank: int) -> str:
         beat = self.beats[rank]
@@ -82,7 +82,7 @@ class Standstill:
             return "has not begun"
         if beat.phase == "done":
             return "is done"
-        return f"waits in {_place(beat)}" if beat.waits else f"is in {_place(beat)}"
+        return f"waits in {place_of(beat)}" if beat.waits else f"is in {place_of(beat)}"
 
     def _waits(self, rank: int) -> bool:
         beat = self.beats[rank]
@@ -172,7 +172,7 @@ class Standing:
             self._step = latest.step, latest.time
 
 
-def _place(beat: Beat) -> str:
+def place_of(beat: Beat) -> str:
     """«data of step 13 (sample 4711)», «callbacks after step 12 (Evaluate.epoch)»."""
     what = f"sample {beat.sample}" if beat.sample >= 0 and not beat.waits else beat.what
     place = beat.phase

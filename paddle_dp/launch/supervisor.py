@@ -26,7 +26,7 @@ from paddle_dp.launch.processes import (
     send,
 )
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.standstill import STATUS, Standing, Standstill
+from paddle_dp.launch.standstill import STATUS, Standing, Standstill, place_of
 from paddle_dp.launch.watch import Departure, Watch
 from paddle_dp.mesh.heartbeat import Beat, Board
 from paddle_dp.mesh.late_ranks import WAITED
@@ -198,7 +198,7 @@ class Supervision:
 
     def _of_launcher(self, number: int) -> Failure:
         """The end of Paddle's launcher by a signal, which ends its ranks, too."""
-        ended = Failure.by_signal(self.first_rank, self.process.pid, number, time.time(), "")
+        ended = Failure.by_signal(self.first_rank, self.process.pid, number, time.time())
         ended = ended.with_kernel(self.kernel.lately())
         message = (
             f"Paddle's launcher (process {self.process.pid}) was {ended.message}; its ranks ended with it."
@@ -228,12 +228,14 @@ class Supervision:
         log = logs.tail(self.log_of(departure.rank))
         seen = self._code_of(departure)
         code, rank, pid = seen or 0, departure.rank, departure.pid
+        where = self._last_place(rank)
         if code < 0:
-            ended = Failure.by_signal(rank, pid, -code, departure.time, log).with_kernel(self.kernel.lately())
+            ended = Failure.by_signal(rank, pid, -code, departure.time, log, where)
+            ended = ended.with_kernel(self.kernel.lately())
             # DataParallel exchanges in C++, whose time limit kills the process: only its log names the late rank.
             return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
         status = "an unknown exit status" if seen is None else f"exit status {code}"
-        message = f"left with {status} while the job was running"
+        message = f"left with {status} while the job was running{where and f',{where}'}"
         return Failure(
             rank=rank,
             pid=pid,
@@ -243,6 +245,11 @@ class Supervision:
             traceback=log,
             time=departure.time,
         )
+
+    def _last_place(self, rank: int) -> str:
+        """« in forward of step 7»: what a rank of this node was doing when it was last seen; "" if it never said."""
+        beat = None if self.board is None else self.board.read(rank - self.first_rank)
+        return "" if beat is None or beat.phase in ("done", "unwatched") else f" in {place_of(beat)}"
 
     def _code_of(self, departure: Departure) -> int | None:
         """A rank's exit code; the launcher's word for it where the launcher has asked the kernel before we looked."""

@@ -135,3 +135,9 @@ def test_the_only_rank_is_named_when_no_words_of_its_own_tell_how_it_ended(tmp_p
     text = describe(Failure.by_signal(0, 77, 11, 1.0, "the end of its log"), 1, tmp_path / "workerlog.0")
     assert "rank 0 of 1 on " in text and "failed: ended by SIGSEGV" in text and "workerlog.0" in text
     assert "rank 0" not in describe(caught(ValueError("bad")), 1, None)
+
+
+def test_a_killed_rank_s_last_place_is_told() -> None:
+    killed = Failure.by_signal(1, 77, 9, 1.0, where=" in forward of step 7")
+    assert killed.message.startswith("ended by SIGKILL in forward of step 7, by hand or by the kernel")
+    assert killed.with_kernel(False).message.startswith("ended by SIGKILL in forward of step 7, by hand or")
