@@ -16,7 +16,7 @@ from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_se
 from paddle_dp.recipe import Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
-from paddle_dp.recipe.schema import CALLBACKS
+from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
@@ -92,13 +92,15 @@ class Trainer(TrainingLoop):
                 names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
 
         loss, optimizer, schedule, strategy and callbacks may also be given as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}.
+        {"use": "adamw", "clip": 1.0}; an optimizer's word has a recipe's schedule then, a constant rate of 1e-3.
         Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
         check_collections(
             {"callbacks": callbacks, "blocks": blocks},
             {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
         )
+        if schedule is None and isinstance(optimizer, (str, Mapping)):
+            schedule = DEFAULTS["schedule"]
         place = read_place(folder=folder, resume=resume, accept=accept)
         settings = read_train(
             read_precision(precision),
@@ -230,14 +232,15 @@ def _optimizer(given: Any) -> Any:
 
 
 def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
-    """Raises UsageError for a schedule given as in a recipe when the length is not known."""
+    """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known."""
     if not isinstance(given, (str, Mapping)):
         return given
-    if not steps:
+    part = _part("schedules", given)
+    if not steps and part.name != "constant":
         raise UsageError(
             f'schedule {given}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )
-    return _part("schedules", given).build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
+    return part.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
 
 
 def _load(given: Load | Mapping[str, Any] | str | Path | None) -> Load | None:

@@ -272,3 +272,12 @@ def test_of_a_step_those_that_read_hear_first_and_of_the_rest_last():
     running.add(Named("saves", False))
     running.fit("1 epoch")
     assert told == ["writes", "saves"] * 3 + ["saves", "writes"]
+
+
+def test_an_optimizer_s_word_has_a_recipe_s_schedule(tmp_path: Path) -> None:
+    made = Trainer.of(
+        model=nn.Linear(3, 2), loss="cross_entropy", optimizer="adamw", train=Points(), batch=4,
+        callbacks=[], folder=tmp_path / "run",
+    )  # fmt: skip
+    assert made.fit("2 steps").step == 2
+    assert made.learner.optimizer.get_lr() == 1e-3
