@@ -67,6 +67,9 @@ class Sizes:
     def __post_init__(self) -> None:
         self._looked, self._wanted = -LOOK, ""
         self._said = ""
+        self._limit: int | None = None  # what the run folder's file said last, where that can be followed
+        self._limit_known = False
+        self._not_followed = ""  # what it says instead, and was told
         self._from = 0  # outcomes of the history before the last rank was lost
 
     @property
@@ -127,12 +130,34 @@ class Sizes:
         return f"{wanted.ranks} ranks can be had now, and there are {plan.ranks}"
 
     def _allowed(self) -> int | None:
-        """What stands in the run folder's file `ranks`, where somebody has written a number there."""
+        """The number in the run folder's file `ranks`; None where there is no such file.
+
+        Another word does not count, nor does a number below the least of --ranks, but for one that was there before
+        the first attempt: the number before it still does, and a line says so, once. An empty file is being written.
+        """
+        file = self.run / FILE
         try:
-            word = (self.run / FILE).read_text()[:20].strip()
-        except (OSError, UnicodeDecodeError):
+            word = file.read_bytes()[:20].decode(errors="replace").strip()
+        except FileNotFoundError:
+            self._limit, self._limit_known, self._not_followed = None, True, ""
             return None
-        return int(word) if word.isdecimal() and word.isascii() else None
+        except OSError:
+            return self._limit
+        if not word:
+            return self._limit
+        number = int(word) if word.isdecimal() and word.isascii() else None
+        least = self.plan.job.least_ranks or 1
+        if number is not None and (number >= least or not self._limit_known):
+            self._limit, self._limit_known, self._not_followed = number, number >= least, ""
+            return number
+        if word != self._not_followed:
+            self._not_followed = word
+            most = self.plan.ranks if self._limit is None else min(self._limit, self.plan.ranks)
+            wrong = f"{word!r}, which is no number"
+            if number is not None:
+                wrong = f"{number}, fewer than --ranks {least}:{self.plan.ranks} allows"
+            last_words.say(f"{file} says {wrong}: still at most {most}.")
+        return self._limit
 
     def _note_lost(self, history: Sequence[Outcome]) -> None:
         """A rank that was the first to fail in the last attempts, again and again, is lost, and so is its device."""

@@ -18,6 +18,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 PHASES = ("data", "forward", "backward", "exchange", "update")
 SLOW, NO_LONGER = 1.5, 1.25  # times as long as the others: from when on a rank is slow, and until when
 MATTERS = 0.1  # of a step that it takes longer at least: what is less delays nobody
+LATER = 0.010  # seconds a step that it takes longer at least: less is the machine's other work, in steps of few ms
 MEETINGS, STEPS = (
     3,
     5,
@@ -95,7 +96,7 @@ class Stragglers:
             more = [mine - share * others_do for mine, others_do in zip(own, usual, strict=True)]
             one = Slowest(rank=rank, times=sum(own) / max(theirs, 1e-9), phase=PHASES[more.index(max(more))])
             found.append(one)
-            matters = sum(own) - theirs >= MATTERS * seconds
+            matters = sum(own) - theirs >= max(MATTERS * seconds, LATER * steps)
             said += self._judge(one, matters, before, step, sum(own) / steps, theirs / steps)
         self.slowest = max(found, key=lambda one: one.times, default=None)
         return said

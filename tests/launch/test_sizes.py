@@ -78,8 +78,41 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
     assert some.resize(plan) == "4 ranks can be had now, and there are 3"
 
 
-@pytest.mark.parametrize("word", ["", "three", "-1", "²", "\x00"])
-def test_what_is_no_number_in_the_file_counts_for_nothing(tmp_path, word):
+@pytest.mark.parametrize(
+    ("word", "wrong"),
+    [
+        ("three", "'three', which is no number"),
+        ("-1", "'-1', which is no number"),
+        ("²", "'²', which is no number"),
+        ("\x00", "'\\x00', which is no number"),
+        ("1", "1, fewer than --ranks 2:4 allows"),
+        ("0", "0, fewer than --ranks 2:4 allows"),
+    ],
+)
+@pytest.mark.parametrize("before", [None, 2, 9])
+def test_what_cannot_be_followed_is_told_once_and_the_number_before_it_stays(
+    tmp_path, capsys, word, wrong, before
+):
+    file, some = tmp_path / "ranks", sizes(tmp_path)
+    if before is not None:
+        file.write_text(f"{before}\n")
+    plan, most = some.next(), min(before or 4, 4)
+    file.write_text(f"{word}\n")
+    assert [some.next().ranks, some.next_said().ranks, some._other(plan)] == [most, most, ""]
+    told = f"{file} says {wrong}: still at most {most}."
+    assert capsys.readouterr().err.count(told) == 1
+    file.write_text("")  # the shell has opened it, and has not written yet
+    assert some.next().ranks == most
+    file.write_text("3")
+    assert some.next().ranks == 3
+    file.write_text(word)
+    assert some.next().ranks == 3 and "still at most 3" in capsys.readouterr().err
+    file.unlink()
+    assert some.next().ranks == 4
+
+
+@pytest.mark.parametrize("word", ["", "three"])
+def test_what_is_no_number_before_the_start_does_not_limit(tmp_path, word):
     (tmp_path / "ranks").write_text(word)
     assert sizes(tmp_path).next().ranks == 4
 
