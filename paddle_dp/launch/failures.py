@@ -16,7 +16,7 @@ from pathlib import Path
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
-OTHERS = "by hand or by another program (not by the kernel, for want of memory)"
+OTHERS = "by a person or another program: memory had not run out"
 MOST, WIDTH = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
 OF_THE_JOB = (
@@ -135,10 +135,20 @@ def first(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
-def in_a_line(failure: Failure, ranks: int) -> str:
-    """«rank 1 of 2 on host: ValueError: …»; of a job that stood still, who stands, and where."""
+def of_all(failure: Failure, ranks: int, consequences: Iterable[Failure]) -> bool:
+    """Whether all of several ranks ended with the same error, so that none of them is to blame for the others."""
+    alike = {
+        other.rank for other in consequences if (other.kind, other.message) == (failure.kind, failure.message)
+    }
+    return len(alike | {failure.rank}) == ranks > 1
+
+
+def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()) -> str:
+    """«rank 1 of 2 on host: ValueError: …», or «all 2 ranks: …»; of a job that stood still, who stands, and where."""
     if failure.kind in OF_THE_JOB:
         return failure.message.partition("\n")[0].rstrip(".")
+    if of_all(failure, ranks, consequences):
+        return f"all {ranks} ranks: {failure.in_short}"
     return f"rank {failure.rank} of {ranks} on {failure.host}: {failure.in_short}"
 
 
@@ -149,12 +159,16 @@ def describe(
     other ranks, a line for each, and its log.
 
     Of an error that another command line or recipe would avoid, the message alone.
+    Where all ranks raised the same, none is named.
     """
     if failure.expected and (failure.exit_status == 2 or failure.kind in OF_THE_JOB):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
     how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
-    if ranks > 1 or how:
+    alike = of_all(failure, ranks, consequences)
+    if alike:
+        lines.append(f"all {ranks} ranks{how or ' ended with it'}")
+    elif ranks > 1 or how:
         who = f"rank {failure.rank} of {ranks} on {failure.host}"
         lines.append(f"{who} failed{' first' * (ranks > 1)}{how}")
     if failure.consequence and ranks > 1:
@@ -165,7 +179,7 @@ def describe(
         else:
             others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, beside its own,"
             lines.append(f"It lost a peer: look at the other {others} for the cause.")
-    later = [other for other in consequences if other.rank != failure.rank]
+    later = [] if alike else [other for other in consequences if other.rank != failure.rank]
     lines += [f"then rank {other.rank}: {other.in_short}" for other in later[:MOST]]
     lines.append(f"then {len(later) - MOST} more" if len(later) > MOST else "")
     if log is not None:

@@ -118,11 +118,12 @@ def test_each_attempt_begins_at_the_newest_checkpoint_with_logs_of_its_own(play,
     assert [point.resume for point in script.points] == [None, None, at_40, at_40]
     said = capsys.readouterr().err.splitlines()
     assert said[:2] == [
-        f"attempt-001 failed: rank 1 of 2 on h: ended by SIGKILL ({run}/logs/attempt-001/workerlog.1)",
-        "starts again from the beginning in 0 s (restart 1 of 3; each new checkpoint makes it 3 again)",
+        f"attempt-001 failed: rank 1 of 2 on h: ended by SIGKILL. Log: {run}/logs/attempt-001/workerlog.1",
+        "starts again from the beginning in 0 s (restart 1 of 3; the count starts over after each new checkpoint)",
     ]
     assert (
-        said[3] == "starts again from step 40 in 0 s (restart 1 of 3; each new checkpoint makes it 3 again)"
+        said[3]
+        == "starts again from step 40 in 0 s (restart 1 of 3; the count starts over after each new checkpoint)"
     )
     assert said[5].startswith("starts again from step 40 in 0 s (restart 2 of 3; ") and len(said) == 6
 

@@ -140,4 +140,23 @@ def test_the_only_rank_is_named_when_no_words_of_its_own_tell_how_it_ended(tmp_p
 def test_a_killed_rank_s_last_place_is_told() -> None:
     killed = Failure.by_signal(1, 77, 9, 1.0, where=" in forward of step 7")
     assert killed.message.startswith("ended by SIGKILL in forward of step 7, by hand or by the kernel")
-    assert killed.with_kernel(False).message.startswith("ended by SIGKILL in forward of step 7, by hand or")
+    assert killed.with_kernel(False).message.startswith(
+        "ended by SIGKILL in forward of step 7, by a person or"
+    )
+
+
+def test_an_error_that_all_ranks_raised_accuses_none(tmp_path) -> None:
+    """Only where all did, with the same words: not where one is missing, or says something else."""
+    bad = "the loss is nan at step 4"
+    cause, same = end(1, bad, kind="NotFiniteError", expected=True), end(0, bad, kind="NotFiniteError")
+    log = tmp_path / "workerlog.1"
+    told = describe(cause, 2, log, consequences=[same])
+    assert told == f"{bad}\nall 2 ranks ended with it\nlog: {log}"
+    assert in_a_line(cause, 2, [same]) == f"all 2 ranks: NotFiniteError: {bad}"
+    others = [replace(same, message="other"), replace(same, kind="ValueError"), replace(same, rank=1)]
+    for ranks, consequences in [(3, [same]), *[(2, [other]) for other in others]]:
+        assert f"rank 1 of {ranks} on {cause.host} failed first" in describe(
+            cause, ranks, None, 1, consequences
+        )
+        assert in_a_line(cause, ranks, consequences).startswith(f"rank 1 of {ranks} on ")
+    assert describe(cause, 1, None) == bad
