@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.parallel import Learner
+from paddle_dp.proof.trace_files import WHOLE
 
 
 class Outputs:
@@ -23,7 +24,7 @@ class Outputs:
         self._calls: dict[str, list[tuple[bool, np.ndarray]]] = {}
         self.active = False
         self._hooks = [
-            layer.register_forward_post_hook(partial(self._see, name or "the model"))
+            layer.register_forward_post_hook(partial(self._see, name or WHOLE))
             for name, layer in learner.named_layers()
         ]
 

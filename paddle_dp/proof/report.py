@@ -8,7 +8,7 @@ from typing import Any
 from paddle_dp.proof.compare import K, Part
 from paddle_dp.proof.steps import shares
 from paddle_dp.proof.verdict import Verdict
-from paddle_dp.recipe import Recipe
+from paddle_dp.recipe import Guard, Recipe
 
 
 def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
@@ -32,6 +32,9 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
     console.print(table)
     console.print(_distances(verdict))
     console.print(_cost(verdict, seconds))
+    if guard := without_guard(recipe):
+        said = ", ".join(f"{name}: {value}" for name, value in guard.items())
+        console.print(f"without the recipe's guard: {said}", markup=False)
     for sentence in verdict.sentences:
         console.print(_coloured(sentence))
 
@@ -70,6 +73,12 @@ def _cost(verdict: Verdict, seconds: float) -> str:
     )
 
 
+def without_guard(recipe: Recipe) -> dict[str, str]:
+    """What the recipe's guard says other than by default; it is left out of the comparison on both sides."""
+    default = vars(Guard())
+    return {name: str(value) for name, value in vars(recipe.guard).items() if value != default[name]}
+
+
 def number(r: float) -> str:
     """An r in few letters: 0.83, 12, 3.1e+08."""
     return f"{r:.2g}" if r < 1000 or math.isinf(r) else f"{r:.1e}"
@@ -79,9 +88,15 @@ def _coloured(sentence: str) -> str:
     from rich.markup import escape
 
     sentence = escape(sentence)
-    colours = {"SAME": "green", "DIFFERENT": "red", "FAILED": "red", "PROVES NOTHING": "yellow"}
+    colours = {
+        "SAME up to": "yellow",
+        "SAME": "green",
+        "DIFFERENT": "red",
+        "FAILED": "red",
+        "PROVES NOTHING": "yellow",
+    }
     for word, colour in colours.items():
-        if sentence.startswith(f"{word}:"):
+        if sentence.startswith((f"{word}:", f"{word} step ")):
             return f"[{colour}]{word}[/{colour}]{sentence.removeprefix(word)}"
     return sentence
 
@@ -94,7 +109,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "parameters": verdict.one.parameters,
         "ranks": verdict.many.ranks,
         "axes": verdict.many.axes,
-        "verdict": {0: "same", 1: "different", 3: "proves nothing", 4: "failed"}[verdict.status],
+        "verdict": verdict.word,
         "status": verdict.status,
         "allowed": K,
         "where": None if where is None else vars(where),
@@ -108,6 +123,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
             for step in verdict.steps.steps
         ],
         "weights": {"r": _plain(verdict.steps.weights.r)},
+        "without_guard": without_guard(recipe) or None,
         "without_gradient": [f.key.name for f in (verdict.wide or verdict.own).without_gradient],
         "sentences": verdict.sentences,
         "seconds": round(seconds, 2),

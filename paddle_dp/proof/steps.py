@@ -80,6 +80,19 @@ class Steps:
         return next((step for step in self.steps if not step.finite), None)
 
     @property
+    def ended(self) -> Step | None:
+        """The first step from which on no step has finite numbers on one process; None if the last one has.
+
+        In float16 a gradient that overflows is no end: that update is left out, and the loss scale goes down.
+        """
+        found = None
+        for step in reversed(self.steps):
+            if np.isfinite(step.loss.one) if self.dtype == "float16" else step.finite:
+                break
+            found = step
+        return found
+
+    @property
     def lost(self) -> Step | None:
         """The first step in which one process's drift is so large that there is no true number to compare with.
 

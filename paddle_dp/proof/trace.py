@@ -31,7 +31,7 @@ from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
 from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
-from paddle_dp.recipe import LoaderSettings, Precision, Recipe
+from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup, task
 from paddle_dp.train.meter import peak_memory
@@ -61,6 +61,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
+    # It judges updates; here they are compared, and a rewind would ask for a callback that saves.
+    recipe = recipe.model_copy(update={"guard": Guard()})
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
     side = Side(recipe, options)

@@ -22,6 +22,7 @@ REPLAYED = (
     "update",
     "state",
 )  # kinds that one process computes again from the ranks' gradients (proof.replay)
+WHOLE = "the model"  # the name of the layer that is the whole model
 
 
 class Key(NamedTuple):

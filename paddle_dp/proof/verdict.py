@@ -12,8 +12,8 @@ import numpy as np
 
 from paddle_dp.proof.compare import K, Part
 from paddle_dp.proof.sides import NOT_RUN, Side
-from paddle_dp.proof.steps import Steps
-from paddle_dp.proof.trace_files import Key, Trace
+from paddle_dp.proof.steps import Step, Steps
+from paddle_dp.proof.trace_files import WHOLE, Key, Trace
 from paddle_dp.proof.where import Search, Where
 
 # Exit statuses. FAILED is also that of a side that did not run at all, REFUSED of one that could not (proof.sides).
@@ -44,7 +44,16 @@ class Verdict:
             return DIFFERENT
         if self.failed is not None:
             return FAILED
-        return SAME if self.proves else PROVES_NOTHING
+        return SAME if self.proves and self.steps.ended is None else PROVES_NOTHING
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two, of `same`, `same at first`, `different`, `proves nothing` and `failed`."""
+        if self.status == PROVES_NOTHING and self.proves:
+            return "same at first"
+        return {SAME: "same", DIFFERENT: "different", PROVES_NOTHING: "proves nothing", FAILED: "failed"}[
+            self.status
+        ]
 
     @property
     def failed(self) -> str | None:
@@ -64,7 +73,10 @@ class Verdict:
     @cached_property
     def proves(self) -> bool:
         """Whether one process learned anything, in the recipe's precision: some gradient is finite and not zero, and
-        some weight changed."""
+        some weight changed, before the numbers are not finite any more."""
+        ended = self.steps.ended
+        if ended is not None and ended.number == 1:
+            return False
         return self._learns("gradient") and (self._learns("update") or self.steps.moved)
 
     def _learns(self, kind: str) -> bool:
@@ -121,6 +133,8 @@ class Verdict:
             )
         elif not self.proves:
             yield self._nothing()
+        elif self.steps.ended is not None:
+            yield self._at_first(self.steps.ended)
         else:
             yield f"SAME: {ranks} ranks learn what one process learns, to rounding."
 
@@ -134,6 +148,18 @@ class Verdict:
             why = f"its numbers are not finite from step {broken.number}"
             ask = "Look at the data, the loss and the learning rate."
         return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
+
+    def _at_first(self, ended: Step) -> str:
+        both, before = self._sides(ended), ended.number - 1
+        return (
+            f"SAME up to step {before}: from step {ended.number} on the numbers are not finite {both}, and nothing "
+            f"could be compared. Look at the data, the loss and the learning rate; --steps {before} compares those."
+        )
+
+    def _sides(self, step: Step) -> str:
+        """Whose numbers are not finite in a step in which one process's are not."""
+        many = isfinite(step.loss.many) and isfinite(step.gradient_norm.many)
+        return "on one process" if many else "on both sides"
 
     def _limits(self, ranks: int) -> Iterator[str]:
         if self.wide is None and self.failed is None:
@@ -214,10 +240,11 @@ class Verdict:
                 "train.precision.scale begins with the first."
             )
             return
-        both = "on both sides" if step.r <= K else "on one process"
         layer = self.own.one.facts["broken"].get(str(step.number))
         where = f", first in layer {layer}" if layer else ", in the gradients only"
-        yield f"Not a number {both} from step {step.number}{where}: equal is equal, but nothing is learned so."
+        if layer == WHOLE:
+            where = ", first in the model's output"
+        yield f"Not a number {self._sides(step)} from step {step.number}{where}."
 
 
 def compare_sides(one: Side, many: Side) -> Verdict:

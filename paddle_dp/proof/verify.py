@@ -30,8 +30,8 @@ def verify(
 
     With `rehearse`, the training itself as well: an evaluation, a checkpoint, a second epoch, a resume.
 
-    0: the same. 1: different. 3: nothing was learned, so nothing is proven. 4: one side failed in float64, and the
-    other did not.
+    0: the same. 1: different. 3: nothing was learned, so nothing is proven, or the numbers are finite up to some step
+    only. 4: one side failed in float64, and the other did not.
 
     Raises UsageError for fewer than 2 ranks or 1 step, RecipeError for a recipe with mistakes, JobError (exit status 4)
     when a side could not be run, or 2 where a side refused the layout, or the machine has too little memory or disk:
@@ -64,6 +64,6 @@ def verify(
 
 def _announce(steps: int, ranks: int) -> None:
     print(
-        f"running 2 steps in float64 and {steps} as they are on {ranks} rank{'s' * (ranks > 1)} …",
+        f"running 2 steps in float64 and {steps} in the recipe's precision on {ranks} rank{'s' * (ranks > 1)} …",
         file=sys.stderr, flush=True,
     )  # fmt: skip

@@ -55,6 +55,21 @@ def test_the_same_on_both_sides_is_equal_though_it_is_no_number(steps, value):
     assert not steps([2.0, value], [2.0, 1.0]).same
 
 
+def test_an_end_is_where_no_later_step_is_finite(tmp_path):
+    inf = float("inf")
+
+    def ended(losses, norms, dtype="float32"):
+        found = Steps(run(tmp_path / "one", losses, norms=norms), run(tmp_path / "many", losses, norms=norms))
+        found.dtype = dtype
+        return found.ended and found.ended.number
+
+    assert ended([1.0, np.nan, np.nan], (1.0, 1.0, 1.0)) == 2
+    assert ended([1.0, np.nan, 1.0], (1.0, 1.0, 1.0)) is None
+    assert ended([1.0, 1.0, 1.0], (1.0, inf, inf)) == 2
+    assert ended([1.0, 1.0, 1.0], (1.0, inf, inf), "float16") is None  # the loss scale goes down
+    assert ended([1.0, 1.0, np.nan], (inf, 1.0, 1.0), "float16") == 3
+
+
 def test_a_difference_of_more_than_k_is_one(steps):
     found = steps([1.0], [1.0 + 2.0**-22 * K])
     assert found.steps[0].r > K

@@ -1,13 +1,16 @@
 """What is said of two sides, from what they left in their folders."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side, compare_sides
-from paddle_dp.proof.trace_files import key, write_sheet
+from paddle_dp.proof.report import as_json, show, without_guard
+from paddle_dp.proof.trace_files import WHOLE, key, write_sheet
+from paddle_dp.recipe import read_recipe
 
 DRAWS = (
     "2 (Noise) draws from Paddle's generator, which differs on another number of ranks: only dropout is exact"
@@ -120,10 +123,55 @@ def test_where_nothing_was_a_number_nothing_is_proven(tmp_path):
     assert not any(sentence.startswith("SAME") for sentence in found.sentences)
 
 
-def test_what_was_learned_before_the_numbers_broke_is_proven(tmp_path):
-    found = compared(tmp_path, 0.5, losses=(1.0, 1.0, NAN), last=NAN)
-    assert found.status == 0
-    assert any(said.startswith("Not a number on both sides from step 3") for said in found.sentences)
+def test_what_was_learned_before_the_numbers_broke_is_all_that_is_proven(tmp_path):
+    found = compared(tmp_path, 0.5, losses=(1.0, 1.0, NAN, NAN), last=NAN)
+    assert (found.status, found.word, found.same) == (3, "same at first", False)
+    assert found.sentences[-2] == "Not a number on both sides from step 3, in the gradients only."
+    assert found.sentences[-1].startswith(
+        "SAME up to step 2: from step 3 on the numbers are not finite on both sides, and nothing could be compared."
+    )
+
+
+def test_a_step_that_is_not_finite_between_finite_ones_leaves_the_others_compared(tmp_path):
+    found = compared(tmp_path, 0.5, losses=(1.0, NAN, 1.0))
+    assert (found.status, found.word) == (0, "same")
+    assert "Not a number on both sides from step 2, in the gradients only." in found.sentences
+
+
+def test_the_layer_that_is_the_whole_model_is_called_its_output(tmp_path):
+    found = compared(tmp_path, 0.5, losses=(1.0, NAN))
+    found.own.one.facts["broken"]["2"] = WHOLE
+    assert "Not a number on both sides from step 2, first in the model's output." in found.sentences
+    found.own.one.facts["broken"]["2"] = "body.4"
+    assert "Not a number on both sides from step 2, first in layer body.4." in found.sentences
+
+
+def test_losses_of_which_none_is_finite_prove_nothing_though_gradients_are(tmp_path):
+    assert compared(tmp_path, 0.5, losses=(NAN, NAN)).word == "proves nothing"
+
+
+def test_an_end_that_ranks_do_not_share_is_a_difference(tmp_path):
+    found = compared(tmp_path, 0.5, losses=(1.0, NAN))
+    step = found.steps.steps[1]
+    found.steps.steps[1] = replace(step, loss=replace(step.loss, many=1.0))
+    assert found.status == 1 and "Not a number on one process from step 2" in " ".join(found.sentences)
+
+
+@pytest.mark.parametrize(
+    ("guard", "said"),
+    [({}, {}), ({"non_finite": "rewind", "in_a_row": 10}, {"non_finite": "rewind"}),
+     ({"non_finite": "skip", "spike": "5 sigma"}, {"non_finite": "skip", "spike": "5 sigma"})],
+)  # fmt: skip
+def test_the_guard_that_neither_side_has_is_named(tmp_path, guard, said, capsys):
+    recipe = read_recipe("configs/digits_mlp.yaml", [f"guard={json.dumps(guard)}"])
+    assert without_guard(recipe) == said
+    verdict = compared(tmp_path, 0.5)
+    assert as_json(recipe, verdict, 0.0)["without_guard"] == (said or None)
+    for part in (verdict.own.one, verdict.own.many):
+        part.facts["all seconds"] = 0.0
+    show(recipe, verdict, 0.0)
+    told = ", ".join(f"{name}: {value}" for name, value in said.items())
+    assert (f"without the recipe's guard: {told}\n" in capsys.readouterr().out) == bool(said)
 
 
 def test_an_update_that_only_breaks_the_weights_is_no_learning(tmp_path):

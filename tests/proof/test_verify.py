@@ -68,9 +68,10 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path
 
 @pytest.mark.processes
 def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_path):
-    """The timeline of a pipeline: its recipe could not be verified."""
+    """The timeline of a pipeline, and a guard that asks for checkpoints: their recipes could not be verified."""
     path = recipe(tmp_path, norm="none")
-    path.write_text(f"{path.read_text()}callbacks: [{{use: timeline}}]\n")
+    path.write_text(f"{path.read_text()}callbacks: [{{use: timeline}}, {{use: checkpoint}}]\n")
+    path.write_text(f"{path.read_text()}guard: {{non_finite: rewind}}\n")
     with comparisons_in_forks():
         assert Comparison(path, (), 1, 2, tmp_path, wide=False).one([]).ranks == 1
 
