@@ -99,6 +99,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def left_out(count: int, steps: int) -> str:
+    """Of how many updates nothing was learned."""
+    return f"{count} of {steps} update{'s' * (steps != 1)} {'was' if count == 1 else 'were'} left out by the guard"
+
+
 def summary(
     run: Run,
     steps: int,

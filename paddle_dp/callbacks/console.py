@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._bar import Bar
-from paddle_dp.train import Callback, Evaluation, Moment, Progress, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every
 
 
@@ -68,10 +68,12 @@ class Console(Callback):
         self._began, self._first = 0.0, 0
         self._found: Evaluation | None = None
         self._saved: Path | None = None
+        self._left_out: set[int] = set()  # steps whose updates the guard left out
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step
         self._found = self._saved = None
+        self._left_out.clear()
         self._sinks = self._opened(moment) if self.run.mesh.is_main else []
         self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
         self._on_each(lambda sink: sink.start(moment.progress))
@@ -83,6 +85,12 @@ class Console(Callback):
         self._found = evaluation
         self._say(_lines.evaluated(moment.progress, evaluation))
 
+    def refused(self, moment: Moment, refusal: Refusal) -> None:
+        if refusal.action == "skip":
+            self._left_out.add(refusal.step)
+        else:  # these steps come again, and so does the batch that was refused
+            self._left_out = {step for step in self._left_out if step <= moment.progress.step}
+
     def saved(self, moment: Moment, path: Path) -> None:
         self._saved = path
 
@@ -91,6 +99,8 @@ class Console(Callback):
         if moment.trainer.stopped:
             self._say(f"stopped at step {moment.progress.step}: {moment.trainer.stopped}")
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
+        if self._left_out:
+            self._say(_lines.left_out(len(self._left_out), steps))
         differences = moment.trainer.differences
         for line in _lines.summary(self.run, steps, seconds, self._found, self._saved, differences):
             self._say(line)

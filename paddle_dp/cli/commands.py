@@ -178,7 +178,10 @@ def audit(
 def certificate(
     run: RunFolder,
     replay: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Train N intervals between checkpoints again.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Train N intervals between checkpoints again; of many, evenly spread."
+        ),
     ] = 0,
     step: Annotated[
         int | None, typer.Option(metavar="STEP", min=1, help="Train again up to this update.")
@@ -192,6 +195,9 @@ def certificate(
     The certificate names the data, the versions, every attempt with its number of ranks, and a digest of the weights at
     each checkpoint, the same in any layout. An interval is trained from the checkpoint before it; losses and weights
     are compared with what the run recorded, in units of what rounding does to one process (docs/proof.md).
+
+    Intervals lie between checkpoints that are still there: with keep: 3 the first is all from the beginning to the
+    oldest of three, and may take most of the run's time. --steps K ends each after K updates.
 
     Exit status: 0 all as certified; 1 something is not; 2 something to type differently.
     """

@@ -78,4 +78,6 @@ def first(found: Sequence[Found], mesh: Mesh) -> str:
         return ""
     one, rank = min(of_ranks)
     where = f"in micro-batch {one.micro_batch}" + (f" on rank {rank}" if mesh.ranks > 1 else "")
+    if one.layer == INPUTS:
+        return f"The inputs are not finite: {one.content}, {where}."
     return f"The first output that is not finite is that of {one.layer}: {one.content}, {where}."

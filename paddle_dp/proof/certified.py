@@ -26,6 +26,7 @@ from paddle_dp.train.certificate import Content
 
 GOOD, BAD = 0, 1
 ENTRY_POINT = "paddle_dp.proof.again:again"
+DIGITS = 12  # hex digits of a digest on the screen; the file has all 32
 ALONE = ("strategy.use=single", "callbacks=[]", "train.max_time=null")
 
 
@@ -44,8 +45,8 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     wanted = (
         [interval_to(content, run, step)] if step is not None else chosen(intervals(content, run), replay)
     )
-    for interval in wanted:
-        same = train_again(interval.cut(steps), content, run)
+    for number, interval in enumerate(wanted, start=1):
+        same = train_again(interval.cut(steps), content, run, f" ({number} of {len(wanted)})")
         good = good and same
     if not wanted and content["replay"]:
         print(f"any step again, on one process: {content['replay']}")
@@ -68,22 +69,30 @@ def told(content: Content, run: Path) -> Iterator[str]:
     """The certificate, to be read by a person."""
     yield f"{content['name']}: {content['steps']} updates, in {run}"
     for split, facts in content["data"].items():
-        yield f"  {split} data: {facts['samples']} samples, digest {facts['digest']}"
+        yield f"  {split} data: {facts['samples']} samples, digest {short(facts['digest'])}"
     for number, attempt in enumerate(content["attempts"], start=1):
         axes = " × ".join(f"{axis} {n}" for axis, n in attempt["layout"].items() if n > 1)
         ranks = f"{attempt['ranks']} ranks ({axes})" if attempt["ranks"] > 1 else "1 process"
         yield f"  attempt {number}: {attempt['begun']}, {ranks}, {attempt['device']} of {attempt['host']}"
         yield "    " + ", ".join(f"{name} {version}" for name, version in attempt["versions"].items())
-        yield f"    recipe {attempt['recipe']}" + "".join(f"; {change}" for change in attempt["changes"])
+        yield f"    recipe {short(attempt['recipe'])}" + "".join(
+            f"; {change}" for change in attempt["changes"]
+        )
         if attempt["resumed"]:
             yield f"    goes on from {attempt['resumed']}"
-        yield f"    step {attempt['from']}: weights {attempt['weights']}"
+        yield f"    step {attempt['from']}: weights {short(attempt['weights'])}"
         for saved in attempt["saved"]:
-            yield f"    step {saved['step']}: weights {saved.get('model')}, optimizer {saved.get('optimizer')}"
+            digests = f"weights {short(saved.get('model'))}, optimizer {short(saved.get('optimizer'))}"
+            yield f"    step {saved['step']}: {digests}"
         last = f"to step {attempt['to']} at least" if attempt["why"] is None else f"to step {attempt['to']}"
         yield f"    {last}: {attempt['why'] or 'its end was not written: it was killed, or is at work'}"
         yield from (f"    step {r['step']} refused ({r['action']}): {r['why']}" for r in attempt["refused"])
         yield from (f"    not as on one process: {difference}" for difference in attempt["differences"])
+
+
+def short(digest: object) -> str:
+    """The beginning of a digest."""
+    return str(digest)[:DIGITS]
 
 
 def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
@@ -197,8 +206,11 @@ def chosen(found: Sequence[Interval], count: int) -> list[Interval]:
     return [found[place] for place in places]
 
 
-def train_again(interval: Interval, content: Content, run: Path) -> bool:
-    """Trains an interval on one process, prints how it compares, and returns whether it is the same."""
+def train_again(interval: Interval, content: Content, run: Path, which: str = "") -> bool:
+    """Trains an interval on one process, prints how it compares, and returns whether it is the same.
+
+    `which`: « (1 of 3)», for the line at its beginning: nothing more is printed until it is done.
+    """
     attempt = certificates.attempt_of(content, interval.to)
     kept = certificates.saves(content).get(interval.to, {})
     options = {
@@ -212,6 +224,7 @@ def train_again(interval: Interval, content: Content, run: Path) -> bool:
             f"nothing is known of steps {interval.start + 1} to {interval.to}: metrics.jsonl has no loss of them, and "
             "no checkpoint was saved after them."
         )
+    print(f"training steps {interval.start + 1} to {interval.to} again on one process{which} …", flush=True)
     # Beside the run: a recipe finds the models of a folder above it.
     recipe = run / f".again-{os.getpid()}.yaml"
     with scratch_folder("paddle-dp-certificate-") as scratch:
@@ -261,7 +274,7 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
     `exact`, where one process of this machine has done it before, no bit may differ."""
     lines, same = [], True
     if result["bits"]:
-        lines.append(f"the weights are bit-equal: {result['digest']}")
+        lines.append(f"the weights are bit-equal: {short(result['digest'])}")
     elif result["weights"] is not None:
         apart, drift, moved = result["weights"]
         far = judged(apart, drift, moved)

@@ -1,4 +1,7 @@
-"""Names the sample behind a number that is not finite, or behind a bad target: the samples just read are read again."""
+"""Names the sample behind a number that is not finite, or behind a bad target.
+
+Before the training ends, the samples just read are read again; of an update that is left out its batch is looked at.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import paddle
 
+from paddle_dp.batch import Batch
 from paddle_dp.data import Loader
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import name, read_samples
@@ -44,6 +49,32 @@ def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, what: str = "tr
     sample = first["name"][:1].upper() + first["name"][1:]
     bad = f"{sample} of the {what} data, read {where}, has {first['part']} that are not finite"
     return f"{bad}: mend it, or leave it out."
+
+
+def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
+    """«sample 17 has inputs that are not finite»: the first of the global batch; "" without one. Collective.
+
+    Nothing is read again: the training goes on, and the data set may draw random numbers.
+    """
+    rows = mesh.gather(_bad_row(batch))
+    first = min((row for row in rows if row), key=lambda row: row["place"], default=None)
+    if first is None:
+        return ""
+    index = int(loader.sampler.global_batch(batch.epoch, batch.index)[first["place"]])
+    return f"{name(loader.dataset, index)} has {first['part']} that are not finite"
+
+
+def _bad_row(batch: Batch) -> dict[str, Any] | None:
+    """This rank's first bad sample, by its place in the global batch; None without one."""
+    for micro_batch in batch.micro_batches:
+        for part, tensor in (("inputs", micro_batch.inputs), ("targets", micro_batch.targets)):
+            if not tensor.is_floating_point() or micro_batch.is_dummy:
+                continue
+            rows = tensor[: micro_batch.samples]
+            row = _first_row((rows.astype("float32") if rows.dtype == paddle.bfloat16 else rows).numpy())
+            if row is not None:
+                return {"place": micro_batch.first + row, "part": part}
+    return None
 
 
 def of_target(

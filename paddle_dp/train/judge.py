@@ -25,8 +25,9 @@ Action = Literal["skip", "rewind"]
 class Refusal:
     """An update that was not made: number `step`, from global batch `batch` of `epoch` with these `samples`.
 
-    `why` is a sentence; `first`, one on the first output that is not finite, or "". `action`: what was done;
-    `again`: the batch was refused before, and is left out unread by the model, `loss` and `gradient_norm` are NaN.
+    `why` is a sentence; `first`, one on the first number that is not finite, or ""; `sample`: «sample 17 has inputs
+    that are not finite», or "". `action`: what was done; `again`: the batch was refused before, and is left out unread
+    by the model, `loss` and `gradient_norm` are NaN.
     """
 
     step: int
@@ -38,6 +39,7 @@ class Refusal:
     loss: float = math.nan
     gradient_norm: float = math.nan
     first: str = ""
+    sample: str = ""
     again: bool = False
 
 

@@ -16,6 +16,7 @@ from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
 from paddle_dp.parallel import Learner
+from paddle_dp.train import blame
 from paddle_dp.train.judge import Judge, Refusal
 from paddle_dp.train.sound import Soundness
 
@@ -51,6 +52,7 @@ class Refusals:
             return Refusal(
                 step=step, epoch=batch.epoch, batch=batch.index, samples=samples, why=judge.why, action=action,
                 loss=loss, gradient_norm=norm, first=first,
+                sample="" if is_spike else blame.in_batch(self.loader, batch, self.learner.mesh),
             )  # fmt: skip
         words = [f"{judge.why} at step {step}: this update was not made (guard.non_finite: {action}).", first]
         words.append(f"Its batch: {_named(samples)}.")
@@ -86,12 +88,13 @@ class Refusals:
         done = "the update was skipped" if back_to is None else f"back to the checkpoint of step {back_to}"
         if back_to is None and self.judge.guard.non_finite == "rewind" and not refusal.again:
             done += ", for there is no checkpoint to go back to yet"
-        first = f" {refusal.first}" if refusal.first else ""
-        print(
-            f"step {refusal.step}: {refusal.why}: {done}.{first} Its batch: {_named(refusal.samples)}.",
-            file=sys.stderr,
-            flush=True,
-        )
+        words = [
+            f"step {refusal.step}: {refusal.why}: {done}.",
+            f"Look at the data: {refusal.sample}." if refusal.sample else "",
+            refusal.first,
+            f"Its batch: {_named(refusal.samples)}.",
+        ]
+        print(*filter(None, words), file=sys.stderr, flush=True)
 
     def _samples(self, batch: Batch) -> list[int]:
         return [int(index) for index in self.loader.sampler.global_batch(batch.epoch, batch.index)]

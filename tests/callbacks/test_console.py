@@ -18,7 +18,7 @@ from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks.console import Config, terminal
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Callback, Evaluation, Moment, Progress, Run
+from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 
 NUMBERS = {"loss": 1.23456, "acc1": 0.53125, "acc5": 0.9, "gradient_norm": 2.0, "lr": 3e-3, "memory": 1e9}
 SPEED = {"samples_per_second": 1234.4, "seconds_per_step": 0.01, "waiting": 0.02}
@@ -268,3 +268,28 @@ def test_a_resume_says_what_is_otherwise(run):
     assert _lines.start(run, Progress(), 3).endswith("cpu")
     said = _lines.start(dataclasses.replace(run, changes=tuple("abcde")), Progress(step=2), 3)
     assert said.endswith("cpu, going on from step 2; a; b; c; and 2 more changes")
+
+
+def test_what_the_guard_left_out_is_counted_once(run, at, found, capsys):
+    """After a rewind steps come again, and the batch that was refused is then left out."""
+    console = Config().build(run)
+    tell(console, at, found)
+    for step, action, now in (
+        (5, "skip", 5),
+        (7, "skip", 7),
+        (8, "rewind", 6),
+        (7, "skip", 7),
+        (8, "skip", 8),
+    ):
+        refusal = Refusal(step=step, epoch=0, batch=step, samples=[], why="", action=action)
+        console.refused(at("refused", now), refusal)
+    console.end(at("end", 14))
+    said = capsys.readouterr().out
+    assert "\n3 of 10 updates were left out by the guard\n" in said
+    console.start(at("start", 14))
+    console.refused(at("refused", 16), refusal)
+    console.end(at("end", 16))
+    assert "\n1 of 2 updates was left out by the guard\n" in capsys.readouterr().out
+    tell(console, at, found)
+    console.end(at("end", 14))
+    assert "left out" not in capsys.readouterr().out

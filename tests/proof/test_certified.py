@@ -74,6 +74,8 @@ def test_a_run_of_several_sizes_is_trained_again(tmp_path, capsys, monkeypatch):
     assert certificate(out, replay=3) == 0
     said = capsys.readouterr().out
     assert said.count("again on one process: the same") == 3 and said.count("with the same weights") == 2
+    assert "\ntraining steps 9 to 12 again on one process (3 of 3) …\nsteps 9 to 12, done on 3 ranks" in said
+    assert max(len(line) for line in said.splitlines() if "weights" in line or "digest" in line) <= 80
     assert "steps 5 to 8, done on 1 rank, again on one process: the same\n  the weights are bit-equal" in said
     assert certificate(out, step=6) == 0
     assert "steps 5 to 6, done on 1 rank, again on one process: the same" in capsys.readouterr().out
@@ -98,6 +100,38 @@ def flip_last_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
+
+
+def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monkeypatch, capsys):
+    """What the screen had when each of two parts began to train."""
+    digest, screens = "84a6b8abecab4ead60405c0d7f066fa0", []
+    saved = [{"step": step, "model": digest, "optimizer": digest} for step in (2600, 2700)]
+    attempt = {
+        "from": 0, "to": 2700, "why": "done", "weights": digest, "saved": saved, "ranks": 2, "layout": {"data": 2},
+        "begun": "2026-11-22T09:11:27Z", "device": "cpu", "host": "vm", "versions": {}, "recipe": digest,
+        "changes": [], "resumed": None, "refused": [], "differences": [], "variables": {},
+    }  # fmt: skip
+    data = {"train": {"samples": 9, "digest": digest}}
+    content = {"name": "digits", "steps": 2700, "data": data, "attempts": [attempt], "replay": ""}
+    parts = [Interval(start=a, to=b, begin=None, end=None, recipe={}) for a, b in ((0, 2600), (2600, 2700))]
+
+    def stops(job: Job, variables: object) -> int:
+        screens.append(capsys.readouterr().out)
+        result = {"bits": True, "digest": digest, "weights": None, "losses": []}
+        Path(job.extra["out"], certified.RESULT).write_text(json.dumps(result))
+        return 0
+
+    rows = [json.dumps({"event": "step", "step": step, "loss": 1.0}) for step in (9, 2609)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr(certified, "_read", lambda run: content)
+    monkeypatch.setattr(certified, "intervals", lambda content, run: parts)
+    monkeypatch.setattr(certified, "run_alone", stops)
+    assert certificate(tmp_path, replay=3, steps=2000) == 0
+    assert screens[0].endswith("\ntraining steps 1 to 2000 again on one process (1 of 2) …\n")
+    assert screens[1].endswith("\ntraining steps 2601 to 2700 again on one process (2 of 2) …\n")
+    told = screens[0] + screens[1] + capsys.readouterr().out
+    assert "step 2600: weights 84a6b8abecab, optimizer 84a6b8abecab\n" in told and digest not in told
+    assert "the weights are bit-equal: 84a6b8abecab\n" in told and max(map(len, told.splitlines()[1:])) <= 80
 
 
 def test_each_attempt_begins_with_the_weights_that_were_there(tmp_path):

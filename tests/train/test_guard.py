@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import pytest
 from paddle import nn
 
 from paddle_dp.checkpoint import checkpoints, load, newest
+from paddle_dp.data import Loader
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.errors import NotFiniteError, RecipeError, SpikeError, UsageError
+from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Guard
-from paddle_dp.train import Callback, Trainer
+from paddle_dp.train import Callback, Trainer, blame
 from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, Judge
 from paddle_dp.units import Sigmas
 from tests import parity
@@ -191,9 +194,11 @@ def test_skipped_it_is_as_if_the_batch_had_not_been(tmp_path, capsys):
         assert (
             BAD in line["samples_of_batch"] and line["action"] == "skip" and line["why"] == "the loss is nan"
         )
-        assert line["loss"] is None and "that of the inputs: 1 NaN of" in line["first"]
+        assert line["loss"] is None and "The inputs are not finite: 1 NaN of" in line["first"]
+        assert line["sample"] == f"sample {BAD} has inputs that are not finite"
     said = capsys.readouterr().err
-    assert f"step {steps_of(BAD)[0]}: the loss is nan: the update was skipped." in said
+    named = f"Look at the data: sample {BAD} has inputs that are not finite. The inputs are not finite: 1 NaN"
+    assert f"step {steps_of(BAD)[0]}: the loss is nan: the update was skipped. {named}" in said
 
 
 def test_gone_back_it_is_the_same_as_skipped(tmp_path, capsys):
@@ -208,6 +213,9 @@ def test_gone_back_it_is_the_same_as_skipped(tmp_path, capsys):
     assert state["format"] == 2
     said = capsys.readouterr().err
     assert all(f"step {step}: the loss is nan: back to the checkpoint of step" in said for step in late)
+    assert said.count(f"sample {BAD} has inputs that are not finite") == 2 * len(
+        steps_of(BAD)
+    )  # skip, rewind
     assert (steps_of(BAD)[0] > 3) or "there is no checkpoint to go back to yet" in said
 
 
@@ -222,6 +230,26 @@ def test_it_does_not_go_back_to_a_checkpoint_of_an_abandoned_training(tmp_path, 
     capsys.readouterr()
     trainer(tmp_path, **how, resume=str(fourth)).fit()
     assert f"step {step}: the loss is nan: back to the checkpoint of step 4." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_bad_sample_of_any_micro_batch_is_named(dtype):
+    """By its place in the global batch; a large number is none, and targets are looked at, too."""
+    pairs = [(np.full(2, 1e300 if dtype == "float64" else 1.0), np.float32(0.0)) for _ in range(30)]
+    loader, mesh = Loader.plain(pairs, batch=BATCH, micro_batches=3, seed=3), Mesh.alone()
+
+    def cast(batch: Any) -> Any:
+        parts = [replace(m, inputs=m.inputs.astype(dtype)) for m in batch.micro_batches]
+        return replace(batch, micro_batches=tuple(parts))
+
+    assert blame.in_batch(loader, cast(next(loader.read(0))), mesh) == ""
+    last = int(loader.sampler.global_batch(0, 0)[BATCH - 1])
+    pairs[last] = (pairs[last][0], np.float32("nan"))
+    said = blame.in_batch(loader, cast(next(loader.read(0))), mesh)
+    assert said == f"sample {last} has targets that are not finite"
+    pairs[last] = (np.array([1.0, -math.inf]), np.float32("nan"))
+    said = blame.in_batch(loader, cast(next(loader.read(0))), mesh)
+    assert said == f"sample {last} has inputs that are not finite"
 
 
 def test_after_a_rewind_each_step_stands_once_in_the_metrics(tmp_path):
@@ -242,7 +270,7 @@ def test_stopped_nothing_bad_is_saved_and_the_error_says_where(tmp_path):
     assert said.startswith(
         f"the loss is nan at step {step}: this update was not made (guard.non_finite: stop)."
     )
-    assert "that of the inputs: 1 NaN of 512, in micro-batch 1." in said
+    assert "The inputs are not finite: 1 NaN of 512, in micro-batch 1." in said
     assert f"Sample {BAD} of the training data, read in step {step}, has inputs that are not finite" in said
     assert all(str(index) in said for index in SAMPLER.global_batch(0, step - 1))
     assert len(checkpoints(tmp_path / "checkpoints")) == step - 1
@@ -359,6 +387,9 @@ def assert_same(many: Path, one: Path) -> None:
     )
     assert ours.keys() == theirs.keys() == set(range(1, 13)) - set(steps_of(BAD))
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
+    assert {line["sample"] for line in lines(many, "refused") if not line["again"]} == {
+        f"sample {BAD} has inputs that are not finite"
+    }
     mine, alones = (parity.weights(str(newest(run / "checkpoints"))) for run in (many, one))
     assert mine.keys() == alones.keys()
     for name, value in alones.items():
