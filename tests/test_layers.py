@@ -24,7 +24,8 @@ LAYERS: dict[str, float] = {
     "batch": 2, "mesh": 2,
     "data": 3, "parallel": 3, "checkpoint": 3,
     "train": 4, "export": 4.5,
-    "launch": 5, "proof": 5.5, "audit": 5.5, "doctor": 5.5,  # a proof and an audit are made of jobs
+    "launch": 5, "launch.initial": 5,
+    "proof": 5.5, "audit": 5.5, "doctor": 5.5,  # a proof and an audit are made of jobs
     "cli": 6,
     "__main__": 7,
     "": 0,  # the package itself: its version, and words that are loaded when they are used
@@ -32,7 +33,7 @@ LAYERS: dict[str, float] = {
 REACH: dict[str, float] = {  # the highest layer that may be imported, where it is not «every layer below mine»
     "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "callbacks": 4, "models": -1,
     # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
-    "launch": 1.5, "launch.worker": 4, "launch.resume": 3,
+    "launch": 1.5, "launch.worker": 4, "launch.resume": 3, "launch.initial": 3,
     "": -1,  # paddle_dp/__init__.py loads its words when they are used
 }  # fmt: skip
 SHELVES = ("callbacks", "datasets", "losses", "models", "optimizers", "schedules", "strategies")

@@ -6,7 +6,8 @@ writes. Another format is another class here; other names are another step betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
@@ -14,9 +15,9 @@ import numpy as np
 
 from paddle_dp.checkpoint.folder import find, find_at
 from paddle_dp.checkpoint.loading import Checkpoint, load
-from paddle_dp.checkpoint.manifest import content_of
+from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
 from paddle_dp.checkpoint.tensor_file import read_header, read_rows
-from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.errors import CheckpointError, UsageError, did_you_mean
 
 _MODEL = "model/"
 _FILE = ".safetensors"
@@ -101,15 +102,65 @@ def source(path: Path) -> Source:
 
     A checkpoint is verified, every byte of it. Raises CheckpointError, UsageError if there is none.
     """
+    if (file := _file(path)) is not None:
+        return file
+    if not path.exists():
+        return WeightsOf(load(find(path.name, path.parent / "checkpoints")))
+    return WeightsOf(load(find_at(path)))
+
+
+def outline(path: Path) -> Source:
+    """As `source`, without reading a checkpoint's bytes: names and shapes are known, and a damaged tensor is not seen.
+
+    Of a run that is its newest checkpoint that can be opened. Raises CheckpointError, OSError, UsageError if there is
+    none.
+    """
+    if (file := _file(path)) is not None:
+        return file
+    failed = None
+    for checkpoint in _candidates(path):
+        try:
+            return WeightsOf(load(checkpoint, verify=False))
+        except CheckpointError as error:
+            failed = failed or error
+    assert failed is not None, "there is a candidate"
+    raise failed
+
+
+def _file(path: Path) -> Source | None:
+    """The safetensors file at `path`; None where `path` is to be a checkpoint's. UsageError if nothing is there."""
     if path.suffix == _FILE:
         if not path.is_file():
             raise UsageError(f"load.path: there is no file {path}.")
         return SafetensorsFile(path)
-    if not path.exists() and (path.name in ("best", "newest") or path.name.isdecimal()):
-        return WeightsOf(load(find(path.name, path.parent / "checkpoints")))
-    if not path.exists():
+    if not path.exists() and not (path.name in ("best", "newest") or path.name.isdecimal()):
         raise UsageError(
             f"load.path: there is no {path}. It is a checkpoint, a run's folder (its newest one), RUN/best, RUN/STEP "
             f"or a {_FILE} file."
         )
-    return WeightsOf(load(find_at(path)))
+    return None
+
+
+def _candidates(path: Path) -> list[Path]:
+    """The checkpoints that `path` may mean, one at least, the best first."""
+    if not path.exists() and path.name != "newest":
+        return [find(path.name, path.parent / "checkpoints")]
+    if (path / MANIFEST).exists():
+        return [path]
+    run = path if path.exists() else path.parent
+    return checkpoints(run / "checkpoints")[::-1] or checkpoints(path)[::-1] or [find_at(path)]
+
+
+def check_patterns(only: Iterable[str], names: Iterable[str], whose: str) -> None:
+    """Raises UsageError for a pattern of load.only that matches none of these tensors' names."""
+    names = list(names)
+    for pattern in only:
+        if not any(fits(name, pattern) for name in names):
+            layers = {name.rpartition(".")[0] or name for name in names}
+            hint = did_you_mean(pattern.rstrip(".*"), layers, "Its layers:")
+            raise UsageError(f"load.only: '{pattern}' matches nothing {whose}.{hint}")
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a tensor's name is meant: by a pattern with stars, or by the layer that it is in."""
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -327,9 +327,14 @@ def check(
     ] = None,
 ) -> None:
     """Check recipes without starting anything: every mistake with its file and line; and plan what each rank holds."""
+    from paddle_dp.launch.initial import check_weights
     from paddle_dp.recipe.check import check_all
 
-    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build)))
+    def refuse(recipe: Recipe) -> None:
+        if recipe.load is not None:
+            check_weights(recipe.load)
+
+    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build), refuse))
 
 
 def _forecast(ranks: int | None, build: int | None) -> Callable[[Recipe], Iterator[str]] | None:

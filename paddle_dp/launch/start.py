@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, last_words, logs
 from paddle_dp.launch.command import Job, Limits, Plan, environment
+from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
@@ -170,21 +171,6 @@ def _check_resume(job: Job) -> None:
         raise UsageError(
             f"--resume {job.resume}: there is no such checkpoint. Leave the path out for the newest one, or give best "
             "or a step."
-        )
-
-
-def check_load(job: Job, recipe: Recipe) -> None:
-    """Raises UsageError for weights that would not be there any more once the run has its folder."""
-    if job.entry_point != "train" or job.resume or recipe.load is None:
-        return
-    from paddle_dp.recipe.folder import SIGNS
-
-    path = Path(recipe.load.path).expanduser()
-    moves = any((recipe.folder / sign).exists() for sign in SIGNS)
-    if moves and path.resolve().is_relative_to(recipe.folder.resolve()):
-        raise UsageError(
-            f"load.path {path} is in the folder of this run, {recipe.folder}, which a new run moves aside. Choose "
-            "another folder for this one with --output-dir DIR."
         )
 
 

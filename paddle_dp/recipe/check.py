@@ -16,17 +16,21 @@ def check_all(
     files: Iterable[Path],
     overrides: Sequence[str] = (),
     forecast: Callable[[Recipe], Iterable[str]] | None = None,
+    refuse: Callable[[Recipe], None] | None = None,
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
     No part is built, only the modules that hold them are imported; those outside the package are named. `forecast`
-    builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot run.
+    builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot run. So may
+    `refuse`, for what a recipe names and is not there.
     """
     status = 0
     for file in files:
         try:
             foreign = foreign_code(file, overrides)
             recipe = read_recipe(file, overrides, tries=forecast is not None)
+            if refuse is not None:
+                refuse(recipe)
             print(f"{file}: {in_short(recipe)}", flush=True)
             if foreign:
                 print(f"  imported: {', '.join(foreign)}", flush=True)

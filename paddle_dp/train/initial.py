@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.checkpoint import fill
-from paddle_dp.checkpoint.source import Source, source
-from paddle_dp.errors import CheckpointError, PaddleDPError, UsageError, did_you_mean
+from paddle_dp.checkpoint.source import Source, check_patterns, fits, source
+from paddle_dp.errors import CheckpointError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Load
@@ -40,13 +39,9 @@ def match(there: Shapes, here: Shapes, wanted: Load) -> Match:
     Raises UsageError for a pattern that matches nothing, when nothing or less than half of what is meant fits, and,
     unless `wanted.strict` is false, when anything that is meant is missing, left over or of another shape.
     """
-    for pattern in wanted.only:
-        for names, whose in ((there, f"in {wanted.path}"), (here, "in this model")):
-            if not any(_fits(name, pattern) for name in names):
-                layers = {name.rpartition(".")[0] or name for name in names}
-                hint = did_you_mean(pattern.rstrip(".*"), layers, "Its layers:")
-                raise UsageError(f"load.only: '{pattern}' matches nothing {whose}.{hint}")
-    asked = {name for name in (*there, *here) if not wanted.only or any(_fits(name, p) for p in wanted.only)}
+    check_patterns(wanted.only, there, f"in {wanted.path}")
+    check_patterns(wanted.only, here, "in this model")
+    asked = {name for name in (*there, *here) if not wanted.only or any(fits(name, p) for p in wanted.only)}
     common = sorted(asked & there.keys() & here.keys())
     found = Match(
         loaded=tuple(name for name in common if there[name] == here[name]),
@@ -56,11 +51,6 @@ def match(there: Shapes, here: Shapes, wanted: Load) -> Match:
     )
     _refuse(found, there, here, wanted)
     return found
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a tensor's name is meant: by a pattern with stars, or by the layer that it is in."""
-    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 def _refuse(found: Match, there: Shapes, here: Shapes, wanted: Load) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,8 +10,6 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import RANK, check_memory, plan_of
-from paddle_dp.launch.start import check_load
-from paddle_dp.recipe import Load
 
 CPU = Machine(cores=2)
 BLIND = Machine(cores=2, kind="gpu")
@@ -103,14 +99,3 @@ def test_more_ranks_than_the_memory_can_begin_are_refused():
     check_memory(many, None)  # a system that does not say
     check_memory(plan_of(job(), CPU), 1)
     check_memory(plan_of(job(ranks=2), GPU), 1)  # as many as there are devices
-
-
-def test_weights_in_the_folder_that_a_new_run_moves_aside_are_refused(tmp_path):
-    run, more = tmp_path / "run", tmp_path / "more"
-    recipe: Any = SimpleNamespace(folder=run, load=Load(path=str(run / "checkpoints")))
-    check_load(Job(recipe=more, resume=None), recipe)  # nothing is there yet
-    (run / "checkpoints").mkdir(parents=True)
-    check_load(Job(recipe=more, resume="newest"), recipe)
-    with pytest.raises(UsageError, match=r"load\.path .* which a new run moves aside"):
-        check_load(Job(recipe=more), recipe)
-    check_load(Job(recipe=more), SimpleNamespace(folder=more, load=recipe.load))  # type: ignore[arg-type]
