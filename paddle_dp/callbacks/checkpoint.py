@@ -64,8 +64,9 @@ class Checkpoint(Callback):
     best is chosen in `evaluated`, so an evaluation may come before or after a save.
 
     A disk that does not take a checkpoint does not end the training, unless that was the last one: it is said on the
-    screen, older ones stay, and the next one is tried as ever. With `async` one checkpoint at a time is written in the
-    background: the next one waits for it, and so do the end, a request to stop and an error that ends the training.
+    screen (in short where the one before was refused for the same reason), older ones stay, and the next one is tried
+    as ever. With `async` one checkpoint at a time is written in the background: the next one waits for it, and so do
+    the end, a request to stop and an error that ends the training.
     """
 
     reads = False
@@ -78,6 +79,7 @@ class Checkpoint(Callback):
         self._writing: _Writing | None = None
         self._memory = HostMemory() if config.async_ else None
         self._waits = 0
+        self._refused_for = ""  # why the disk did not take the last one; "" if it did
 
     def due_at_step(self, step: int) -> bool:
         looks = self._writing is not None and step >= self._writing.next_look
@@ -226,16 +228,29 @@ class Checkpoint(Callback):
         best: Mapping[str, Any] | None,
         numbers: Mapping[str, float],
     ) -> None:
-        self._saved = (progress.step, path)
+        self._saved, self._refused_for = (progress.step, path), ""
         moment.trainer.tell_saved(path, progress, numbers)
         self._name_best(path, best)
 
     def _tell_failure(
         self, moment: Moment, error: NotWrittenError, progress: Progress, best: float | None
     ) -> None:
-        """The training goes on; `best` is the best number of those that are saved."""
+        """The training goes on; `best` is the best number of those that are saved. All is said of the first in a row
+        for that reason, and a short sentence of those that follow it."""
         self._best = best
-        self._say(f"{error.what} The training goes on, and tries again at the next checkpoint: make room.")
+        at_the_end = (
+            moment.name in ("end", "interrupted") or moment.progress.step >= moment.trainer.total_steps
+        )
+        if error.reason and error.reason == self._refused_for:
+            if self.run.mesh.is_main:
+                self._say(checkpoints.still_not(progress.step, error.reason, self.folder))
+        elif at_the_end:
+            self._say(f"{error.what} One more is tried, the last: make room.")
+        else:
+            self._say(
+                f"{error.what} The training goes on, and tries again at the next checkpoint: make room."
+            )
+        self._refused_for = error.reason
         moment.trainer.tell_save_failed(error, progress)
 
     def _placed(self, writing: _Writing, path: Path) -> None:

@@ -24,7 +24,7 @@ from paddle_dp.checkpoint.manifest import Checks, UnusableError, checkpoints, co
 from paddle_dp.checkpoint.merge import merge
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.saving import NotWrittenError, Snapshot, save
+from paddle_dp.checkpoint.saving import NotWrittenError, Snapshot, save, still_not
 from paddle_dp.checkpoint.shards import Box, TensorShard
 from paddle_dp.checkpoint.tensors import dtype_of, fill, put, tensor_shard
 
@@ -33,5 +33,5 @@ __all__ = [
     "TensorShard", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean", "content_of", "dtype_of",
     "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest", "newest_good",
     "optimizer_name", "optimizer_tensors", "prune", "put", "rng_state", "save", "set_best", "step_name",
-    "step_of", "tensor_shard",
+    "step_of", "still_not", "tensor_shard",
 ]  # fmt: skip

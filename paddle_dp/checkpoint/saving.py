@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -52,10 +53,10 @@ class Snapshot:
 
 class NotWrittenError(CheckpointError):
     """A checkpoint that a disk did not take, or not whole: a training can go on without it. `what` is the message
-    without what to do about it."""
+    without what to do about it, `reason` the system's words alone, «No space left on device»."""
 
-    def __init__(self, what: str, advice: str):
-        self.what, self.advice = what, advice
+    def __init__(self, what: str, advice: str, reason: str = ""):
+        self.what, self.advice, self.reason = what, advice, reason
         super().__init__(f"{what} {advice}")
 
 
@@ -141,7 +142,8 @@ def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dic
 
 
 def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
-    """What failed, where, and the free space; and if it was a disk, as a second text what to do about it."""
+    """What failed, where, and the free space; and if it was a disk, as a second text what to do about it, and
+    as a third the system's words."""
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return [f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."]
@@ -163,7 +165,29 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
         f"{socket.gethostname()}; {_free(final.parent)} free. Earlier checkpoints are untouched.",
         advice,
+        error.strerror or str(error),
     ]
+
+
+def still_not(step: int, reason: str, folder: Path) -> str:
+    """A sentence on a checkpoint that a disk did not take, as it did not take the one before, for the same `reason`.
+
+    What it needs is known from the size of the newest checkpoint in the folder, if there is one.
+    """
+    if reason != os.strerror(errno.ENOSPC):
+        return f"{step_name(step)}: not saved either: {reason}."
+    found = checkpoints(folder)
+    try:
+        size = sum(file.stat().st_size for file in found[-1].iterdir()) if found else None
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return f"{step_name(step)}: still no room."
+    needs = f"it needs {_amount(size)}, " if size is not None else ""
+    return f"{step_name(step)}: still no room: {needs}{_amount(free)} are free."
+
+
+def _amount(count: int) -> str:
+    return f"{count / 2**20:.1f} MB" if count >= 2**17 else f"{count / 2**10:.1f} KB"
 
 
 def _free(folder: Path) -> str:

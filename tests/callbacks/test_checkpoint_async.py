@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -201,6 +202,7 @@ def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
     run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], found: Callable[..., Evaluation], in_background: bool,
 ) -> None:  # fmt: skip
+    saves.total_steps = 51
     callback = build(run, at, async_=in_background, best="acc1")
     tell(callback, "step", 10)
     with monkeypatch.context() as disk:
@@ -212,8 +214,14 @@ def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
             callback._writing.save._thread.join()
         tell(callback, "step", 31)
         said = capsys.readouterr().err
-        assert said.count("was not saved: No space left on device") == 2 and "The training goes on" in said
-        assert "step-00000020 was not saved" in said and "step-00000030 was not saved" in said
+        first, second = said.splitlines()
+        assert (
+            "step-00000020 was not saved: No space left on device" in first
+            and "The training goes on" in first
+        )
+        assert re.fullmatch(
+            r"step-00000030: still no room: it needs \d\.\d KB, \d+\.\d MB are free\.", second
+        )
         assert steps(run) == [10]
         with pytest.raises(NotWrittenError, match=r"step-00000045 was not saved: No space left.*Make room"):
             tell(callback, "end", 45)
@@ -222,3 +230,28 @@ def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
     tell(callback, "end", 51)
     best = checkpoints.best(run.folder / "checkpoints")
     assert best is not None and checkpoints.step_of(best) == 50 and steps(run) == [10, 50, 51]
+
+
+def test_a_short_sentence_is_for_the_same_reason_in_a_row_and_the_end_promises_no_next_one(
+    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    saves.total_steps = 80
+    callback = build(run, at, async_=False)
+    said: list[str] = []
+    for step, number in ((10, 28), (20, 28), (30, 5), (40, 5), (50, 0), (60, 28), (70, 28), (80, 5)):
+        with monkeypatch.context() as disk:
+            if number:
+                disk.setattr(saving, "write_rank", lambda *given, n=number: (_ for _ in ()).throw(refused(n)))
+            tell(callback, "step", step)
+        said.append(capsys.readouterr().err)
+    goes_on = "The training goes on, and tries again at the next checkpoint: make room.\n"
+    assert [text.endswith(goes_on) for text in said] == [True, False, True, False, False, True, False, False]
+    assert re.fullmatch(r"step-00000020: still no room: \d+\.\d MB are free\.\n", said[1])
+    assert said[3] == f"step-00000040: not saved either: {os.strerror(5)}.\n" and not said[4]
+    assert "still no room: it needs " in said[6]
+    assert said[7].endswith("Earlier checkpoints are untouched. One more is tried, the last: make room.\n")
+
+
+def refused(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
