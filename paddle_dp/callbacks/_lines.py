@@ -5,9 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Progress, Run
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
 
 # Numbers of a step that are not scores: the line shows them in another place, or only metrics.jsonl has them.
 _NO_SCORES = {
@@ -132,9 +137,19 @@ def summary(
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"
     if run.recipe is not None:
-        count = max(run.mesh.ranks, 2)
-        words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), "--ranks", str(count)]
+        words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), *_several(run, run.recipe)]
         yield f"  the proof    {shlex.join(words)}"
+
+
+def _several(run: Run, recipe: Recipe) -> list[str]:
+    """["--ranks", "4"]: what a proof compares with one process. A layout that is of one rank alone gets another."""
+    if run.mesh.ranks > 1:
+        return ["--ranks", str(run.mesh.ranks)]
+    try:
+        recipe.strategy.refuse(recipe, 2, run.mesh.device.partition(":")[0])
+    except UsageError:
+        return ["--ranks", "2", "strategy.use=data_parallel"]
+    return ["--ranks", "2"]
 
 
 def _precision(run: Run) -> str:

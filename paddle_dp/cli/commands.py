@@ -6,6 +6,7 @@ A verb declares its options and calls another package; `--help` does not import 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -366,8 +367,8 @@ def new(
 
     made = shipped.copy(recipe, folder)
     print(*made, sep="\n")
-    where = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
-    print(f"{where}paddle-dp train {made[0].relative_to(folder)} --ranks 2")
+    where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    print(f"{where}{shipped.command(made[0])}")
 
 
 def doctor(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.doctor.finding import Finding
+from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import EndedError
 from paddle_dp.launch import logs
 from paddle_dp.launch.attempts import Command, watched
@@ -93,6 +94,8 @@ def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> Finding:
         first, said = f"the launcher ended with {outcome}", logs.tail(folder / "launcher.log", 6)
     lines = [line for line in said.splitlines() if line.strip()][-6:]
     found = f"{ranks} ranks could not exchange anything"
+    if first_sum(folder).exists():
+        found = f"{ranks} ranks added up numbers, and failed later"
     return Finding(name=NAME, found=found, state="mend", todo="\n".join([first, *lines]))
 
 

@@ -39,7 +39,8 @@ def main() -> None:
     join_board()
     try:
         import_paddle()
-        seen = exchange(device)
+        first = first_sum(report.parent) if here.local_rank == 0 else None
+        seen = exchange(device, first)
     except Exception as error:
         Failure.of(error, here.rank).write(report.parent)
         raise
@@ -48,8 +49,16 @@ def main() -> None:
     heartbeat.enter("done")
 
 
-def exchange(device: str) -> dict[str, Any]:
-    """Joins the mesh and exchanges with all of its ranks. Collective."""
+def first_sum(folder: Path) -> Path:
+    """A file that is there as soon as all ranks have added up numbers once."""
+    return folder / "first_sum"
+
+
+def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
+    """Joins the mesh and exchanges with all of its ranks; makes the file `first` after the first sum. Collective.
+
+    When it returns, no device has anything left to send: each rank has read the last sum before it told the others.
+    """
     import numpy as np
     import paddle
 
@@ -61,9 +70,12 @@ def exchange(device: str) -> dict[str, Any]:
     got = mesh.sum_tensor(given.clone()).numpy()
     expected = mesh.ranks * ramp + mesh.ranks * (mesh.ranks - 1) / 2
     mesh.sum([0.0])
+    if first is not None:
+        first.touch()
     began = time.perf_counter()
     for _ in range(TIMES):
         mesh.sum_tensor(given)
+    given.numpy()  # the device has carried out all of them, and mesh.sum waits for no device
     mesh.sum([0.0])
     seconds = (time.perf_counter() - began) / TIMES
     clocks = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,12 @@ def copy(name: str, into: Path) -> list[Path]:
         made.parent.mkdir(parents=True, exist_ok=True)
         made.write_bytes(source.read_bytes())
     return list(copies)
+
+
+def command(recipe: Path) -> str:
+    """The first command that a shipped recipe's header trains it with: it has as many ranks as the layout needs."""
+    words = re.search(rf"paddle-dp train configs/{re.escape(recipe.name)}[^#;\n]*", recipe.read_text("utf-8"))
+    return words[0].strip() if words else f"paddle-dp train configs/{recipe.name}"
 
 
 def _recipe(name: str) -> Path | None:

@@ -331,17 +331,19 @@ def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     some = "; ".join(map(str, refused[:_NAMED]))
-    text = (
-        f"{found.folder} cannot be resumed as the same run: {some}{more}. Give the old "
-        f"value{'s' * (len(refused) > 1)}, or {another} for a new run (what is in its folder is moved aside, not lost)"
-    )
-    if any(c.verdict == NEVER for c in refused):
-        return f"{text}."
-    keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused))
+    keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused if c.verdict != NEVER))
     if more:
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     how = f"--accept {','.join(keys)}" if recipe else f"accept={keys!r}"
-    return f"{text}; or go on with the change on purpose: {how}. docs/checks.md lists what may change freely."
+    never = [c.key for c in refused if c.verdict == NEVER]
+    old, them = ("the old values", "them") if len(refused) > 1 else ("the old value", "it")
+    return (
+        f"{found.folder} cannot be resumed as the same run: {some}{more}. Give {old}, "
+        + ("" if never else f"or accept {them}: {how}, ")
+        + f"or {another} for a new run (what is in its folder is moved aside, not lost)."
+        + (f" {', '.join(never)} cannot be accepted; the rest can: {how}." if never and keys else "")
+        + (" docs/checks.md lists what may change freely." if keys else "")
+    )
 
 
 def _shown(value: Any) -> str:

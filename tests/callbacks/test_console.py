@@ -18,6 +18,7 @@ from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks.console import Config, terminal
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
+from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 
 NUMBERS = {"loss": 1.23456, "acc1": 0.53125, "acc5": 0.9, "gradient_norm": 2.0, "lr": 3e-3, "memory": 1e9}
@@ -42,13 +43,35 @@ def test_the_last_step_of_an_epoch_is_still_in_it() -> None:
 
 
 def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None:
-    spaced = dataclasses.replace(run, folder=Path("runs/my run"), recipe=SimpleNamespace())  # type: ignore[arg-type]
+    spaced = dataclasses.replace(run, folder=Path("runs/my run"), recipe=recipe_with("data_parallel"))
     assert list(_lines.summary(spaced, 1, 1.0, Evaluation(numbers={}, samples=1), None)) == [
         "  the only held-out sample counted once",
         "1 step in 1.0 s. The run is in runs/my run",
         "  dashboard    paddle-dp dashboard runs",
         "  the proof    paddle-dp verify 'runs/my run/recipe.yaml' --ranks 2",
     ]
+
+
+def recipe_with(strategy: str) -> Recipe:
+    return read_recipe(Path("configs/digits_mlp.yaml"), [f"strategy={{use: {strategy}}}"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "words"),
+    [
+        (1, "single", "--ranks 2 strategy.use=data_parallel"),
+        (1, "hybrid, data: 1", "--ranks 2 strategy.use=data_parallel"),
+        (1, "data_parallel", "--ranks 2"),
+        (4, "data_parallel", "--ranks 4"),
+        (4, "hybrid, tensor: 2", "--ranks 4"),
+    ],
+)
+def test_the_proof_that_is_shown_is_one_that_the_strategy_takes(
+    run: Run, ranks: int, strategy: str, words: str
+) -> None:
+    several = dataclasses.replace(run, mesh=Mesh(ranks=ranks), recipe=recipe_with(strategy))
+    last = list(_lines.summary(several, 1, 1.0, None, None))[-1]
+    assert last == f"  the proof    paddle-dp verify {run.folder}/recipe.yaml {words}"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +133,7 @@ def test_plain_lines_tell_the_whole_story(
     trainer: SimpleNamespace,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    console = Config().build(dataclasses.replace(run, recipe=SimpleNamespace()))
+    console = Config().build(dataclasses.replace(run, recipe=recipe_with("data_parallel")))
     tell(console, at, found)
     trainer.stopped = "it is enough"
     console.end(at("end", 8))

@@ -15,8 +15,10 @@ import pytest
 
 from paddle_dp.doctor import Asked, Finding, examine, exchange
 from paddle_dp.doctor.rank import exchange as exchanged
+from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Plan
+from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from tests.ranks import run_ranks
 
@@ -32,8 +34,13 @@ def plan(ranks: int = 2, nodes: int = 1) -> Plan:
     )
 
 
-def test_ranks_add_up_and_compare_their_clocks() -> None:
-    first, second = run_ranks(exchanged, 2, "cpu")
+def summed(first: str) -> dict[str, Any]:
+    return exchanged("cpu", Path(first))
+
+
+def test_ranks_add_up_and_compare_their_clocks(tmp_path: Path) -> None:
+    first, second = run_ranks(summed, 2, str(tmp_path / "summed"))
+    assert (tmp_path / "summed").exists()
     assert first["hosts"] == second["hosts"] and len(first["hosts"]) == 2
     assert (first["ranks"], first["library"], first["wrong"]) == (2, "gloo", [])
     assert first["skews"][0] == 0 and abs(first["skews"][1]) < 0.5 and 0 < first["seconds"] < 5
@@ -49,6 +56,15 @@ def test_what_a_rank_saw_in_words() -> None:
     assert late.state == "look" and "node 1 (b) is +5.100 s" in late.found
     (wrong,) = exchange.judged({**SEEN, "wrong": [2]}, plan(), 6.0)
     assert (wrong.state, wrong.found) == ("mend", "wrong sums on rank 2 (b)")
+
+
+def test_ranks_that_failed_after_a_sum_are_not_said_to_have_exchanged_nothing(tmp_path: Path) -> None:
+    cause = Failure(rank=1, kind="left", message="left with exit status 86", exit_status=86)
+    assert exchange._failed(plan(), cause, tmp_path).found == "2 ranks could not exchange anything"
+    first_sum(tmp_path).touch()
+    found = exchange._failed(plan(), cause, tmp_path)
+    assert (found.state, found.found) == ("mend", "2 ranks added up numbers, and failed later")
+    assert "left with exit status 86" in found.todo
 
 
 @pytest.fixture
@@ -116,7 +132,7 @@ def test_ranks_that_cannot_exchange_are_told_with_the_cause(
     text = exchange.RANK.read_text().replace(
         "sys.path.append", f"sys.path.append({os.getcwd()!r}); sys.path.append"
     )
-    call, fault = "        seen = exchange(device)\n", f"        if here.rank == 1: {wrong}\n"
+    call, fault = "        seen = exchange(device, first)\n", f"        if here.rank == 1: {wrong}\n"
     assert call in text
     (tmp_path / "rank.py").write_text(text.replace(call, fault + call))
     monkeypatch.setattr(exchange, "RANK", tmp_path / "rank.py")

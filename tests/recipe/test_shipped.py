@@ -11,7 +11,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import read_recipe
-from paddle_dp.recipe.shipped import at_hand, copy
+from paddle_dp.recipe.shipped import at_hand, command, copy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +41,30 @@ def test_a_copy_to_begin_from_has_the_model_and_all_that_it_imports(
     assert read_recipe(Path("configs/gpt_single.yaml")).model.name == "gpt"
     with pytest.raises(UsageError, match=r"gpt_single.yaml, .*would be overwritten"):
         copy("gpt_single", tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt_single", ""),
+        ("digits_mlp", " --ranks 2"),
+        ("gpt_tensor2_data2", " --ranks 4"),
+        ("gpt_tiny", " --ranks 4 strategy.tensor=2 strategy.pipeline=2"),
+        ("gpt_6_7b", " --ranks 8"),  # a sentence goes on behind it
+    ],
+)
+def test_a_copy_is_trained_on_the_ranks_of_its_header(name: str, words: str) -> None:
+    assert command(ROOT / "configs" / f"{name}.yaml") == f"paddle-dp train configs/{name}.yaml{words}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_strategy_takes_the_command_that_is_shown(path: Path) -> None:
+    words = command(path).split()[3:]
+    ranks = int(words[words.index("--ranks") + 1]) if "--ranks" in words else 1
+    if "--devices" in words:
+        ranks = len(words[words.index("--devices") + 1].split(","))
+    recipe = read_recipe(path, [word for word in words if "=" in word])
+    recipe.strategy.refuse(recipe, ranks, "cpu")
 
 
 def test_an_unknown_recipe_writes_nothing(tmp_path: Path) -> None:
