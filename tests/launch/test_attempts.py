@@ -206,8 +206,12 @@ def test_without_restarts_a_failure_is_the_end(play, tmp_path, capsys) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_it_waits_ends_it_at_once(play, tmp_path, monkeypatch, capsys, number) -> None:
     monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 30.0)
-    threading.Timer(0.2, os.kill, [os.getpid(), number]).start()
-    status, script = play(dies(5, run=tmp_path / "run"))
+    before = signal.signal(number, signal.default_int_handler)  # a shell's background ignores SIGINT
+    try:
+        threading.Timer(0.2, os.kill, [os.getpid(), number]).start()
+        status, script = play(dies(5, run=tmp_path / "run"))
+    finally:
+        signal.signal(number, before)
     assert status == 128 + number and len(script.folders) == 1
     assert f"ended by {number.name}: no process is left." in capsys.readouterr().err
 

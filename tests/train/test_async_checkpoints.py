@@ -56,7 +56,7 @@ def shards(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [
-        (2, DATA),
+        pytest.param(2, DATA, marks=pytest.mark.long),
         pytest.param(2, "{use: hybrid, tensor: 2}", marks=pytest.mark.long),
         pytest.param(2, "{use: hybrid, pipeline: 2}", marks=pytest.mark.long),
         pytest.param(2, "{use: hybrid, sharding: 2, sharding_stage: 3}", marks=pytest.mark.long),
