@@ -12,26 +12,34 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 KEPT = 2**20  # bytes, the last ones
+
+
+@dataclass
+class Kept:
+    """What a file has not taken yet; of all that write to it, or one's line would end in the midst of another's."""
+
+    content: bytes = b""
 
 
 class SteadyFile(io.RawIOBase):
     """Writes to a descriptor. What cannot be written is kept in memory, the last MiB of it, and written when it can be;
     when nobody reads any more (a closed pipe, a terminal that is gone), it is dropped."""
 
-    def __init__(self, descriptor: int):
-        self._descriptor, self._kept = descriptor, b""
+    def __init__(self, descriptor: int, kept: Kept | None = None):
+        self._descriptor, self._kept = descriptor, kept or Kept()
 
     def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
-        left = self._kept + bytes(content)
+        left = self._kept.content + bytes(content)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
             left = b"" if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF) else left[-KEPT:]
-        self._kept = left
+        self._kept.content = left
         return len(content)
 
     def writable(self) -> bool:
@@ -48,7 +56,8 @@ class SteadyFile(io.RawIOBase):
 def steady_screen() -> Iterator[None]:
     """Within it, printing to this process's own standard output and error raises no OSError."""
     before = sys.stdout, sys.stderr
-    now = _steady(sys.stdout, 1), _steady(sys.stderr, 2)
+    kept = Kept()
+    now = _steady(sys.stdout, 1, kept), _steady(sys.stderr, 2, kept if _same_file(1, 2) else Kept())
     sys.stdout, sys.stderr = now
     try:
         yield
@@ -62,13 +71,20 @@ def steady_screen() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _steady(stream: TextIO, descriptor: int) -> TextIO:
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+def _steady(stream: TextIO, descriptor: int, kept: Kept) -> TextIO:
     """The same stream over a SteadyFile; itself if it is another one, such as that of a test."""
     if type(stream) is not io.TextIOWrapper or not _is_own(stream, descriptor):
         return stream
     with suppress(OSError):
         stream.flush()
-    raw: Any = SteadyFile(descriptor)
+    raw: Any = SteadyFile(descriptor, kept)
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # the first is what `python -u` has
         encoding=stream.encoding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -10,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch import steady
-from paddle_dp.launch.steady import SteadyFile, steady_screen
+from paddle_dp.launch.steady import Kept, SteadyFile, steady_screen
 
 
 def at(descriptor: int) -> type[SteadyFile]:
     """SteadyFiles that write to this descriptor, whichever they are made for."""
 
     class Here(SteadyFile):
-        def __init__(self, number: int):
-            super().__init__(descriptor)
+        def __init__(self, number: int, kept: Kept | None = None):
+            super().__init__(descriptor, kept)
 
     return Here
 
@@ -95,3 +96,23 @@ def test_another_stream_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", mine)
     with steady_screen():
         assert sys.stdout is mine
+
+
+def test_a_line_that_a_disk_took_in_part_is_not_broken_by_the_other_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor, kept, write = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), Kept(), os.write
+    out, err = SteadyFile(descriptor, kept), SteadyFile(descriptor, kept)
+    room = [7, 0]
+
+    def little(number: int, content: bytes) -> int:
+        if not (taken := min(room.pop(0), len(content))):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(number, content[:taken])
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", little)
+        err.write(b"not saved\n")
+    out.write(b"step 31\n")
+    os.close(descriptor)
+    assert (tmp_path / "log").read_bytes() == b"not saved\nstep 31\n"
