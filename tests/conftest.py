@@ -30,7 +30,8 @@ watch = Watch()
 GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher
 # A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
 LONGEST_FIRST = (
-    "faults/test_failures.py", "train/test_resume.py", "test_configs.py", "audit/test_audit.py", "faults/test_ends.py",
+    "sim/test_layouts.py", "faults/test_failures.py", "train/test_resume.py", "test_configs.py", "audit/test_audit.py",
+    "faults/test_ends.py",
     "proof/test_verify.py", "faults/test_surroundings.py", "parallel/test_sharding.py", "parallel/test_hybrid.py",
     "faults/test_standstill.py", "parallel/test_any_model.py", "parallel/test_sequence.py", "proof/zoo/test_zoo.py",
     "gloo/test_patience.py", "train/test_sound.py", "test_docs.py", "gloo/test_groups.py", "launch/test_worker.py",

@@ -81,6 +81,7 @@ def test_one_rank_fails_in_its_own_words(start):
     assert json.loads(written.read_text())["kind"] == "ValueError"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_what_the_screen_ends_with_goes_on_where_a_killed_rank_had_saved(start, tmp_path):
     recipe = tmp_path / "recipe.yaml"

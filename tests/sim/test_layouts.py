@@ -30,14 +30,6 @@ LAYOUTS = {
 }
 
 
-QUICK = ("data_parallel", "tensor 2", "pipeline 2", "sharding 2, stage 3")
-
-
-def test_some_layouts_are_one_process(tmp_path: Path) -> None:
-    assert_one_process({name: LAYOUTS[name] for name in QUICK}, tmp_path)
-
-
-@pytest.mark.long
 def test_a_dozen_layouts_are_one_process(tmp_path: Path) -> None:
     assert_one_process(LAYOUTS, tmp_path)
 
