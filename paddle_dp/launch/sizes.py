@@ -66,6 +66,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         self._looked, self._wanted = -LOOK, ""
+        self._looked_for: Plan | None = None
         self._said = ""
         self._limit: int | None = None  # what the run folder's file said last, where that can be followed
         self._limit_known = False
@@ -116,8 +117,9 @@ class Sizes:
         if not self.elastic:
             return ""
         now = self.clock()
-        if now - self._looked >= LOOK:
-            self._looked, self._wanted = now, self._other(plan)
+        # Of another attempt's plan the last answer says nothing.
+        if now - self._looked >= LOOK or self._looked_for is not plan:
+            self._looked, self._looked_for, self._wanted = now, plan, self._other(plan)
         return self._wanted
 
     def _other(self, plan: Plan) -> str:

@@ -73,6 +73,7 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
     assert some.resize(plan) == "3 ranks can be had now, and there are 4"
     plan = some.next()
     assert plan.ranks == 3 and some.said(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks says 3")
+    assert some.resize(plan) == ""  # what was said of the attempt before does not stop this one
     (tmp_path / "ranks").write_text("9")
     now[0] += 1.0
     assert some.resize(plan) == "4 ranks can be had now, and there are 3"
