@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
+import pytest
+
 from paddle_dp.launch.processes import alive
 
 
@@ -28,6 +30,7 @@ def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start):
         assert complained == f"ended by {number.name}: no process is left.\n"
 
 
+@pytest.mark.long
 def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
     job = start("will_not_end")
     job.rank_pids(2)

@@ -116,6 +116,7 @@ def test_memory_that_cannot_be_had_is_named(start, found):
     assert named and status == 1 and not job.left(), complained
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_training_that_all_ranks_leave_with_0_is_not_done(start, found):
     jobs = [

@@ -27,7 +27,7 @@ PLACES = {
     "atexit": r"rank 1 is done, and its process has not ended",
     "thread": r"rank 1 is done, and its process has not ended",
 }
-QUICK = ("callback-end",)
+QUICK = ("forward",)
 
 
 @pytest.mark.timeout(120)
