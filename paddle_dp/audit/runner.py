@@ -15,36 +15,28 @@ if __name__ == "__main__":  # Python has put this file's folder first; the scrip
 
 import faulthandler
 import json
-import runpy
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from paddle_dp.audit.events import Began, Ended, Journal
-from paddle_dp.launch import privately
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.processes import alive, die_with_parent
+from paddle_dp.launch.script_rank import become_rank, execute, is_well
 from paddle_dp.launch.silence import import_paddle
+from paddle_dp.mesh.environment import Environment
 
 VARIABLE = "PADDLE_DP_AUDIT"  # the options as JSON: folder, steps, patience, replay
 WAIT = 20.0  # seconds for which a rank that is done waits for the others: rank 0 hosts the TCPStore of all
 
 
 def main() -> None:
-    die_with_parent()
-    supervisor = int(os.environ["PADDLE_DP_JOB"].partition("-")[0])
-    if not alive(supervisor):
-        sys.exit(1)
-    privately.take()
+    become_rank()
     options: dict[str, Any] = json.loads(os.environ[VARIABLE])
-    rank, ranks = (
-        int(os.environ.get("PADDLE_TRAINER_ID", "0")),
-        int(os.environ.get("PADDLE_TRAINERS_NUM", "1")),
-    )
+    here = Environment.read()
+    rank, ranks = here.rank, here.ranks
     folder = Path(options["folder"])
     journal = Journal(folder, rank)
     journal.write(Began(rank=rank, ranks=ranks))
@@ -92,34 +84,20 @@ def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) ->
     """Runs the script until it ends or the audit has enough; returns the exit status. Records a failure."""
     from paddle_dp.audit.hooks.watch import Enough
 
-    sys.argv = [script, *arguments]
-    try:
-        runpy.run_path(script, run_name="__main__")
-        reason = "script"
-    except Enough:
-        reason = "limit"
-    except SystemExit as ending:
-        if ending.code not in (None, 0):
-            return record_failure(ending, journal)
-        reason = "script"
-    except BaseException as error:  # noqa: BLE001 - any error of the script: the audit reports it
+    error = execute([script, *arguments])
+    if error is not None and not is_well(error):
         return record_failure(error, journal)
     finish()
-    journal.write(Ended(reason=reason))
+    journal.write(Ended(reason="limit" if isinstance(error, Enough) else "script"))
     return 0
 
 
 def record_failure(error: BaseException, journal: Journal) -> int:
-    """Records the script's own failure, without our frames, for the supervisor, the log and the report."""
-    frames = error.__traceback__
-    while frames and (
-        frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename
-    ):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-    journal.write(Ended(reason="failed", message=text))
-    Failure.of(error.with_traceback(frames), journal.rank).write(journal.folder)
-    print(text, file=sys.stderr, flush=True)
+    """Records the script's own failure for the supervisor, the log and the report."""
+    failure = Failure.of(error, journal.rank)
+    journal.write(Ended(reason="failed", message=failure.traceback))
+    failure.write(journal.folder)
+    print(failure.traceback, file=sys.stderr, flush=True)
     return 1
 
 

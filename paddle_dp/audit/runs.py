@@ -40,7 +40,7 @@ class Script:
         `replay`: the updates that one process is to repeat (see hooks/replay.py).
         """
         folder.mkdir(mode=0o700)
-        plan = plan_of(Job(recipe=self.path, ranks=ranks, quiet=True), Machine.here())
+        plan = plan_of(Job(script=(str(self.path), *self.arguments), ranks=ranks, quiet=True), Machine.here())
         options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
         words = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]

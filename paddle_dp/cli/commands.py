@@ -176,6 +176,54 @@ def audit(
     raise typer.Exit(audit(script, context.args, options))
 
 
+def launch(
+    context: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
+    ],
+    as_module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as for python -m.")
+    ] = False,
+    ranks: Ranks = None,
+    devices: Devices = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")
+    ] = None,
+    master: Master = None,
+    node_rank: NodeRank = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir", "--out", metavar="DIR", help="Where logs go, in place of runs/<script>.launch."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(metavar="N", help="Start the script again after a failure, N times at most.")
+    ] = 0,
+) -> None:
+    """Run a script that may know nothing of paddle_dp on N ranks, supervised.
+
+    Options of launch stand before SCRIPT; what stands behind it are the script's own arguments. When a rank fails, the
+    first cause is the last thing on the screen, with its traceback, and no process is left. A script that is started
+    again goes on from what it finds itself.
+
+    Exit status: 0 done; of the rank that failed first; 2 something to type differently; 128 + n ended by signal n.
+    """
+    words = [*(["-m"] if as_module else []), script, *context.args]
+    _run(
+        Job(
+            script=tuple(words),
+            ranks=ranks,
+            devices=numbers(devices),
+            nodes=nodes,
+            master=master,
+            node_rank=node_rank,
+            output_dir=output_dir,
+            restarts=restarts,
+        )
+    )
+
+
 def certificate(
     run: RunFolder,
     replay: Annotated[
@@ -421,6 +469,7 @@ VERBS = (
     merge,
     generate,
     export,
+    launch,
     dashboard,
     parts,
     check,
@@ -437,10 +486,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# All arguments after the script of `audit` are the script's own, options too.
+# All arguments after the script are the script's own, options too.
 FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
 for verb in VERBS:
-    app.command(cls=Verb, context_settings=FOREIGN if verb is audit else None)(verb)
+    app.command(cls=Verb, context_settings=FOREIGN if verb in (audit, launch) else None)(verb)
 
 
 def _version(wanted: bool) -> None:

@@ -169,7 +169,7 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
 
 def first_point(plan: Plan, attempt: Path) -> Point:
     """Where the first attempt begins: as --resume says; where there may be others, past a damaged checkpoint."""
-    if plan.job.restarts and plan.job.resume == "newest":
+    if plan.job.restarts and plan.job.resume == "newest" and not plan.job.script:
         return next_point(plan, attempt)
     from paddle_dp.launch.resume import Point
 
@@ -177,9 +177,11 @@ def first_point(plan: Plan, attempt: Path) -> Point:
 
 
 def next_point(plan: Plan, attempt: Path) -> Point:
-    """Where an attempt begins that follows another one: at the newest good checkpoint."""
+    """Where an attempt begins that follows another one: at the newest good checkpoint; a script finds its own."""
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
+    if plan.job.script:
+        return resume.Point(where="where the script itself goes on")
     return resume.next_point(plan.job, attempt.parent.parent, plan.began, last_words.say)
 
 

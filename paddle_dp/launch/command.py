@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paddle_dp.recipe.schema import Watch
 
 WORKER = Path(__file__).with_name("worker.py")
+SCRIPT_RANK = Path(__file__).with_name("script_rank.py")
 # Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its own arguments.
 LEFTOVERS = (
     "PADDLE_",
@@ -38,13 +39,16 @@ OWN = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET")
 class Job:
     """What somebody asked for: an entry point, the recipe that it is called with, and the processes that call it.
 
+    Or, in place of both, `script`: the words behind `python`, which are a script, or -m and a module, and arguments.
+
     `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `least_ranks` and
     `least_nodes`: so few will do, when the others are lost; None: all are needed. `output_dir`
     replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` reaches the entry
     point as options. `quiet` shows nothing but failures.
     """
 
-    recipe: Path
+    recipe: Path = Path()
+    script: tuple[str, ...] = ()
     entry_point: str = "train"
     overrides: tuple[str, ...] = ()
     ranks: int | None = None
@@ -131,7 +135,8 @@ class Plan:
     @property
     def alone(self) -> bool:
         """Whether its one rank is this process: one that may have to start again has a process of its own."""
-        return self.ranks * self.nodes == 1 and not self.job.restarts and not self.job.elastic
+        job = self.job
+        return self.ranks * self.nodes == 1 and not (job.restarts or job.elastic or job.script)
 
     @property
     def threads(self) -> int:
@@ -140,7 +145,10 @@ class Plan:
 
 def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable) -> list[str]:
     """The command that starts the plan's ranks on this node through Paddle's launcher."""
-    words = [*launcher(plan, logs, meeting, python), str(WORKER)]
+    begin = launcher(plan, logs, meeting, python)
+    if plan.job.script:
+        return [*begin, str(SCRIPT_RANK), *plan.job.script]
+    words = [*begin, str(WORKER)]
     words += ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
     for override in plan.job.all_overrides:
         words += ["-o", override]

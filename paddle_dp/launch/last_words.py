@@ -42,7 +42,9 @@ def again(outcome: Outcome, plan: Plan, then: Again, where: str) -> None:
         cause = f"Paddle's launcher ended with {outcome.status}"
     else:
         cause = failures.in_a_line(outcome.cause, plan.ranks * plan.nodes, outcome.consequences)
-    budget = f"restart {then.number} of {plan.job.restarts}; the count starts over after each new checkpoint"
+    budget = f"restart {then.number} of {plan.job.restarts}"
+    if not plan.job.script:
+        budget += "; the count starts over after each new checkpoint"
     say(
         f"{outcome.attempt.name} failed: {cause.rstrip('.')}. Log: {outcome.log or outcome.attempt}\n"
         f"starts again from {where} in {then.wait:.0f} s ({budget})"

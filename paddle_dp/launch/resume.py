@@ -55,7 +55,7 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     checkpoints from before `began` (Plan.began) are then of an abandoned training. None if the job does not train, or
     this node does not keep the checkpoints.
     """
-    if job.entry_point != "train" or job.node_rank:
+    if job.entry_point != "train" or job.script or job.node_rank:
         return None
     try:
         saved = _usable(folder / "checkpoints")

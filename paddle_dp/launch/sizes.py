@@ -24,6 +24,14 @@ Refused = Callable[[int], str]
 """Why a recipe cannot be trained on so many ranks; "" where it can."""
 
 
+def equal(offers: Sequence[Offer]) -> Sequence[Offer]:
+    """All that is offered. Raises UsageError where one node offers more ranks than another."""
+    if len({ranks for _, ranks in offers}) > 1:
+        there = ", ".join(f"{ranks} on node {number}" for number, ranks in offers)
+        raise UsageError(f"every node needs as many ranks as the others, not {there}. Give --ranks N to all.")
+    return offers
+
+
 def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refused) -> list[Offer]:
     """The most ranks that the recipe can be trained on, of those that are offered: of the first nodes, as many on each.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.launch import attempts, last_words, logs
+from paddle_dp.launch import attempts, last_words, logs, script
 from paddle_dp.launch.command import Job, Limits, Plan, environment
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
@@ -18,7 +18,7 @@ from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
-from paddle_dp.launch.sizes import Offer, Sizes, choose
+from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
 from paddle_dp.launch.steady import steady_screen
 
 OF_A_RUN = (
@@ -52,6 +52,9 @@ def _run(job: Job) -> int:
     """Checks everything that can be refused before a process starts or a file is written, then runs the plan."""
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
+    if job.script:
+        ignore_ccache()
+        return script.run(job, machine, inherited)
     plan = plan_of(job, machine)
     ignore_ccache()
     if plan.alone:
@@ -124,21 +127,13 @@ def _on_nodes(sizes: Sizes, recipe: Recipe, inherited: dict[str, str]) -> int:
         resume = "newest" if goes_on and there else job.resume
         return _opened(replace(plan, job=replace(job, resume=resume)), recipe.folder)
 
-    watch, least = recipe.watch, job.least_nodes or plan.nodes
-    limits = NodeLimits(
-        least=least, most=plan.nodes, silence=watch.node.seconds, gather=watch.start.seconds,
-        rejoin=watch.rejoin.seconds,
-    )  # fmt: skip
+    least = job.least_nodes or plan.nodes
+    limits = NodeLimits.of(recipe.watch, least, plan.nodes)
 
     def chosen(offers: Sequence[Offer]) -> Sequence[Offer]:
         if job.elastic:
             return choose(offers, least, job.least_ranks or plan.ranks, sizes.refused)
-        if len({ranks for _, ranks in offers}) > 1:
-            there = ", ".join(f"{ranks} on node {number}" for number, ranks in offers)
-            raise UsageError(
-                f"every node needs as many ranks as the others, not {there}. Give --ranks N to all."
-            )
-        return offers
+        return equal(offers)
 
     given = nodes.NodeJob(
         plan=plan, limits=limits, open=opened, sizes=chosen, offered=sizes.offered, inherited=inherited

@@ -194,6 +194,8 @@ class Supervision:
 
     def _is_done(self, rank: int) -> bool:
         beat = None if self.board is None else self.board.read(rank - self.first_rank)
+        if self.plan.job.script and (beat is None or beat.phase == "unwatched"):
+            return True  # it may leave by os._exit
         return beat is not None and beat.phase == "done"
 
     def _of_launcher(self, number: int) -> Failure:

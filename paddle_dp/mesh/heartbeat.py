@@ -76,6 +76,10 @@ class Heartbeat:
         """From now on nobody reads it: in a forked process, or at an entry point that does not say where it is."""
         self.attach(bytearray(_SLOT))
 
+    @property
+    def phase(self) -> str:
+        return self._phase
+
     def enter(self, phase: str, what: str = "") -> None:
         """The rank does something else now; `what` says it more exactly."""
         now = self._tally()
@@ -184,6 +188,20 @@ class Board:
     def close(self) -> None:
         self._memory.close()
         os.close(self._file)
+
+
+@contextmanager
+def on_board() -> Iterator[None]:
+    """Around the part of a script that says where it is: what lies before and after it is not watched."""
+    if heartbeat.phase != "unwatched":
+        yield
+        return
+    join_board()
+    try:
+        yield
+    finally:
+        heartbeat.enter("unwatched")
+        heartbeat.detach()
 
 
 def join_board() -> None:

@@ -20,14 +20,20 @@ def claim(folder: Path, resume: str | None) -> Path | None:
     A folder made here can be read by its owner only. A new run never mixes with an old one: what stood in `folder`
     becomes `<folder>.1`, `.2`, … With `resume` it stays, and unless that is a path ("newest", "best", a step are none),
     a run must be there. Until `release`, or the end of this process, no other one can claim the folder. Raises
-    UsageError when there is no run to resume, when the folder cannot be made or written, and when it belongs to a job
-    that is running.
+    UsageError when there is no run to resume, when the folder cannot be made or written, when it belongs to a job
+    that is running, and when an older run is to move aside with this job's own logs in it.
     """
     older = any((folder / sign).exists() for sign in SIGNS)
     if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
         raise UsageError(
             f"{folder} holds no run to resume. Leave --resume out to start one, or name the run's folder: "
             "--output-dir DIR."
+        )
+    logs = os.environ.get("PADDLE_LOG_DIR", "")
+    if older and not resume and logs and Path(logs).resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{folder} has an earlier run, which would move aside, and this job's logs are in it, too. Let it write "
+            "its logs elsewhere: launch --output-dir DIR."
         )
     try:
         if folder.is_dir():

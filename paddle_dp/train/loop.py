@@ -20,7 +20,7 @@ from paddle_dp.errors import (
     TargetError,
     UsageError,
 )
-from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
@@ -106,15 +106,16 @@ class TrainingLoop:
         until = Length(self.run.total_steps, "steps") if until is None else until
         self.until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = self.until.steps(self.loader.batches)
-        try:
-            self._train_to_the_end()
-        except BaseException as error:
-            self._call_failed(error)
-            raise
-        finally:
-            heartbeat.enter("end", "closing the loader")
-            self.loader.close()
-            release(self.run.folder)
+        with on_board():
+            try:
+                self._train_to_the_end()
+            except BaseException as error:
+                self._call_failed(error)
+                raise
+            finally:
+                heartbeat.enter("end", "closing the loader")
+                self.loader.close()
+                release(self.run.folder)
         return self.progress
 
     def _train_to_the_end(self) -> None:

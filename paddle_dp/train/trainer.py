@@ -20,7 +20,7 @@ from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
-from paddle_dp.train.keywords import check_collections, read_place, read_train, refuse_old_keywords
+from paddle_dp.train.keywords import Place, check_collections, read_place, read_train, refuse_old_keywords
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.setup import Setup
@@ -84,7 +84,8 @@ class Trainer(TrainingLoop):
             optimizer: a finished one, or a function of (learning rate, named parameters).
             length: "3 epochs"; what `fit()` trains, and what a schedule is spread over.
             dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
-            folder: where logs and checkpoints go. resume: the newest checkpoint in it (True), "best", or a path.
+            folder: where logs and checkpoints go. resume: the newest checkpoint in it (True; "auto": if there
+                is one, which is what a script needs that may be started again), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
             load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
             guard: what is done about a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
@@ -169,7 +170,7 @@ class Trainer(TrainingLoop):
             callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
             own_callbacks=[c for c in chosen if not isinstance(c, Part)],
         )
-        which = "newest" if place.resume is True else place.resume or None
+        which = _which(place, mesh)
         _claim_folder(run_folder, mesh, which)
         return Assembly(setup, mesh).trainer(cls, which, place.accepted)
 
@@ -209,6 +210,14 @@ def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) ->
     if blocks or any(tables.values()):
         annotation = read_settings(Annotation, tables, Owner(subject="Trainer.of"))
         annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
+
+
+def _which(place: Place, mesh: Mesh) -> str | None:
+    """The checkpoint to resume, as --resume names it; None: none. Collective."""
+    if place.resume != "auto":
+        return "newest" if place.resume is True else place.resume or None
+    found = bool(mesh.is_main and checkpoints.checkpoints(Path(place.folder) / "checkpoints"))
+    return "newest" if any(mesh.gather(found)) else None
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> None:

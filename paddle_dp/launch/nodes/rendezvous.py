@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.errors import StoppedError
 from paddle_dp.launch.nodes.messages import Message
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe.schema import Watch
 
 GAP = 2.0  # seconds between two looks that count at most: this machine may have been stopped as a whole
 SETTLE = 3.0  # seconds for a cause to be heard of, after a failure that looks like the loss of a peer
@@ -37,6 +40,14 @@ class Limits:
     silence: float = 20.0
     gather: float = 600.0
     rejoin: float = 300.0
+
+    @classmethod
+    def of(cls, watch: Watch, least: int, most: int) -> Limits:
+        """As a recipe's `watch` has them."""
+        return cls(
+            least=least, most=most, silence=watch.node.seconds, gather=watch.start.seconds,
+            rejoin=watch.rejoin.seconds,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,97 @@
+"""One rank of a script that may know nothing of this package: runs it as `python script.py …` would.
+
+Paddle's launcher runs this file with the script and its arguments. The script sees its own sys.argv, sys.path,
+`__file__` and `__name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":  # Python has put this file's folder first; the script's own belongs there
+    sys.path[0] = os.getcwd() if sys.argv[1] == "-m" else os.path.dirname(os.path.abspath(sys.argv[1]))
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import faulthandler
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from paddle_dp.launch import privately, stacks
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.processes import alive, die_with_parent
+from paddle_dp.launch.silence import import_paddle
+from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.heartbeat import heartbeat, join_board
+
+CLOSING = 5  # seconds for a failed rank to close its files
+
+
+def become_rank() -> int:
+    """Ties this process to its supervisor and gives it the whole environment; returns its rank."""
+    die_with_parent()
+    if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
+        sys.exit(1)  # the supervisor ended while this process started, before die_with_parent()
+    privately.take()
+    return Environment.read().rank
+
+
+def execute(words: Sequence[str]) -> BaseException | None:
+    """Runs the script `words[0]`, or after "-m" the module `words[1]`, with the words behind it as its arguments.
+
+    Returns what it raised, with the traceback of its own frames.
+    """
+    try:
+        if words[0] == "-m":
+            sys.argv = list(words[1:])
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(words)
+            runpy.run_path(words[0], run_name="__main__")
+    except BaseException as error:  # noqa: BLE001 - whatever a script raises, the supervisor needs to know
+        return own(error)
+    return None
+
+
+def is_well(error: BaseException | None) -> bool:
+    """Whether a script that has raised this is done: sys.exit(0) is no failure."""
+    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def own(error: BaseException) -> BaseException:
+    """The same error; its traceback begins in the script."""
+    frames = error.__traceback__
+    while frames is not None and (
+        frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename
+    ):
+        frames = frames.tb_next
+    return error.with_traceback(frames)
+
+
+def main() -> NoReturn:
+    rank = become_rank()
+    folder = Path(os.environ["PADDLE_LOG_DIR"])
+    stacks.offer(folder, rank)
+    join_board()
+    heartbeat.enter("unwatched")  # but for a Trainer's fit, which says where it is
+    heartbeat.detach()
+    import_paddle()
+    faulthandler.enable()
+    error = execute(sys.argv[1:])
+    sys.stdout.flush()
+    if error is None or is_well(error):
+        join_board()
+        heartbeat.enter("done")
+        sys.exit(0)
+    failure = Failure.of(error, rank)
+    failure.write(folder)
+    print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)
+    # A thread that waits for lost peers must not keep this process alive.
+    faulthandler.dump_traceback_later(CLOSING, exit=True)
+    sys.exit(failure.exit_status)
+
+
+if __name__ == "__main__":
+    main()
