@@ -165,6 +165,33 @@ class Duration(Quantity):
 
 
 @dataclass(frozen=True)
+class LinkSpeed(Quantity):
+    """What a link carries in each direction, in bytes a second; 1 Gbit/s = 10**9 bits a second, as networks count."""
+
+    bytes_per_second: float
+    example: ClassVar[str] = "10 Gbit/s"
+    _units: ClassVar[dict[str, float]] = {
+        "Mbit": 125e3, "Gbit": 125e6, "MB": 1e6, "GB": 1e9,
+    }  # fmt: skip
+
+    @classmethod
+    def parse(cls, text: Any) -> LinkSpeed:
+        word = str(text).strip()
+        count, unit = _split(word.removesuffix("/s"), cls._units, cls.example)
+        if not count or not word.endswith("/s"):
+            raise ValueError(f"'{text}' is not a speed above 0 like '{cls.example}'")
+        return cls(count * unit)
+
+    @classmethod
+    def pattern(cls) -> str:
+        return rf"{super().pattern()}/s\s*"
+
+    def __str__(self) -> str:
+        unit = "Gbit" if self.bytes_per_second >= self._units["Gbit"] else "Mbit"
+        return f"{_shortest(self.bytes_per_second / self._units[unit])} {unit}/s"
+
+
+@dataclass(frozen=True)
 class Sigmas(Quantity):
     """A distance from a mean, in standard deviations."""
 

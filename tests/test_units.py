@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from paddle_dp.units import Bytes, Count, Duration, Every, Fraction, Length, Positive, Probability, Recompute
+from paddle_dp.units import (
+    Bytes,
+    Count,
+    Duration,
+    Every,
+    Fraction,
+    Length,
+    LinkSpeed,
+    Positive,
+    Probability,
+    Recompute,
+)
 
 
 @pytest.mark.parametrize(
@@ -123,3 +134,13 @@ def test_bounds_hold_in_pydantic(wrong: dict[str, object]) -> None:
 
 def test_an_editor_is_told_an_example() -> None:
     assert Model.model_json_schema()["properties"]["length"]["examples"] == ["3 epochs"]
+
+
+def test_a_links_speed_is_counted_as_networks_do() -> None:
+    assert LinkSpeed.parse("10 Gbit/s").bytes_per_second == 1.25e9
+    assert (
+        str(LinkSpeed.parse("25 GB/s")) == "200 Gbit/s" and str(LinkSpeed.parse("300 Mbit/s")) == "300 Mbit/s"
+    )
+    for text in ("10 Gbit", "0 Gbit/s", "10 gbps"):
+        with pytest.raises(ValueError, match="10 Gbit/s"):
+            LinkSpeed.parse(text)

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -36,6 +36,7 @@ from paddle_dp.cli.options import (
 )
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.command import Job
+from paddle_dp.units import Duration, LinkSpeed, Quantity
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
@@ -374,6 +375,14 @@ def check(
     build: Annotated[
         int | None, typer.Option(metavar="RANK", help="Also build what this rank of --ranks would hold.")
     ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="SPEED", help="Also say how long a step's exchange takes: '10 Gbit/s'."),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Also say the shortest step for so long a compute: '60 ms'."),
+    ] = None,
 ) -> None:
     """Check recipes without starting anything: every mistake with its file and line; and plan what each rank holds."""
     from paddle_dp.launch.initial import check_weights
@@ -383,23 +392,42 @@ def check(
         if recipe.load is not None:
             check_weights(recipe.load)
 
-    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build), refuse))
+    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build, link, compute), refuse))
 
 
-def _forecast(ranks: int | None, build: int | None) -> Callable[[Recipe], Iterator[str]] | None:
+def _forecast(
+    ranks: int | None, build: int | None, link: str | None, compute: str | None
+) -> Callable[[Recipe], Iterator[str]] | None:
     """What `check --ranks` adds to a recipe's line; None without --ranks."""
     if ranks is None:
-        if build is not None:
-            raise UsageError(f"--build {build} needs --ranks N: how many ranks there are.")
+        for option, given in (("--build", build), ("--link", link), ("--compute", compute)):
+            if given is not None:
+                raise UsageError(f"{option} {given} needs --ranks N: how many ranks there are.")
         return None
+    if compute is not None and link is None:
+        raise UsageError(f"--compute {compute} needs --link SPEED: what the ranks exchange over.")
     from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
 
     check_ranks(ranks)
     import_paddle()
-    from paddle_dp.train.forecast import forecast
+    from paddle_dp.train.forecast import Wire, forecast
 
-    return lambda recipe: forecast(recipe, ranks, build)
+    wire = None
+    if link is not None:
+        speed = _quantity("--link", LinkSpeed, link)
+        wire = Wire(
+            link=speed, compute=None if compute is None else _quantity("--compute", Duration, compute)
+        )
+    return lambda recipe: forecast(recipe, ranks, build, wire)
+
+
+def _quantity(option: str, kind: type[Quantity], text: str) -> Any:
+    """The quantity that an option gives. Raises UsageError for a text that is none."""
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}.") from None
 
 
 def new(

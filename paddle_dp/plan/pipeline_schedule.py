@@ -105,11 +105,14 @@ def _in_turn(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterabl
 
 
 def timeline(
-    ordered: Sequence[Sequence[Work]], seconds: Callable[[int, Work], float] | None = None
+    ordered: Sequence[Sequence[Work]],
+    seconds: Callable[[int, Work], float] | None = None,
+    sending: float = 0.0,
 ) -> list[Span]:
     """The spans of all work if every stage begins each piece as soon as it can.
 
-    `seconds(stage, work)`: its duration. Raises ValueError for orders with a deadlock.
+    `seconds(stage, work)`: its duration; `sending`: how long what it made is on its way to another stage. Raises
+    ValueError for orders with a deadlock.
     """
     last = len(ordered) * (1 + max(work.chunk for order in ordered for work in order)) - 1
     takes = seconds or (lambda _, work: 1.0 if work.kind == "forward" else 2.0)
@@ -125,7 +128,8 @@ def timeline(
                 needs = _needs(work, place, last)
                 if needs is not None and needs not in done:
                     break
-                start = max(free[stage], done[needs] if needs else 0.0)
+                crossing = sending if needs and needs[2] != place else 0.0
+                start = max(free[stage], done[needs] + crossing if needs else 0.0)
                 free[stage] = done[work.kind, work.micro_batch, place] = start + takes(stage, work)
                 spans.append(Span(stage, work, start, free[stage]))
                 at[stage] += 1

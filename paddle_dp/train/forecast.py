@@ -1,15 +1,17 @@
-"""The memory that a rank of a job would need, computed without starting it; `check --build` builds a rank's layers."""
+"""What a rank of a job would hold and send, computed without starting it; `check --build` builds a rank's layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.part import lazily
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
+from paddle_dp.plan.bound import Compute, Order, bound
+from paddle_dp.plan.exchange import Between, Sent, sent
 from paddle_dp.plan.memory import STATES, Widths
 from paddle_dp.plan.rank_memory import (
     Blocks,
@@ -21,14 +23,23 @@ from paddle_dp.plan.rank_memory import (
 )
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.meter import peak_memory
+from paddle_dp.units import Duration, LinkSpeed
 
 GB = 1e9
 
 
-def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[str]:
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """What a forecast of a step's time needs: the link's speed, and how long a rank computes in a step."""
+
+    link: LinkSpeed
+    compute: Duration | None = None
+
+
+def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
     """Lines for the screen: the layout, the whole model, and the part of one rank: of `rank`, whose layers are then
-    built, or of the rank with the most. Raises UsageError for a layout that cannot run, PaddleDPError if the layers
-    built have another number of parameters than computed.
+    built, or of the rank with the most; what it sends, and over a `wire` how long that takes. Raises UsageError for a
+    layout that cannot run, PaddleDPError if the layers built have another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
     if rank is not None and not 0 <= rank < ranks:
@@ -42,6 +53,8 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None) -> Iterator[st
     else:
         shown = rank_memory(blocks, layout, rank)
     yield from _described(recipe, layout, blocks, shown)
+    if ranks > 1:
+        yield from _exchange(recipe, layout, blocks, shown.rank, wire)
     if rank is not None:
         yield _built(recipe, layout, shown)
 
@@ -76,6 +89,60 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     yield f"{parts}: {sum(sizes.values()) / GB:.3g} GB in all"
 
 
+def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
+    """What the rank sends in a step; over a wire also how long that takes, and the shortest step."""
+    activations = between(recipe, layout)
+    found = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
+    total = sum(each.bytes for each in found)
+    parts = ", ".join(f"{axis} {_amount(size)} of {what}" for (axis, what), size in _by_axis(found).items())
+    degrees = layout.degrees
+    unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
+    left_out = " (activations are counted for transformers only)" if unknown else ""
+    yield f"a step sends {_amount(total)}: {parts}{left_out}" if parts else f"a step sends nothing{left_out}"
+    if wire is None:
+        return
+    speed = wire.link.bytes_per_second
+    alone = f"over {wire.link} that takes {_time(total / speed)}"
+    if wire.compute is None:
+        yield alone
+        return
+    compute, order = Compute.of(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
+    best, worst = (_time(bound(compute, found, speed, order, overlap)) for overlap in (True, False))
+    yield (
+        f"{alone}: a step that computes for {_time(compute.total)} lasts {best} at least, and {worst} where nothing "
+        "is sent meanwhile"
+    )
+
+
+def _amount(size: float) -> str:
+    """«25.2 MB», in powers of 1000."""
+    unit, name = next(((u, n) for u, n in ((1e12, "TB"), (GB, "GB"), (1e6, "MB")) if size >= u), (1e3, "kB"))
+    return f"{_digits(size / unit)} {name}"
+
+
+def _time(seconds: float) -> str:
+    return f"{_digits(seconds)} s" if seconds >= 1 else f"{_digits(1e3 * seconds)} ms"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
+
+
+def _by_axis(found: Sequence[Sent]) -> dict[tuple[str, str], float]:
+    sizes: dict[tuple[str, str], float] = {}
+    for each in found:
+        sizes[each.axis, each.what] = sizes.get((each.axis, each.what), 0.0) + each.bytes
+    return sizes
+
+
+def order_of(layout: Layout, micro_batches: int) -> Order:
+    """The order of a rank's work in the layout."""
+    return Order(
+        micro_batches=micro_batches, stages=layout.degrees.pipeline, virtual_stages=layout.virtual_stages,
+        schedule=layout.pipeline_schedule,
+    )  # fmt: skip
+
+
 def _runs(stages: tuple[tuple[int, ...], ...]) -> str:
     return " and ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in stages)
 
@@ -91,6 +158,31 @@ class TransformerSizes(Protocol):
     vocab: int
 
 
+@runtime_checkable
+class GroupedHeads(Protocol):
+    """The settings of a model in which several heads of q share one of k and v."""
+
+    heads: int
+    kv_heads: int
+
+
+def between(recipe: Recipe, layout: Layout) -> Between | None:
+    """The activations between blocks, of a step's samples on a rank; None unless it is a transformer."""
+    model = recipe.model.config
+    if not isinstance(model, TransformerSizes):
+        return None
+    samples = -(-recipe.train.batch // layout.degrees.dp_size)
+    of_kv = model.kv_heads / model.heads if isinstance(model, GroupedHeads) else 1.0
+    return Between(
+        numbers=samples * model.length * model.width, bytes=_bytes(recipe), attention=2 + 2 * of_kv
+    )
+
+
+def _bytes(recipe: Recipe) -> int:
+    """Of an activation's number."""
+    return {"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2)
+
+
 def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
     """Bytes of activations on the rank, as `plan.activations` estimates them; None unless it is a transformer."""
     model, degrees = recipe.model.config, layout.degrees
@@ -100,7 +192,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemo
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
-        bytes={"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2),
+        bytes=_bytes(recipe),
     )  # fmt: skip
     micro_batches = in_flight(
         layout.pipeline_schedule,

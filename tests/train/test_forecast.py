@@ -7,7 +7,8 @@ import pytest
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel import meta_init
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train.forecast import forecast
+from paddle_dp.train.forecast import Wire, between, forecast, layout_of
+from paddle_dp.units import Duration, LinkSpeed
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGE = {  # parameters as published (llama, table 2's «6.7B» to the digit), or as Megatron-LM counts them
@@ -55,6 +56,33 @@ def test_bytes_are_those_of_the_optimizer_and_the_precision():
         "large_classifier", 2, None, "train.precision={dtype: bfloat16, level: O2}", "optimizer.use=sgd"
     )
     assert low[2] == "weights 0.0641 GB, gradients 0.0641 GB, optimizer 0.128 GB: 0.256 GB in all"
+
+
+def test_what_a_step_sends_and_how_long_it_lasts_at_least():
+    """Ψ = 4·102,016 bytes twice 3/4 over a ring; 6 ms of compute, of which 2 are forward."""
+    recipe = read_recipe(CONFIGS / "digits_mlp.yaml")
+    wire = Wire(link=LinkSpeed.parse("1 Gbit/s"), compute=Duration.parse("6 ms"))
+    whole = int(said("digits_mlp", 4)[0].split()[-2].replace(",", ""))
+    lines = list(forecast(recipe, 4, wire=wire))[-2:]
+    took = 1e3 * 4 * whole * 3 / 2 / 125e6
+    assert (
+        lines[0]
+        == f"a step sends {4e-3 * whole * 3 / 2:.3g} kB: data {4e-3 * whole * 3 / 2:.3g} kB of gradients"
+    )
+    assert lines[1].startswith(
+        f"over 1 Gbit/s that takes {took:.3g} ms: a step that computes for 6 ms lasts {2 + took:.3g} ms at"
+    )
+    assert f"{6 + took:.3g} ms where nothing is sent meanwhile" in lines[1]
+
+
+def test_activations_are_counted_for_transformers_and_their_heads():
+    recipe = read_recipe(CONFIGS / "llama_tiny.yaml")
+    layout = layout_of(recipe, 2)
+    found = between(recipe, layout)
+    model = recipe.model.config
+    assert found is not None and found.attention == 2 + 2 * model.kv_heads / model.heads
+    assert found.numbers == recipe.train.batch // layout.degrees.dp_size * model.length * model.width
+    assert "activations are counted for transformers only" in said("large_classifier", 2)[-1]
 
 
 def test_a_strategy_without_degrees_is_data_alone():

@@ -1,0 +1,94 @@
+"""The shortest step that a layout's dependencies allow, from seconds of compute, bytes, and a link's speed.
+
+Nothing of a gradient can be sent before its backward; ZeRO's new parameters are needed by the next forward, and those
+of stage 3 layer by layer; exchanges inside of cut layers are waited for. All of a rank's bytes share its one link:
+
+    forward    max(compute, what hides behind it) + what is waited for
+    backward   the same; of the last one the update is a part, for it may follow each gradient's own exchange
+
+and a pipeline's stages do so in their schedule's order, each transfer between two stages taking its time. Without
+axes but data that is max(compute, forward + exchange).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paddle_dp.plan.exchange import Sent, When
+from paddle_dp.plan.pipeline_schedule import Kind, Schedule, Work, orders, timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Seconds that a rank computes in one step: all its forwards, all its backwards, its update."""
+
+    forward: float
+    backward: float
+    update: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: float) -> Compute:
+        """A step of `seconds`, of which backward takes two thirds: two products for each of forward."""
+        return cls(forward=seconds / 3, backward=seconds * 2 / 3)
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.update
+
+    def __mul__(self, share: float) -> Compute:
+        return Compute(
+            forward=self.forward * share, backward=self.backward * share, update=self.update * share
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order of a rank's work: micro-batches, and a pipeline's stages and schedule."""
+
+    micro_batches: int = 1
+    stages: int = 1
+    virtual_stages: int = 1
+    schedule: Schedule = "1f1b"
+
+
+def bound(
+    compute: Compute, exchange: Sequence[Sent], link: float, order: Order | None = None, overlap: bool = True
+) -> float:
+    """Seconds of the shortest step over a link of `link` bytes a second in each direction.
+
+    All stages of a pipeline count as equal, with this rank's numbers. `overlap` False: of a step in which nothing is
+    sent while the rank computes.
+    """
+    order = order or Order()
+    spans_of_a_kind = order.micro_batches * order.virtual_stages
+
+    def seconds_of(when: When, hides: bool) -> float:
+        return sum(s.bytes for s in exchange if s.when == when and (s.hides and overlap) == hides) / link
+
+    def of_one_span(kind: Kind) -> tuple[float, float, float]:
+        """Its compute, what hides behind it, what is waited for."""
+        every: When = "every forward" if kind == "forward" else "every backward"
+        computed = compute.forward if kind == "forward" else compute.backward
+        whole = computed, seconds_of(every, True), seconds_of(every, False)
+        own, hidden, waited = (each / spans_of_a_kind for each in whole)
+        return own, hidden, waited
+
+    def seconds(_: int, work: Work) -> float:
+        own, hidden, waited = of_one_span(work.kind)
+        if work.kind == "forward" and work.micro_batch == 0:
+            hidden += seconds_of("first forward", True) / order.virtual_stages
+            waited += seconds_of("first forward", False) / order.virtual_stages
+        return max(own, hidden) + waited
+
+    work = orders(order.schedule, order.stages, order.micro_batches, order.virtual_stages)
+    crossing = sum(s.bytes / s.transfers for s in exchange if s.when == "between stages")
+    spans = timeline(work, seconds, crossing / order.micro_batches / link)
+    _, hidden, waited = of_one_span("backward")
+    ends = []
+    for stage in range(order.stages):
+        mine = [s for s in spans if s.stage == stage and s.work.kind == "backward"]
+        begun = min(span.start for span in mine if span.work.micro_batch == order.micro_batches - 1)
+        computed = max(span.stop for span in mine) + compute.update
+        ends.append(max(computed, begun + waited + hidden + seconds_of("last backward", True)))
+    return max(ends) + seconds_of("last backward", False)

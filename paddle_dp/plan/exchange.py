@@ -1,0 +1,150 @@
+"""Bytes that a rank sends in one step, axis by axis, by arithmetic, and what they may travel behind.
+
+For Ψ bytes of parameters on a rank, A bytes of activations between two blocks of all its samples, n ranks of the axis:
+
+    data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009)
+    sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
+    sharding 3       gradients, parameters   (n−1)/n·Ψ, twice that
+    tensor           activations             2(n−1)/n·A, 4 times a block, 1 each for embedding and head
+    tensor, with     activations             the same: each all-reduce is a reduce-scatter and an all-gather
+      sequence_parallel                      (both: Korthikanti et al., arXiv:2205.05198, section 4.2.2)
+    sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2),
+                     gradients               2(n−1)/n·Ψ
+    pipeline         activations             A for each boundary between stages, and each direction
+
+Ranks of an axis of sharding send unequal shares of this, for parameters are not split: it is their mean. What is
+exchanged for metrics, the norm and a cut loss is left out: a few numbers for each sample or token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory
+
+# In which of the micro-batches' forwards or backwards it travels; between stages: from a span to the next stage's.
+When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a rank sends along an axis in one step: `bytes` in all, and whether the layout's dependencies allow that it
+    travels while the rank computes (`hides`). `transfers`: between stages, of one micro-batch."""
+
+    axis: str
+    what: Literal["gradients", "parameters", "activations"]
+    bytes: float
+    when: When
+    hides: bool = True
+    transfers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between:
+    """The activations between two blocks of a transformer: of all samples of a dp_rank in one step, whole sequences.
+
+    `numbers` = samples · tokens · width, of `bytes` each. `attention`: how many widths enter and leave attention (q, k,
+    v and its output: 4; fewer where several heads of q share one of k and v).
+    """
+
+    numbers: int
+    bytes: int = 4
+    attention: float = 4.0
+
+    @property
+    def size(self) -> float:
+        return float(self.numbers * self.bytes)
+
+
+def sent(
+    blocks: Blocks, layout: Layout, rank: int, micro_batches: int, between: Between | None
+) -> list[Sent]:
+    """All that `rank` sends in one step. `between` None: activations, of which nothing is known, are left out."""
+    memory = rank_memory(blocks, layout, rank)
+    found = [*_gradients(layout, memory, micro_batches)]
+    if between is not None:
+        found += [
+            *_activations(layout, memory, len(blocks), between),
+            *_between_stages(layout, memory, between),
+        ]
+    if tied := _shared_by_stages(blocks, layout, memory):
+        found.append(Sent(axis="pipeline", what="gradients", bytes=tied, when="last backward", hides=False))
+    return [each for each in found if each.bytes]
+
+
+def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:
+    """The bytes that a rank of the layout sends in one step, the mean over all ranks."""
+    ranks = range(layout.degrees.ranks)
+    return sum(s.bytes for rank in ranks for s in sent(blocks, layout, rank, micro_batches, between)) / len(
+        ranks
+    )
+
+
+def _gradients(layout: Layout, memory: RankMemory, micro_batches: int) -> Iterator[Sent]:
+    """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
+    degrees, owners = layout.degrees, layout.degrees.sharding
+    gradients = memory.parameters * layout.widths.gradient
+    parameters = memory.parameters * layout.widths.parameter
+    part, stage = (owners - 1) / owners, layout.sharding_stage
+    if owners > 1:
+        times = micro_batches if stage > 1 else 1
+        when: When = "every backward" if stage > 1 else "last backward"
+        yield Sent(axis="sharding", what="gradients", bytes=times * part * gradients, when=when)
+        if stage == 3:
+            gathered = micro_batches * part * parameters
+            yield Sent(axis="sharding", what="parameters", bytes=gathered, when="every forward")
+            yield Sent(axis="sharding", what="parameters", bytes=gathered, when="every backward")
+        else:
+            yield Sent(axis="sharding", what="parameters", bytes=part * parameters, when="first forward")
+    for axis in ("data", "sequence"):  # one exchange over both; their shares are shown apart
+        if degrees[axis] > 1:
+            together = degrees.data * degrees.sequence
+            share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
+            size = share * 2 * (together - 1) / together * gradients / owners
+            yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
+
+
+def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Between) -> Iterator[Sent]:
+    """What is exchanged inside of blocks, for which the rank has to wait."""
+    tensor, sequence = layout.degrees.tensor, layout.degrees.sequence
+    layers = [number for number in memory.blocks if 0 < number < blocks - 1]
+    again = sum(1 for n in layers if layout.recompute.blocks and n % layout.recompute.blocks == 0)
+    first, last = 0 in memory.blocks, blocks - 1 in memory.blocks
+    if tensor > 1:
+        size = 2 * (tensor - 1) / tensor * between.size / sequence
+        yield _inside("tensor", size * (2 * len(layers) + first), "every forward")
+        yield _inside("tensor", size * (2 * (len(layers) + again) + last), "every backward")
+    if sequence > 1:
+        size = (sequence - 1) / sequence**2 * between.size * between.attention
+        yield _inside("sequence", size * len(layers), "every forward")
+        yield _inside("sequence", size * (len(layers) + again), "every backward")
+
+
+def _inside(axis: str, size: float, when: When) -> Sent:
+    return Sent(axis=axis, what="activations", bytes=size, when=when, hides=False)
+
+
+def _between_stages(layout: Layout, memory: RankMemory, between: Between) -> Iterator[Sent]:
+    """Outputs to the next stage, and gradients of inputs to the stage before."""
+    degrees = layout.degrees
+    stages, here = degrees.pipeline * layout.virtual_stages, len(memory.stages)
+    if stages > 1 and degrees.pipeline > 1:
+        first, last = memory.coords["pipeline"] == 0, memory.coords["pipeline"] == degrees.pipeline - 1
+        size = between.size / degrees.sequence / (degrees.tensor if layout.sequence_parallel else 1)
+        times = 2 * here - first - last
+        yield Sent(
+            axis="pipeline", what="activations", bytes=size * times, when="between stages", transfers=times
+        )
+
+
+def _shared_by_stages(blocks: Blocks, layout: Layout, memory: RankMemory) -> float:
+    """Bytes of the all-reduce of weights that two stages share."""
+    if layout.degrees.pipeline == 1:
+        return 0.0
+    tensor, mine = layout.degrees.tensor, {w.name for number in memory.blocks for w in blocks[number]}
+    others = [number for number in range(len(blocks)) if number not in memory.blocks]
+    shared = [[w for w in blocks[number] if w.name in mine] for number in others]
+    sizes = distinct(shared, range(len(shared)), tensor)
+    return float(sum(sizes)) * layout.widths.gradient  # 2(k−1)/k of two stages

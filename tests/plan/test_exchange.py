@@ -1,0 +1,85 @@
+"""Bytes a rank sends are those of the papers, for each axis alone and for mixtures."""
+
+import pytest
+
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.exchange import Between, mean_bytes, sent
+from paddle_dp.plan.rank_memory import Layout, Weight
+from paddle_dp.units import Recompute
+
+# An embedding, four blocks of 1000 numbers, half of which the tensor axis cuts, and a head.
+BLOCKS = [
+    [Weight(name="token", size=400, cut=True)],
+    *([Weight(name=f"a{n}", size=500, cut=True), Weight(name=f"b{n}", size=500)] for n in range(4)),
+    [Weight(name="out", size=400, cut=True)],
+]
+PSI = 4 * 4800  # bytes
+ACTIVATIONS = Between(numbers=2 * 8 * 16)
+A = 4 * 256  # bytes
+
+
+def layout(recompute="none", stage=1, sequence_parallel=False, virtual_stages=1, **degrees):
+    return Layout(
+        degrees=Degrees(**degrees), sharding_stage=stage, sequence_parallel=sequence_parallel,
+        virtual_stages=virtual_stages, recompute=Recompute.parse(recompute),
+    )  # fmt: skip
+
+
+def of(micro_batches=1, between=ACTIVATIONS, **words):
+    return mean_bytes(BLOCKS, layout(**words), micro_batches, between)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_gradients_travel_as_in_a_ring_and_in_zero(n):
+    part = (n - 1) / n * PSI
+    assert of(data=n) == pytest.approx(2 * part)
+    assert of(sharding=n) == pytest.approx(2 * part)
+    assert of(sharding=n, stage=2) == pytest.approx(2 * part)
+    assert of(sharding=n, stage=3) == pytest.approx(3 * part)
+
+
+def test_with_micro_batches_only_what_is_freed_after_each_is_sent_for_each():
+    assert of(4, data=2) == of(data=2)
+    assert of(4, sharding=2) == of(sharding=2)
+    assert of(4, sharding=2, stage=2) == pytest.approx(5 * PSI / 2)
+    assert of(4, sharding=2, stage=3) == pytest.approx(12 * PSI / 2)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_a_cut_block_has_four_all_reduces(t):
+    """arXiv:2205.05198, section 4.2.2: and with sequence parallelism the same bytes in other words."""
+    assert of(tensor=t) == pytest.approx(2 * (t - 1) / t * A * (4 * 4 + 2))
+    assert of(tensor=t, sequence_parallel=True) == of(tensor=t)
+    assert of(tensor=t, recompute="full") == pytest.approx(2 * (t - 1) / t * A * (6 * 4 + 2))
+    assert of(3, tensor=t) == of(tensor=t)  # in smaller pieces
+
+
+def test_a_sequence_axis_exchanges_heads_for_tokens_and_all_gradients():
+    """arXiv:2309.14509, section 3.2: q, k, v and the output, of 1/n of the tokens each, forward and backward."""
+    assert of(sequence=2, between=None) == of(data=2)
+    assert of(sequence=4) - of(sequence=4, between=None) == pytest.approx(4 * 8 * A * 3 / 16)
+    grouped = Between(numbers=256, attention=3.0)
+    ratio = (of(sequence=2, between=grouped) - of(sequence=2, between=None)) / (4 * 8 * A / 4)
+    assert ratio == pytest.approx(3 / 4)
+
+
+def test_stages_send_activations_there_and_gradients_back():
+    assert of(pipeline=2) == pytest.approx(A)
+    assert of(pipeline=4) == pytest.approx(A * (1 + 2 + 2 + 1) / 4)
+    assert of(pipeline=2, virtual_stages=2) == pytest.approx(3 * A)
+    assert of(pipeline=2, tensor=2, sequence_parallel=True) == pytest.approx(A / 2 + A * (4 * 4 + 2) / 2)
+
+
+def test_tied_weights_of_two_stages_are_all_reduced():
+    tied = [*BLOCKS[:-1], [Weight(name="token", size=400, cut=True)]]
+    assert mean_bytes(tied, layout(pipeline=2), 1, None) == 4 * 400
+
+
+def test_mixtures_add_up():
+    """Data ranks exchange what a rank keeps: the tensor axis cuts 2800 of 4800 numbers."""
+    kept = 4 * (2000 + 2800 / 2)
+    samples_of_one = Between(numbers=128)
+    assert of(data=2, tensor=2, between=samples_of_one) == pytest.approx(kept + A / 2 * (4 * 4 + 2))
+    assert of(data=2, sharding=2) == pytest.approx(PSI + PSI / 2)
+    both = sent(BLOCKS, layout(data=2, sequence=2), 0, 1, None)
+    assert sum(each.bytes for each in both) == pytest.approx(2 * 3 / 4 * PSI)
