@@ -111,7 +111,10 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     return [
-        [Weight(name=names[id(p)], size=int(p.size), cut=id(p) in cut_parameters) for p in unit.parameters()]
+        [
+            Weight(name=names[id(p)], size=int(p.size), cut=id(p) in cut_parameters, frozen=p.stop_gradient)
+            for p in unit.parameters()
+        ]
         for unit in units(model)
     ]
 

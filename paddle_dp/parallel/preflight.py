@@ -33,7 +33,7 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
 
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.
     """
-    model = _made(recipe.model.build)
+    model = _made(recipe.build_model)
     if model is None:
         return
     check_dense(model)

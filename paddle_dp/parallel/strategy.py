@@ -16,6 +16,7 @@ from paddle_dp.parallel.given_optimizer import check_dense, check_kept, give_par
 from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.learning_rate import check_rate
 from paddle_dp.parallel.loss import as_loss
+from paddle_dp.parallel.parameter_groups import use_own_decays
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
 
@@ -120,6 +121,7 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
         optimizer = optimizer(schedule() if schedule else None, named)  # the learner moves the rate on
         check_kept(optimizer)
         check_rate(optimizer, schedule)
+        use_own_decays(optimizer)
     model, optimizer = mixed.place(model, optimizer)
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
 

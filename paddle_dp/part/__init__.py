@@ -6,6 +6,7 @@ in `recipe/`; the parts themselves are in the shelves' folders.
 
 from paddle_dp.part.annotation import Annotation, annotate
 from paddle_dp.part.config import settings_of
+from paddle_dp.part.groups import Group, Groups, freeze
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.part import Part, find, read_part
 from paddle_dp.part.settings import Owner, read_settings
@@ -14,10 +15,13 @@ from paddle_dp.part.shelf import SHELVES, names, summary
 __all__ = [
     "SHELVES",
     "Annotation",
+    "Group",
+    "Groups",
     "Owner",
     "Part",
     "annotate",
     "find",
+    "freeze",
     "lazily",
     "names",
     "read_part",

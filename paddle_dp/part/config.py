@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from textwrap import dedent
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -106,7 +106,8 @@ def settings_of(kind: Any) -> list[Setting]:
 def setting_at(kind: Any, path: Keys) -> Any:
     """The type of the setting at a path of keys, or None."""
     for key in path:
-        kind = fields_of(kind).get(str(key))
+        listed = isinstance(key, int) and get_origin(kind) in (tuple, list)
+        kind = get_args(kind)[0] if listed else fields_of(kind).get(str(key))
     return kind
 
 

@@ -15,6 +15,7 @@ from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did
 from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
 from paddle_dp.part.config import adapter, fields_of
+from paddle_dp.part.groups import KEY, Group, Groups
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.settings import Owner, read_settings
@@ -33,13 +34,15 @@ class Refuses(Protocol):
 class Part:
     """A part of a shelf with its settings; `build(…)` makes the object from the arguments that its shelf gets.
 
-    `annotation`: how a recipe splits a model's layers; build() puts it into the model's tables.
+    `annotation`: how a recipe splits a model's layers; build() puts it into the model's tables. `groups`: what an
+    optimizer's settings say of groups of parameters, whatever optimizer it is.
     """
 
     shelf: str
     name: str
     config: Any
     annotation: Annotation | None = None
+    groups: tuple[Group, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -51,6 +54,9 @@ class Part:
         if self.annotation is not None:
             tables = adapter(Annotation).dump_python(self.annotation, mode="json")
             written |= {key: value for key, value in tables.items() if value}
+        if self.groups:
+            groups = adapter(tuple[Group, ...]).dump_python(self.groups, mode="json", exclude_none=True)
+            written |= {KEY: groups}
         return {"use": self.name, **written}
 
     def refuse(self, recipe: Any, ranks: int, device: str) -> None:
@@ -83,10 +89,14 @@ def read_part(
     use = settings["use"]
     kind = find(shelf, use, home)
     tables = named_in(settings, fields_of(kind)) if shelf == "models" else {}
-    rest = {name: value for name, value in settings.items() if name != "use" and name not in tables}
+    grouped = shelf == "optimizers" and KEY in settings and KEY not in fields_of(kind)
+    apart = {"use", *tables, *([KEY] if grouped else [])}
+    rest = {name: value for name, value in settings.items() if name not in apart}
     owner = Owner(subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home))
     annotation = read_settings(Annotation, tables, owner) if tables else None
-    part = Part(shelf, use, read_settings(kind, rest, owner, home), annotation)
+    config = read_settings(kind, rest, owner, home)
+    groups = read_settings(Groups, {KEY: settings[KEY]}, owner).groups if grouped else ()
+    part = Part(shelf, use, config, annotation, groups)
     if annotation is not None and tries:
         _try(part.config, annotation)
     return part

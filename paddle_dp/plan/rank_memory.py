@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.memory import StateBytes, Widths, state_bytes
@@ -14,11 +14,13 @@ from paddle_dp.units import Recompute
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter of a whole model: its first name, its number of elements, and whether the tensor axis cuts it."""
+    """One parameter of a whole model: its first name, its number of elements, whether the tensor axis cuts it, and
+    whether it is frozen: then it has no gradient, no optimizer state and no owner."""
 
     name: str
     size: int
     cut: bool = False
+    frozen: bool = False
 
     def part(self, tp_size: int) -> int:
         """The number of its elements on one rank of the tensor axis."""
@@ -68,10 +70,13 @@ def total_parameters(blocks: Blocks) -> int:
     return sum(distinct(blocks, range(len(blocks)), 1))
 
 
-def distinct(blocks: Blocks, numbers: Sequence[int] | range, tensor: int) -> list[int]:
-    """The sizes of these blocks' weights on one rank of the tensor axis; one that several share counts once."""
-    sizes = {weight.name: weight.part(tensor) for number in numbers for weight in blocks[number]}
-    return list(sizes.values())
+def distinct(
+    blocks: Blocks, numbers: Sequence[int] | range, tensor: int, *, frozen: bool | None = None
+) -> list[int]:
+    """The sizes of these blocks' weights on one rank of the tensor axis; one that several share counts once. Only those
+    that are `frozen`, or are not, where that is given."""
+    weights = {weight.name: weight for number in numbers for weight in blocks[number]}
+    return [weight.part(tensor) for weight in weights.values() if frozen in (None, weight.frozen)]
 
 
 def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
@@ -84,10 +89,14 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
         tuple(range(bounds[place], bounds[place + 1]))
         for place in range(coords["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline)
     )
-    sizes = distinct(blocks, [number for stage in stages for number in stage], degrees.tensor)
+    here = [number for stage in stages for number in stage]
+    trained, frozen = (distinct(blocks, here, degrees.tensor, frozen=kind) for kind in (False, True))
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
-    kept = state_bytes(sizes, degrees.sharding, zero, layout.widths)[coords["sharding"]]
-    return RankMemory(rank=rank, coords=coords, stages=stages, parameters=sum(sizes), state=kept)
+    kept = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
+    kept = replace(kept, parameters=kept.parameters + sum(frozen) * layout.widths.parameter)
+    return RankMemory(
+        rank=rank, coords=coords, stages=stages, parameters=sum(trained) + sum(frozen), state=kept
+    )
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:

@@ -39,6 +39,11 @@ def check_all(
                     f"  not compared with the model's layers: {_tables(recipe)} (--ranks N builds it)",
                     flush=True,
                 )
+            if recipe.optimizer.groups and forecast is None:
+                print(
+                    "  not compared with the model's parameters: optimizer.groups (--ranks N builds it)",
+                    flush=True,
+                )
             for line in forecast(recipe) if forecast else ():
                 print(f"  {line}", flush=True)
         except UsageError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from paddle_dp.part import Annotation, Part, find, names, read_part, summary
+from paddle_dp.part import Annotation, Groups, Part, find, names, read_part, summary
 from paddle_dp.part.config import adapter, meanings
 from paddle_dp.units import Quantity
 
@@ -25,6 +25,10 @@ class EditorSchema(GenerateJsonSchema):
 
     def encode_default(self, dft: Any) -> Any:
         return str(dft) if isinstance(dft, Quantity) else super().encode_default(dft)
+
+
+# The keys that every part of a shelf has, beside its own settings.
+_BESIDE: dict[str, Any] = {"models": Annotation, "optimizers": Groups}
 
 
 def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -64,9 +68,10 @@ class OnShelf:
 
     def _describe(self, name: str) -> dict[str, Any]:
         described = adapter(find(self.shelf, name)).json_schema(schema_generator=EditorSchema)
-        if self.shelf == "models":  # an annotation's keys, beside its own settings
-            annotation = adapter(Annotation).json_schema(schema_generator=EditorSchema)
-            described["properties"] = {**annotation["properties"], **described.get("properties", {})}
+        if (beside := _BESIDE.get(self.shelf)) is not None:
+            further = adapter(beside).json_schema(schema_generator=EditorSchema)
+            own = _inlined(further["properties"], further.get("$defs", {}))
+            described["properties"] = {**own, **described.get("properties", {})}
         use = {"const": name, "description": summary(self.shelf, name)}
         return {
             **described,
@@ -75,6 +80,17 @@ class OnShelf:
             "properties": {"use": use, **described.get("properties", {})},
             "required": ["use", *described.get("required", [])],
         }
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A schema with what it refers to in its place: within a recipe's schema there is no place for definitions."""
+    if isinstance(schema, list):
+        return [_inlined(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 def _uses(name: str) -> dict[str, Any]:

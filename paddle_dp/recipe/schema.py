@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
 
-from paddle_dp.errors import near
-from paddle_dp.part import Part
+from paddle_dp.errors import UsageError, near
+from paddle_dp.part import Part, freeze, lazily
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
 from paddle_dp.units import Count, Duration, Every, Length, Positive, Sigmas
@@ -230,6 +230,27 @@ class Recipe(BaseModel):
 
     output_dir: str | None = None
     """The run's folder; `runs/<name>` by default."""
+
+    @model_validator(mode="after")
+    def _groups_fit(self, info: ValidationInfo) -> Recipe:
+        """Compares the groups of the optimizer with the model, where it can be built without memory."""
+        if self.optimizer.groups and (info.context or {}).get("tries", True):
+            try:
+                with lazily():
+                    self.build_model()
+            except UsageError:
+                raise
+            except Exception:  # noqa: BLE001 - a model that cannot be built so: a rank will compare them
+                return self
+        return self
+
+    def build_model(self) -> Any:
+        """The whole model as it is trained: what `optimizer.groups` freeze is frozen. Raises RecipeError for groups
+        that do not fit it."""
+        model = self.model.build()
+        if "optimizer" in self.model_fields_set:  # not in what stands for a script's recipe
+            freeze(model, self.optimizer.groups)
+        return model
 
     @property
     def folder(self) -> Path:

@@ -112,7 +112,7 @@ class Config(StrategyConfig):
         from paddle_dp.plan import Shape
 
         model, train = recipe.model, recipe.train
-        shape = Shape.of(model.config, train.batch, train.micro_batches, anatomy(model.build))
+        shape = Shape.of(model.config, train.batch, train.micro_batches, anatomy(recipe.build_model))
         parts = recipe.loss is not None and as_loss(recipe.loss.build()).from_parts
         shape = replace(
             shape,

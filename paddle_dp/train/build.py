@@ -9,6 +9,7 @@ import paddle
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.loss import loss_of
+from paddle_dp.parallel.parameter_groups import group
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.setup import Setup
@@ -55,6 +56,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     """
     paddle.seed(recipe.train.seed)
     model = recipe.model.build()
+    group(model, recipe.optimizer.groups)
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
     return Task(
         model=model,

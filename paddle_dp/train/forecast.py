@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.meta_init import built, describe_weights
+from paddle_dp.parallel.parameter_groups import group, told
 from paddle_dp.part import lazily
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.plan.bound import Compute, Order, bound
@@ -45,7 +46,11 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with lazily():
-        blocks = describe_weights(recipe.model.build())
+        model = recipe.model.build()
+        group(model, recipe.optimizer.groups)
+        blocks = describe_weights(model)
+    if recipe.optimizer.groups:
+        yield from told(model, recipe.optimizer.groups)
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {total_parameters(blocks):,} parameters"
     if rank is None:
         memories = rank_memories(blocks, layout)
@@ -209,7 +214,7 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
     import paddle
 
     paddle.set_device("cpu")
-    layers = built(recipe.model.build, memory.blocks, memory.coords["tensor"], layout.degrees.tensor)
+    layers = built(recipe.build_model, memory.blocks, memory.coords["tensor"], layout.degrees.tensor)
     parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
     count = sum(int(p.size) for p in parameters)
     size = sum(int(p.size) * p.element_size() for p in parameters)

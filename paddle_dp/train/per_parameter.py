@@ -10,6 +10,7 @@ from paddle.incubate.optimizer import DistributedFusedLamb
 from paddle.optimizer import AdamW, Lamb, Optimizer
 
 from paddle_dp.parallel import Task
+from paddle_dp.parallel.parameter_groups import own_decay
 from paddle_dp.train.settings import described, kind_of
 
 _SHOWN = 3  # names of parameters in a value
@@ -24,6 +25,7 @@ def parameter_facts(task: Task) -> dict[str, Any]:
     factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named}
     facts: dict[str, Any] = {
         "rate_factors": _values({name: factor for name, factor in factors.items() if factor != 1.0}),
+        "own_decays": _values({name: own for name, p in named if (own := own_decay(p)) is not None}),
         "not_clipped": names_told([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {

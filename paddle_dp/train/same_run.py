@@ -342,8 +342,16 @@ def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
         + ("" if never else f"or accept {them}: {how}, ")
         + f"or {another} for a new run (what is in its folder is moved aside, not lost)."
         + (f" {', '.join(never)} cannot be accepted; the rest can: {how}." if never and keys else "")
+        + (f" To begin a new run with its weights: {_from_weights(found, recipe)}." if never else "")
         + (" docs/checks.md lists what may change freely." if keys else "")
     )
+
+
+def _from_weights(found: Checkpoint, recipe: bool) -> str:
+    """How a new run takes the weights of this checkpoint: it may have another batch, and other data."""
+    if recipe:
+        return f"leave --resume out, and give load.path={found.folder} and another --output-dir"
+    return f"leave resume out, and give load={str(found.folder)!r} and another folder"
 
 
 def _shown(value: Any) -> str:

@@ -12,6 +12,7 @@ from paddle_dp.data.sample import Dataset
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
+from paddle_dp.parallel.parameter_groups import group
 from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
 from paddle_dp.recipe import Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
@@ -124,6 +125,9 @@ class Trainer(TrainingLoop):
         _annotate(
             model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks
         )
+
+        if isinstance(optimizer, (str, Mapping)):
+            group(model, _part("optimizers", optimizer).groups)
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             return Task(

@@ -129,7 +129,8 @@ def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
 def test_what_may_change(run: Path, words: str, said: list[str] | None) -> None:
     if said is None:  # 1437 samples are 28 batches of 50 and 37: without the short one, it is another run
         with pytest.raises(
-            UsageError, match=r"train\.drop_last was false and is true\. Give .* for a new run \(.*\)\.$"
+            UsageError,
+            match=r"train\.drop_last was false and is true\. Give .* for a new run \(.*\)\. To begin a new run",
         ):
             again(run, *words.split())
     else:
@@ -183,7 +184,8 @@ def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
     ):
         with pytest.raises(
             UsageError,
-            match=rf"{re.escape(said)}\. Give the old values?, or leave --resume out for a new run \(.*\)\.$",
+            match=rf"{re.escape(said)}\. Give the old values?, or leave --resume out for a new run \(.*\)\. "
+            r"To begin a new run with its weights: leave --resume out, and give load\.path=.*/step-\d+ and another --output-dir\.$",
         ):
             again(run, words, accept=["train", "dataset", "optimizer"])
 
@@ -192,10 +194,25 @@ def test_of_changes_that_only_some_can_be_accepted_each_is_named(run: Path) -> N
     words = ("train.batch=25", "train.length=30 steps", "optimizer.clip=0.5")
     said = (
         r"Give the old values, or leave --resume out .*\. train\.batch cannot be accepted; "
-        r"the rest can: --accept optimizer\.clip,train\.length\. docs/checks.md"
+        r"the rest can: --accept optimizer\.clip,train\.length\. To begin .* docs/checks.md"
     )
     with pytest.raises(UsageError, match=said):
         again(run, *words)
+
+
+def test_other_groups_are_refused_and_accepted_with_what_they_freeze(run: Path) -> None:
+    words = "optimizer.groups=[{match: 'body.*', frozen: true}, {match: 'head.*', lr_scale: 0.5}]"
+    with pytest.raises(UsageError, match=r"optimizer\.groups\.0\.frozen was not there and is true"):
+        again(run, words)
+    trainer = again(run, words, accept=["optimizer"])
+    body, head = (
+        {n: p.numpy() for n, p in trainer.learner.named_parameters() if n.startswith(w)}
+        for w in ("body", "head")
+    )
+    trainer.fit(f"{FEW + 2} steps")
+    now = {n: p.numpy() for n, p in trainer.learner.named_parameters()}
+    assert all(np.array_equal(now[n], before) for n, before in body.items())
+    assert not any(np.array_equal(now[n], before) for n, before in head.items())
 
 
 def test_a_schedule_may_change_where_no_update_has_been(tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""Groups of a model's parameters by name: which are frozen, and learning rate and weight decay of the others.
+
+As an annotation says how a model is split, groups say how its parameters are trained: `optimizer.groups` of a recipe.
+Names are those of the one-process model, whatever its layout. Of a model this uses `named_parameters` and
+`named_sublayers` only, so it does not import paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from paddle_dp.errors import Mistake, RecipeError, near
+from paddle_dp.units import AboveZero, Fraction, Rate
+
+KEY = "groups"
+_SHOWN = 4  # names in a message
+_SETTINGS = ("frozen", "lr_scale", "weight_decay", "decay_by_depth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The parameters whose names a pattern matches, and what is set for them. Each setting of a parameter comes from
+    the first group that matches it and has that setting."""
+
+    match: str
+    """Pattern of parameter names: `*` stands for anything (`body.0.*`, `*.bias`); or a layer's name, for all in it."""
+
+    frozen: bool | None = None
+    """Not trained: no gradient, no optimizer state. A BatchNorm whose weight and bias are frozen keeps its statistics,
+    too. `false` exempts from a later group."""
+
+    lr_scale: AboveZero | None = None
+    """Factor of the schedule's learning rate."""
+
+    weight_decay: Rate | None = None
+    """In place of the optimizer's weight decay, also for biases and norms."""
+
+    decay_by_depth: Fraction | None = None
+    """Layer-wise decay: another factor of the rate, this number to the power of how many of the model's blocks follow
+    the parameter's (1 for the last block), as in ELECTRA (arXiv:2003.10555) and BEiT (arXiv:2106.08254)."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in _SETTINGS if getattr(self, name) is not None]
+        if not given:
+            raise ValueError(f"match: nothing is set for '{self.match}': give {', '.join(_SETTINGS)}")
+        if self.frozen and len(given) > 1:
+            raise ValueError(f"frozen: what is frozen has no {given[1]}: leave out one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """The key beside an optimizer's own settings."""
+
+    groups: tuple[Group, ...] = ()
+    """Parameters by pattern: frozen, with another learning rate or decay ([fine-tuning.md](fine-tuning.md))."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the groups set for one parameter; None where none of them does."""
+
+    frozen: bool | None = None
+    lr_scale: float | None = None
+    weight_decay: float | None = None
+    decay_by_depth: float | None = None
+
+
+def matches(group: Group, names: Iterable[str]) -> bool:
+    """Whether a parameter is in a group; a weight that layers share has several `names`."""
+    pattern = group.match
+    return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
+
+
+def named_parameters(model: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Each parameter once, with all its names, without BatchNorm's running statistics."""
+    running = {
+        id(tensor)
+        for layer in model.sublayers(include_self=True)
+        if keeps_statistics(layer)
+        for tensor in (layer._mean, layer._variance)
+    }
+    found: dict[int, tuple[list[str], Any]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in running:
+            found.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return [(tuple(names), parameter) for names, parameter in found.values()]
+
+
+def choose(groups: Sequence[Group], named: Sequence[Sequence[str]]) -> list[Choice]:
+    """What is set for each of these parameters, given by all its names.
+
+    Raises RecipeError for a group that matches none, and for one of which every setting, for every parameter, is
+    already taken by a group before it.
+    """
+    chosen: list[dict[str, Any]] = [{} for _ in named]
+    mistakes: list[Mistake] = []
+    for number, group in enumerate(groups):
+        inside = [at for at, names in enumerate(named) if matches(group, names)]
+        given = {name: value for name in _SETTINGS if (value := getattr(group, name)) is not None}
+        news = [(at, name) for at in inside for name in given if name not in chosen[at]]
+        path = ("optimizer", KEY, number, "match")
+        where = f"optimizer.groups.{number}.match"
+        if not inside:
+            what = f"{where}: '{group.match}' matches no parameter.{_known(group.match, named)}"
+            mistakes.append(Mistake(where="", what=what, path=path))
+        elif not news:
+            what = (
+                f"{where}: '{group.match}' sets nothing: groups before it set {', '.join(given)} for all the "
+                f"{len(inside)} parameters that it matches. The first one counts: put the narrower pattern first."
+            )
+            mistakes.append(Mistake(where="", what=what, path=path))
+        for at, name in news:
+            chosen[at][name] = given[name]
+    if mistakes:
+        raise RecipeError(mistakes)
+    return [Choice(**one) for one in chosen]
+
+
+def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
+    """A sentence on the names there are, and the one that was probably meant."""
+    names = [name for of_one in named for name in of_one]
+    layers = {name.rpartition(".")[0] for name in names} - {""}
+    guess = near(pattern.strip(".*"), sorted({*names, *layers}))
+    some = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return (f" Did you mean '{guess}'?" if guess else "") + f" Some are {some}."
+
+
+def freeze(model: Any, groups: Sequence[Group], *, others: bool = False) -> None:
+    """Freezes, in place, the parameters that the groups freeze, and the statistics of BatchNorms all of whose
+    parameters are frozen; `others`: also what no group mentions. Raises RecipeError as `choose` does."""
+    named = named_parameters(model)
+    for (_, parameter), choice in zip(named, choose(groups, [names for names, _ in named]), strict=True):
+        frozen = choice.frozen if choice.frozen is not None else (others or None)
+        if frozen is not None:
+            parameter.stop_gradient = frozen
+    if not groups and not others:
+        return
+    for name, layer in model.named_sublayers(include_self=True):
+        if keeps_statistics(layer) and _is_frozen(name, layer, groups, others):
+            layer._use_global_stats = True
+
+
+def _is_frozen(name: str, layer: Any, groups: Sequence[Group], others: bool) -> bool:
+    own = [p for p in (layer.weight, layer.bias) if p is not None]
+    if own:
+        return all(p.stop_gradient for p in own)
+    choice = _first_frozen(groups, f"{name}._mean")
+    return others if choice is None else choice
+
+
+def _first_frozen(groups: Sequence[Group], name: str) -> bool | None:
+    return next((g.frozen for g in groups if g.frozen is not None and matches(g, [name])), None)
+
+
+def keeps_statistics(layer: Any) -> bool:
+    """Whether a layer is one of Paddle's BatchNorms, by what it has."""
+    return all(hasattr(layer, word) for word in ("_mean", "_variance", "_use_global_stats"))
+
+
+def depth_scales(groups: Sequence[Choice], block_of: Mapping[int, int], blocks: int) -> list[float | None]:
+    """For each parameter, by its number, the factor of its layer-wise decay: with `block_of`, the first block that uses
+    it. None where no group asks for one. Raises UsageError's RecipeError where a block is not known."""
+    scales: list[float | None] = []
+    for number, choice in enumerate(groups):
+        if choice.decay_by_depth is None:
+            scales.append(None)
+            continue
+        if number not in block_of:
+            what = (
+                "optimizer.groups: decay_by_depth needs the order of the model's blocks, and a parameter that it "
+                "matches is in none. Name the blocks (model.blocks, docs/add-a-part.md), or set lr_scale."
+            )
+            raise RecipeError([Mistake(where="", what=what, path=("optimizer", KEY))])
+        scales.append(choice.decay_by_depth ** (blocks - 1 - block_of[number]))
+    return scales
