@@ -185,7 +185,8 @@ def test_what_cannot_go_on_cannot_be_accepted(run: Path) -> None:
         with pytest.raises(
             UsageError,
             match=rf"{re.escape(said)}\. Give the old values?, or leave --resume out for a new run \(.*\)\. "
-            r"To begin a new run with its weights: leave --resume out, and give load\.path=.*/step-\d+ and another --output-dir\.$",
+            r"To begin a new run with its weights: leave --resume out, and give load\.path=.*/step-\d+ and another "
+            r"--output-dir\.$",
         ):
             again(run, words, accept=["train", "dataset", "optimizer"])
 
