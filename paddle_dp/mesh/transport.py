@@ -80,6 +80,10 @@ class Endpoint:
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"
         raise LostPeerError(f"rank {self.rank} waits for a message of rank {rank}, which {why}. See its log.")
 
+    def arrived(self, group: int, rank: int) -> bool:
+        """Whether a message of a peer is there, so that `receive` would not wait."""
+        return bool(self._inbox[group, rank])
+
     def flush(self) -> None:
         """Returns when everything queued has been written, or after 30 s, so that an exit loses no sends."""
         if os.getpid() != self._pid:

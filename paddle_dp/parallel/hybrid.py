@@ -37,11 +37,17 @@ class HybridLearner(Learner):
     zero: Zero | None = None
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        return nullcontext()
+        """Around a micro-batch: its gradients may be exchanged while its backward runs."""
+        return self._exchanging(not more_to_come)
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch's backward, `last` of an update."""
+        return nullcontext() if self.zero is None else self.zero.backward(last)
 
     def _all_reduce_gradients(self) -> None:
         zero = self.zero
-        self._finish_exchange()
+        if zero is not None:
+            zero.finish_update()
         named = self._named_trainable
         with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._exchange()
@@ -52,7 +58,7 @@ class HybridLearner(Learner):
 
     def _finish_exchange(self) -> None:
         if self.zero is not None:
-            self.zero.finish()
+            self.zero.finish_backwards()
 
     def _exchange(self) -> None:
         """All-reduces the gradients that this rank keeps, each of which is there. Collective."""

@@ -404,7 +404,7 @@ class Learner(PlacedModel):
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
         """Sketches of the gradients of such a forward; the gradients are cleared."""
-        with self.mixed.backward_context():
+        with self.mixed.backward_context(), self._no_sync(True):
             total.backward()
         self._finish_exchange()
         of_gradients = sketches(self._named_trainable)

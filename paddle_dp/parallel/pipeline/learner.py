@@ -117,14 +117,21 @@ class PipelineLearner(HybridLearner):
         """Around each forward and backward: times it, opens its dropout scope, and protects statistics from a dummy."""
         assert self.batch is not None
         micro_batch = self.batch.micro_batches[work.micro_batch]
+        last = self._exchanges and work.micro_batch == len(self.batch.micro_batches) - 1
+        exchange = self._exchanging(last) if work.kind == "backward" else nullcontext()
         drawing = self._drawing(micro_batch) if work.kind == "forward" else nullcontext()
         heartbeat.enter(work.kind)
-        with self.recorder.span(work), self._dummy() if micro_batch.is_dummy else nullcontext(), drawing:
+        with (
+            self.recorder.span(work),
+            self._dummy() if micro_batch.is_dummy else nullcontext(),
+            drawing,
+            exchange,
+        ):
             yield
             # Ranks that hold one stage do the same works in one order. One that left a work while another still needs
             # it, for an expert of its own, would wait for the next stage, which waits for the other.
-            if work.kind == "backward" or self.predict_is_collective:
-                self._finish_exchange()
+            if self.zero is not None and (work.kind == "backward" or self.predict_is_collective):
+                self.zero.finish()
 
     def _drawing(self, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
         assert self.batch is not None

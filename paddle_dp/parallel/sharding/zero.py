@@ -8,6 +8,7 @@ why stages 2 and 3 are not fleet's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphSh
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.exchange.pushed_owners import PushedOwners
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.offload import Offload
@@ -58,7 +60,14 @@ class Zero:
         self._pending: list[int] = []  # places of this rank's gradients that are to be sent to their owners
         self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
         self._round_bytes = max(map(_bytes, self.parameters)) // 2
-        if stage >= 2:
+        on_hosts = all(parameter.place.is_cpu_place() for parameter in self.parameters)
+        owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
+        self._pushed = (
+            PushedOwners(self.group, self.parameters, owners, each_micro_batch=stage == 2)
+            if on_hosts and stage < 3
+            else None
+        )
+        if stage >= 2 and self._pushed is None:
             for parameter in self.parameters:
                 parameter._register_backward_hook(partial(self._after_gradient, parameter))
             for layer in model.sublayers(include_self=True):
@@ -76,12 +85,29 @@ class Zero:
 
     def keeps_gradient(self, parameter: paddle.Tensor) -> bool:
         """Whether this rank has the parameter's gradient when the backwards of an update are done."""
-        return self.stage == 1 or self._owner.get(id(parameter), self.group.rank) == self.group.rank
+        if self.stage == 1 and self._pushed is None:
+            return True
+        return self._owner.get(id(parameter), self.group.rank) == self.group.rank
+
+    def backward(self, last: bool) -> AbstractContextManager[None]:
+        """Around the forward and backward of a micro-batch, `last` of an update, whose gradients are exchanged."""
+        return nullcontext() if self._pushed is None else self._pushed.backward(last)
+
+    def finish_update(self) -> None:
+        """After the backwards of an update that is made: ends the exchange of their gradients. Collective."""
+        self.finish()
+        if self._pushed is not None:
+            self._pushed.finish()
+
+    def finish_backwards(self) -> None:
+        """The same after backwards of which only the gradients are looked at: in stage 1 nothing."""
+        if self.stage > 1:
+            self.finish_update()
 
     def finish(self) -> None:
         """After the backwards of an update (in stage 3 also after the forward of an evaluation): takes part in rounds
         until no rank needs another one. Collective, whatever layers each rank ran."""
-        if self.stage >= 2:
+        if self.stage >= 2 and self._pushed is None:
             self._rounds.finish(self._take_pending())
         if self.stage3 is not None:
             self.stage3.release_all()
@@ -89,13 +115,16 @@ class Zero:
     def exchange(self) -> None:
         """Stage 1: reduces each gradient to its owner; every parameter must have one. In stages 2 and 3 that is done
         during backward. Collective."""
-        if self.stage == 1:
+        if self.stage == 1 and self._pushed is None:
             for parameter in self.parameters:
                 self._reduce(parameter)
 
     def share(self) -> None:
-        """After the owners' updates: broadcasts the new parameters; in stage 3 they stay with their owners."""
+        """After the owners' updates: sends the new parameters to all; in stage 3 they stay with their owners."""
         if self.stage == 3:
+            return
+        if self._pushed is not None:
+            self._pushed.share()
             return
         with paddle.no_grad():
             for parameter in self.parameters:

@@ -1,0 +1,51 @@
+"""When the gradient of a parameter is final in a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import paddle
+
+
+class Fires:
+    """Calls `ready(place)` in a backward once the gradient of `parameters[place]` is there for the last time.
+
+    Paddle tells of a gradient when it has been added to `parameter.grad`: once a backward, but with recompute once for
+    each inner backward, so that a parameter which two recomputed blocks use, or one inside and outside, is told of
+    twice. How often, is learned from the round before. In the first one, and where a parameter is used more often than
+    then, `ready` is called each time; what it is not called for, because a parameter was used less often, `end` calls
+    it for. (Paddle cannot take such a hook off, so that it is registered once, with a switch.)
+    """
+
+    def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int], None]):
+        self._ready, self._watched = ready, False
+        self._seen: dict[int, int] = {}  # in this round, by place
+        self._before: dict[int, int] = {}
+        for place, parameter in enumerate(parameters):
+            parameter._register_backward_hook(partial(self._fired, place))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a backward whose gradients are exchanged."""
+        self._watched = True
+        try:
+            yield
+        finally:
+            self._watched = False
+
+    def end(self) -> None:
+        """After the backwards of a round."""
+        for place, count in self._seen.items():
+            if count < self._before.get(place, 0):
+                self._ready(place)
+        self._before.update(self._seen)
+        self._seen = {}
+
+    def _fired(self, place: int, *_: Any) -> None:
+        if self._watched:
+            self._seen[place] = count = self._seen.get(place, 0) + 1
+            if count >= self._before.get(place, 0):
+                self._ready(place)

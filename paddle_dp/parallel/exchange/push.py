@@ -1,0 +1,70 @@
+"""Numbered tensors pushed from rank to rank over the hosts' sockets: a send never waits, a receive does."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.mesh import late_ranks, transport
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.parallel.exchange.memory import bytes_of
+
+NUMBER = struct.Struct("<q")
+END = -1  # instead of a number: nothing more is sent in this round
+
+
+class Push:
+    """Tensors on the CPU among the global `ranks`, one of which is `rank`, each with a number that says what it is.
+
+    What one rank sends to another on one `channel` (of `mesh.messages.CHANNELS`) arrives in that order. Where gloo's
+    collectives make all ranks wait for each other, a push leaves at once, also from the midst of a backward, and
+    travels on while the rank computes: gloo's asynchronous collectives are not (3.3.1).
+    """
+
+    def __init__(self, channel: str, ranks: Sequence[int], rank: int):
+        self.id, self.ranks, self.rank = CHANNELS[channel], list(ranks), rank
+        self.others = [other for other in self.ranks if other != rank]
+        self._channel = channel
+
+    def send(self, to: int, number: int, tensor: paddle.Tensor) -> None:
+        """Sends a copy, which leaves before this returns or in a thread: the tensor may be changed immediately."""
+        data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous())
+        message = np.empty(NUMBER.size + data.size, np.uint8)
+        NUMBER.pack_into(message.data, 0, number)
+        message[NUMBER.size :] = data
+        transport.endpoint().send(self.id, to, message.data)
+
+    def end(self, to: int) -> None:
+        """Tells a rank that nothing more comes in this round."""
+        transport.endpoint().send(self.id, to, memoryview(NUMBER.pack(END)))
+
+    def receive(self, source: int) -> tuple[int, memoryview] | None:
+        """The next tensor of a rank: its number and its bytes, which are the caller's; None at the end of a round.
+
+        Raises LostPeerError where the rank is gone, or sends nothing for `Patience.seconds`.
+        """
+        data = transport.endpoint().receive(self.id, source)
+        (number,) = NUMBER.unpack_from(data)
+        return None if number == END else (number, memoryview(data)[NUMBER.size :])
+
+    def arrived(self, source: int) -> bool:
+        """Whether `receive` would return at once."""
+        return transport.endpoint().arrived(self.id, source)
+
+    @staticmethod
+    def into(tensor: paddle.Tensor, data: memoryview) -> None:
+        """Writes the bytes of a received tensor into one of the same shape and dtype."""
+        bytes_of(tensor)[:] = np.frombuffer(data, np.uint8)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Around receives that all these ranks come to together: visible to observers; late ranks are named."""
+        arrivals = late_ranks.arrivals()
+        late: Any = nullcontext() if arrivals is None else arrivals.waiting(self._channel, self.ranks, what)
+        with transport.around(self), late:
+            yield
