@@ -23,7 +23,7 @@ def do(entry_point: str, recipe: str, overrides: Sequence[str], options: dict[st
     work(entry_point, Path(recipe), overrides, options)
 
 
-def run_in_forks(job: Job) -> int:
+def run_in_forks(job: Job, waiting: object = None) -> int:
     """0, or 1 with the first failing rank's traceback on standard error."""
     try:
         run_ranks(

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.launch.waiting import WaitingRanks
+from paddle_dp.launch.watch import Launcher
 from tests.ranks import run_ranks
 
-STARTERS: tuple[Any, ...] = (subprocess, os.fork, run_ranks)
+STARTERS: tuple[Any, ...] = (subprocess, os.fork, Launcher, WaitingRanks, run_ranks)
 EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system")
 STANDARD, INSTALLED = os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}"
 SENTENCE = "this test starts a process ({}): mark it @pytest.mark.processes, and `make fast` leaves it out"

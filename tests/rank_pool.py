@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import pkgutil
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ if __name__ == "__main__":  # it is a program, too: its folder must not hide ins
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from paddle_dp.launch.processes import alive, descendants, die_with_parent, kill_all, tied_to
+from paddle_dp.launch.waiting import launched
 
 Case = dict[str, Any]
 
@@ -62,7 +62,7 @@ class RankPool:
         names = {*environment, *self._environment}
         changed = {name: environment.get(name) for name in names}
         changed = {name: value for name, value in changed.items() if value != self._environment.get(name)}
-        variables = launched(ranks, ports, folder) if ranks > 1 else [{}]
+        variables = [{**ports, **told} for told in launched(ranks, ports, folder)] if ranks > 1 else [{}]
         case = {"function": function, "folder": str(folder), "variables": variables, "changed": changed}
         cases = self.process.stdin
         assert cases is not None
@@ -123,22 +123,6 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if child.pid not in waiting]
 
 
-def launched(ranks: int, ports: Mapping[str, str], folder: Path) -> list[dict[str, str]]:
-    """The variables that Paddle's launcher gives each rank of one node, whose logs are in `folder`."""
-    free = _free(ports, ranks + 1)
-    store, *endpoints = (f"127.0.0.1:{port}" for port in free)
-    job = {
-        "PADDLE_MASTER": store, "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "PADDLE_NNODES": "1",
-        **dict.fromkeys(("PADDLE_GLOBAL_SIZE", "PADDLE_LOCAL_SIZE", "PADDLE_TRAINERS_NUM"), str(ranks)),
-        "PADDLE_LOG_DIR": str(folder), "PADDLE_DISTRI_BACKEND": "gloo", "PADDLE_AUTO_CLUSTER": "0", **ports,
-    }  # fmt: skip
-    numbers = ("PADDLE_GLOBAL_RANK", "PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_TRAINER_ID")
-    return [
-        {**job, "PADDLE_CURRENT_ENDPOINT": endpoint, **dict.fromkeys(numbers, str(rank))}
-        for rank, endpoint in enumerate(endpoints)
-    ]
-
-
 def on_device(number: str) -> dict[str, str]:
     """What the launcher says, too, where a plugin brings a device: each rank has one of its own."""
     import paddle
@@ -150,23 +134,6 @@ def on_device(number: str) -> dict[str, str]:
             ("PADDLE_DISTRI_BACKEND", "xccl"), ("PADDLE_XCCL_BACKEND", kind), (f"FLAGS_selected_{kind}s", number),
         )
     }  # fmt: skip
-
-
-def _free(ports: Mapping[str, str], count: int) -> list[int]:
-    """Ports of the job's own range at which nobody listens."""
-    first, _, last = ports.get("PORT_RANGE", "0:0").partition(":")
-    found: list[int] = []
-    for port in range(int(first), int(last) + 1) if int(first) else [0] * count:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(probe.getsockname()[1])
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"fewer than {count} free ports in {ports}")
 
 
 def wait_for_cases(cases: IO[str], work: Callable[[str, Path], None]) -> None:

@@ -7,6 +7,9 @@ python tools/verify_matrix.py --ranks 8 --exactly --only "data 2 Ã— pipeline 2 Ã
 
 With --twice each layout runs again, and all that it recorded (every loss, gradient, update, state and weight, on each
 rank) must have the same bits as the first time.
+
+On CPUs the ranks of all layouts are forks of processes that wait, so that Paddle is imported once; with --fresh each
+layout's are started. The numbers are the same.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import EndedError, PaddleDPError
 from paddle_dp.launch.scratch import scratch_folder
+from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.plan import Shape, legal_layouts, problems
@@ -142,6 +146,7 @@ def main() -> int:
     parser.add_argument("--twice", action="store_true", help="each layout once more: are its bits the same?")
     parser.add_argument("--only", nargs="+", metavar="LAYOUT", help="these, by their names in the table")
     parser.add_argument("--recompute", nargs="+", default=["none"], help="each layout with each of these")
+    parser.add_argument("--fresh", action="store_true", help="start each layout's ranks anew")
     parser.add_argument("--markdown", type=Path, help="write the table here as well")
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
@@ -157,9 +162,12 @@ def main() -> int:
             parser.error(f"there is no layout {unknown[0]!r}; there are: {'; '.join(sorted(names))}")
         chosen = [(layout, named) for layout, named in chosen if named[0] in given.only]
     table, all_same = [HEAD, "|---" * 8 + "|"], True
-    with scratch_folder("paddle-dp-matrix-") as scratch:
+    with scratch_folder("paddle-dp-matrix-") as scratch, WaitingRanks() as waiting:
         words = tuple(given.overrides)
-        comparison = Comparison(given.recipe, words, given.steps, given.ranks, scratch, measure_memory=True)
+        comparison = Comparison(
+            given.recipe, words, given.steps, given.ranks, scratch, measure_memory=True,
+            waiting=None if given.fresh else waiting,
+        )  # fmt: skip
         every = []
         for layout, named in chosen:
             every.append(tried(named, layout.ranks, comparison, given.twice))

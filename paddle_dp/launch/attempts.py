@@ -7,9 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen
+from subprocess import DEVNULL, STDOUT
 from typing import TYPE_CHECKING, BinaryIO
 
 from paddle_dp.errors import UsageError
@@ -22,6 +23,8 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.restarts import Again, Outcome, decide
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import MARK, Outside, Supervision, board_of
+from paddle_dp.launch.waiting import WaitingRanks
+from paddle_dp.launch.watch import Launcher, Started
 from paddle_dp.mesh.heartbeat import STARTED
 
 if TYPE_CHECKING:
@@ -32,12 +35,17 @@ Plans = Callable[[Sequence[Outcome]], Plan]
 
 
 def run(
-    plans: Plans, attempt: Path, inherited: Mapping[str, str], resize: Callable[[Plan], str] = lambda plan: ""
+    plans: Plans,
+    attempt: Path,
+    inherited: Mapping[str, str],
+    resize: Callable[[Plan], str] = lambda plan: "",
+    waiting: WaitingRanks | None = None,
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
     The first attempt writes its logs to `attempt`, each later one to a folder beside it. `resize` says why a running
-    attempt is to stop for another number of ranks: then the next one goes on, which is no failure.
+    attempt is to stop for another number of ranks: then the next one goes on, which is no failure. `waiting`: its ranks
+    are forks of these, where they can be.
     """
     history: list[Outcome] = []
     with Signals() as signals:
@@ -48,7 +56,7 @@ def run(
         while True:
             resizing = _Resizing(resize, plan)
             outside = Outside(signals=signals, must_stop=resizing)
-            outcome = run_once(plan, attempt, inherited, point, started, outside)
+            outcome = run_once(plan, attempt, inherited, point, started, outside, waiting)
             if outcome.stopped and not signals.number and resizing.asked:
                 point = next_point(plan, attempt)
                 try:
@@ -88,15 +96,17 @@ class _Resizing:
         return self.asked
 
 
-def run_once(
+def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
     plan: Plan,
     attempt: Path,
     inherited: Mapping[str, str],
     point: Point,
     started: float,
     outside: Outside,
+    waiting: WaitingRanks | None = None,
 ) -> Outcome:
-    """Runs the plan's ranks from `point` until none of their processes is left, by Paddle's launcher under supervision.
+    """Runs the plan's ranks from `point` until none of their processes is left, under supervision: by Paddle's
+    launcher, or as forks of those that are `waiting`.
 
     `started`: when the job's first attempt did, in seconds of the monotonic clock. What it saved is not looked up.
     """
@@ -104,7 +114,7 @@ def run_once(
     variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
     words = argv(plan, attempt, plan.meeting)
     command = Command(words=words, screen=_screen(plan, variables), variables=variables)
-    ended, supervision = watched(command, plan, attempt, outside)
+    ended, supervision = watched(command, plan, attempt, outside, waiting)
     outcome = Outcome(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
     if not isinstance(ended, Failure):
         return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
@@ -128,8 +138,11 @@ def watched(
     plan: Plan,
     attempt: Path,
     outside: Outside,
+    waiting: WaitingRanks | None = None,
 ) -> tuple[Failure | int, Supervision]:
     """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
+
+    With `waiting`, the plan's ranks as forks of these instead, where they can be.
 
     The job is also ended from `outside`. Afterwards none of its processes is left.
     """
@@ -137,19 +150,19 @@ def watched(
     with (
         reserved_ports() as ports,
         board_of(plan) as board,
-        for_launcher(
-            {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
-        ) as variables,
         (attempt / "launcher.log").open("wb") as log,
+        ExitStack() as hidden,
     ):
-        process = Popen(
+        given = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
+        process: Started | None = waiting.fork(plan, given, attempt) if waiting else None
+        process = process or Launcher(
             command.words,
-            env=variables,
+            env=hidden.enter_context(for_launcher(given)),
             stdin=DEVNULL,
             stdout=log,
             stderr=STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
-            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only; a kill -9 of us must end it
+            preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
         )
         supervision = Supervision(plan, process, attempt, mark, outside, board)
         outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))

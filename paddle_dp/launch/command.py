@@ -148,8 +148,12 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     begin = launcher(plan, logs, meeting, python)
     if plan.job.script:
         return [*begin, str(SCRIPT_RANK), *plan.job.script]
-    words = [*begin, str(WORKER)]
-    words += ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
+    return [*begin, str(WORKER), *worker_words(plan)]
+
+
+def worker_words(plan: Plan) -> list[str]:
+    """The arguments of each rank's worker."""
+    words = ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
     for override in plan.job.all_overrides:
         words += ["-o", override]
     return words

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(sign: int = signal.SIGKILL) -> None:
@@ -26,6 +26,12 @@ def die_with_parent(sign: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign, 0, 0, 0)
     except (OSError, AttributeError):  # not Linux: the launcher still ends its workers
         pass
+
+
+def adopt_orphans() -> None:
+    """Has the kernel make this process the parent of its descendants whose own parents end (Linux only)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def tied_to(parent: int) -> Callable[[], None]:

@@ -20,6 +20,7 @@ from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
 from paddle_dp.launch.steady import steady_screen
+from paddle_dp.launch.waiting import WaitingRanks
 
 OF_A_RUN = (
     "evaluate",
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
 
-def run(job: Job) -> int:
+def run(job: Job, waiting: WaitingRanks | None = None) -> int:
     """Runs the job and returns its exit status. A usage error is shown as one message, a failure with its cause.
+
+    `waiting`: its ranks are forks of these, where they can be, instead of new processes.
 
     0: done. 2: a usage error. 1 and others: of the rank that failed first. 128 + n: ended by signal n.
     """
     with steady_screen():
         try:
-            return _run(job)
+            return _run(job, waiting)
         except PaddleDPError as error:
             last_words.say(str(error))
             return error.exit_status
@@ -48,7 +51,7 @@ def run(job: Job) -> int:
             return 130
 
 
-def _run(job: Job) -> int:
+def _run(job: Job, waiting: WaitingRanks | None) -> int:
     """Checks everything that can be refused before a process starts or a file is written, then runs the plan."""
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
@@ -86,7 +89,7 @@ def _run(job: Job) -> int:
         sizes.plan, attempt = _opened(plan, recipe.folder)
         if plan.alone:
             return _alone(sizes.plan, attempt)
-        return attempts.run(sizes.next_said, attempt, inherited, sizes.resize)
+        return attempts.run(sizes.next_said, attempt, inherited, sizes.resize, waiting)
     finally:
         release(recipe.folder)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import Popen
 
 from paddle_dp.errors import StoppedError
 from paddle_dp.launch import logs, stacks
@@ -17,8 +16,6 @@ from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.memory import KernelKills
 from paddle_dp.launch.processes import (
-    alive,
-    descendants,
     is_stopped,
     kill_all,
     marked,
@@ -27,7 +24,7 @@ from paddle_dp.launch.processes import (
 )
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill, place_of
-from paddle_dp.launch.watch import Departure, Watch
+from paddle_dp.launch.watch import Departure, Started, Watch
 from paddle_dp.mesh.heartbeat import Beat, Board
 from paddle_dp.mesh.late_ranks import WAITED
 
@@ -49,7 +46,7 @@ class Outside:
 
 
 class Supervision:
-    """Waits for a job whose launcher is `process`; its ranks write to `attempt` and have `mark` in their environment.
+    """Waits for a job that `process` started; its ranks write to `attempt` and have `mark` in their environment.
 
     What is said from `outside` is looked at in every check.
     """
@@ -57,7 +54,7 @@ class Supervision:
     def __init__(
         self,
         plan: Plan,
-        process: Popen[bytes],
+        process: Started,
         attempt: Path,
         mark: str,
         outside: Outside,
@@ -69,7 +66,7 @@ class Supervision:
         self.standstill: Standstill | None = None
         self.consequences: list[Failure] = []  # what followed from the first cause, in order
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, when all was over
-        self.watch = Watch(process.pid)
+        self.watch = Watch(process.ranks)
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
 
@@ -297,9 +294,7 @@ class Supervision:
         return any(failure.kind == StoppedError.__name__ for failure in read_all(self.attempt))
 
     def _left(self) -> list[int]:
-        launcher = self.process.pid
-        family = descendants(launcher) if self.process.poll() is None else []
-        return [*family, *filter(alive, [launcher]), *marked(MARK, self.mark)]
+        return [*self.process.left(), *marked(MARK, self.mark)]
 
 
 @contextmanager

@@ -1,14 +1,17 @@
-"""Watches the ranks of one launcher from outside: which process is which rank, and how each ended."""
+"""Watches a job's ranks from outside: which process is which rank, and how each ended."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
+from typing import Protocol
 
-from paddle_dp.launch.processes import exit_of, variable
+from paddle_dp.launch.processes import alive, descendants, exit_of, variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +24,54 @@ class Departure:
     code: int | None
 
 
+class Started(Protocol):
+    """A job's ranks and what started them: Paddle's launcher, or processes that had waited (waiting.Forks)."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int: ...
+    def poll(self) -> int | None:
+        """The exit status of what started the ranks; None while it lives."""
+
+    def wait(self) -> int:
+        """Called when no rank is left."""
+
+    def ranks(self) -> Mapping[int, int]:
+        """The pid of each rank that has started and that nobody has waited for."""
+
+    def left(self) -> list[int]:
+        """What is to be killed in the end: living processes of this job."""
+
+
+class Launcher(Popen[bytes]):
+    """Paddle's launcher, whose children are the ranks."""
+
+    def ranks(self) -> Mapping[int, int]:
+        """The pid of each rank that has started and that the launcher has not waited for yet."""
+        return {int(word): pid for pid in self._children() if (word := variable(pid, "PADDLE_TRAINER_ID"))}
+
+    def left(self) -> list[int]:
+        """The launcher and its descendants, as far as they live."""
+        return [*(descendants(self.pid) if self.poll() is None else []), *filter(alive, [self.pid])]
+
+    def _children(self) -> list[int]:
+        try:
+            return list(map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()))
+        except OSError:
+            return []
+
+
 class Watch:
-    """Looks at the launcher's children; cheap enough for ten times a second.
+    """Looks at the ranks that have started, as `ranks` tells their pids; cheap enough for ten times a second.
 
     The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays
     visible as a zombie, with its exit code, until the launcher waits for it: so `rest` returns as soon as a rank ends,
     or the exit code of one kill in twenty would be lost.
     """
 
-    def __init__(self, launcher: int):
-        self.launcher = launcher
+    def __init__(self, ranks: Callable[[], Mapping[int, int]]):
+        self._ranks = ranks
         self.pids: dict[int, int] = {}
         self.departures: dict[int, Departure] = {}
         self._ends = select.poll()  # readable when a rank has ended
@@ -38,11 +79,10 @@ class Watch:
 
     def look(self) -> None:
         """Records the ranks that have started and ended since the last call."""
-        known = set(self.pids.values())
-        for pid in self._children():
-            if pid not in known and (word := variable(pid, "PADDLE_TRAINER_ID")) is not None:
-                self.pids[int(word)] = pid
-                self._open_handle(int(word), pid)
+        for rank, pid in self._ranks().items():
+            if self.pids.get(rank) != pid:
+                self.pids[rank] = pid
+                self._open_handle(rank, pid)
         for rank, pid in self.pids.items():
             if rank not in self.departures:
                 gone, code = exit_of(pid)
@@ -70,14 +110,6 @@ class Watch:
         if (handle := self._handles.pop(rank, None)) is not None:
             self._ends.unregister(handle)
             os.close(handle)
-
-    def _children(self) -> list[int]:
-        try:
-            return list(
-                map(int, Path(f"/proc/{self.launcher}/task/{self.launcher}/children").read_text().split())
-            )
-        except OSError:
-            return []
 
     @property
     def living(self) -> list[int]:

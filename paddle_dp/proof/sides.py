@@ -21,6 +21,7 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
+from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.trace_files import Key, Trace
 
 NOT_RUN = 4  # a side that stopped before its end
@@ -84,6 +85,7 @@ class Comparison:
     wide: bool = True  # in float64, too
     measure_memory: bool = False  # count what each rank holds, too (slow for many parameters)
     rehearse: bool = False  # the training itself, too: proof.rehearsal
+    waiting: WaitingRanks | None = None  # the ranks of its sides are forks of these, where they can be
 
     def one(self, beside: Sequence[Side]) -> Side:
         """Runs one process, with strategy single whatever the recipe's is. Raises JobError, EndedError.
@@ -110,7 +112,7 @@ class Comparison:
         fault = {} if patch is None else {"patch": patch}
         job = self._job([*self.overrides, *words], ranks, self.scratch / name, **fault)
         begun = time.perf_counter()
-        return self._side(run(job), job, begun)
+        return self._side(run(job, self.waiting), job, begun)
 
     def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
         if status - 128 in ASKED_TO_END:

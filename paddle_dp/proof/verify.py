@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.scratch import scratch_folder
+from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.rehearsed import Rehearsals, sentence
 from paddle_dp.proof.report import as_json, show
 from paddle_dp.proof.sides import Comparison
@@ -42,8 +43,10 @@ def verify(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
-    with scratch_folder("paddle-dp-verify-") as scratch:
-        comparison = Comparison(Path(path), tuple(overrides), steps, ranks, scratch, rehearse=rehearse)
+    with scratch_folder("paddle-dp-verify-") as scratch, WaitingRanks() as waiting:
+        comparison = Comparison(
+            Path(path), tuple(overrides), steps, ranks, scratch, rehearse=rehearse, waiting=waiting
+        )
         _announce(steps, ranks)
         many = comparison.many(ranks)
         _announce(steps, 1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 
 import pytest
 
-from paddle_dp.launch.watch import Watch
+from paddle_dp.launch.watch import Launcher, Watch
 
 LAUNCHER = """
 import os, subprocess, sys, time
@@ -26,10 +25,8 @@ def launch():
 
     def start(*codes: str) -> Watch:
         env = {k: v for k, v in os.environ.items() if k != "PADDLE_TRAINER_ID"}
-        started.append(
-            subprocess.Popen([sys.executable, "-c", LAUNCHER, *codes], env=env, start_new_session=True)
-        )
-        return Watch(started[0].pid)
+        started.append(Launcher([sys.executable, "-c", LAUNCHER, *codes], env=env, start_new_session=True))
+        return Watch(started[0].ranks)
 
     yield start
     for process in started:
@@ -62,7 +59,9 @@ def test_all_is_well_when_all_have_ended_with_0(launch):
 
 
 def test_a_launcher_that_is_gone_has_no_ranks():
-    watch = Watch(2**22 + 1)  # no such pid
+    with Launcher([sys.executable, "-c", ""]) as launcher:
+        launcher.wait()
+    watch = Watch(launcher.ranks)
     watch.look()
     assert watch.pids == {}
 

@@ -1,0 +1,111 @@
+"""A process that has imported what a rank imports, and waits: the rank of each job is a fork of it (waiting.py).
+
+It has imported and done nothing else: no process group, no number drawn, no thread that a fork would lose. So a fork
+with the variables that Paddle's launcher sets is as fresh as a process that the launcher has just started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+    sys.path[0] = os.getcwd()
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import gc
+import json
+import signal
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+
+from paddle_dp.launch import worker
+from paddle_dp.launch.processes import adopt_orphans, descendants, die_with_parent, kill_all
+from paddle_dp.launch.silence import import_paddle
+
+BEFORE = frozenset(os.environ)  # Paddle sets variables when it is imported, which a rank keeps
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rank is started with: the worker's arguments, all its variables, and the file that it prints to."""
+
+    words: list[str]
+    variables: dict[str, str]
+    log: str
+
+    def as_line(self) -> bytes:
+        return (json.dumps(asdict(self)) + "\n").encode()
+
+
+def wait(entry_point: str) -> Case | None:
+    """Answers each case with the pid of its rank, and the line after it when nothing of that rank is left.
+
+    Returns the case in the rank itself, and None in this process, when there are no more.
+    """
+    import_paddle()
+    import_module("paddle.distributed.fleet")
+    if entry_point in worker.ENTRY_POINTS:  # any other may do more than define something
+        import_module(worker.ENTRY_POINTS[entry_point].partition(":")[0])
+    gc.collect()
+    gc.freeze()  # so that collecting garbage in a fork copies none of this
+    _answer(_threads_behind_a_fork())
+    me = os.getpid()
+    while line := sys.stdin.readline():
+        rank = os.fork()
+        if rank == 0:
+            die_with_parent()
+            if os.getppid() != me:
+                os._exit(1)
+            return Case(**json.loads(line))
+        _answer(rank)
+        sys.stdin.readline()  # until then the rank stays visible when it has ended, with its exit status
+        kill_all(lambda: descendants(me))
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
+        _answer(0)
+    return None
+
+
+def become(case: Case) -> None:
+    """Gives this fork the variables and the log of its rank, a session, and random numbers of its own."""
+    import numpy as np
+    from paddle.base import core
+
+    log = os.open(case.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(file, descriptor)
+    sys.stdin = os.fdopen(0, closefd=False)
+    for name in BEFORE - case.variables.keys():
+        os.environ.pop(name, None)
+    os.environ.update(case.variables)
+    os.setsid()
+    # From the machine's entropy, as at a start. Python has seeded its own.
+    core.default_cpu_generator().seed()
+    np.random.seed()
+
+
+def _threads_behind_a_fork() -> int:
+    """The threads of this process when it has forked: those of libraries that know of forks, as OpenBLAS, are gone."""
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len(os.listdir("/proc/self/task"))
+
+
+def _answer(number: int) -> None:
+    os.write(1, f"{number}\n".encode())
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mine = wait(sys.argv[1])
+    if mine is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        become(mine)
+        sys.argv[1:] = mine.words
+        worker.main()

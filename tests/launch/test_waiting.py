@@ -1,0 +1,161 @@
+"""Forks of waiting ranks are as fresh as started ranks; a job that fails or is stuck takes nothing with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.launch.attempts import Command, watched
+from paddle_dp.launch.command import Job, Plan, argv, environment
+from paddle_dp.launch.failures import Failure
+from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.processes import alive, descendants
+from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.supervisor import Outside
+from paddle_dp.launch.waiting import WaitingRanks, launched
+
+RECIPE = Path("tests/faults/tiny.yaml").resolve()
+# Where the files of one attempt are, its own ports, and what only Paddle's launcher says.
+OF_ONE = re.compile(
+    r"PADDLE_LOG_DIR|PORT_RANGE|POD_NAME|PADDLE_BACKUP_ENV_PATH|PADDLE_DP_(JOB|HEARTBEAT|ENVIRONMENT)"
+)
+
+
+def tell(recipe, options):
+    """An entry point: writes what the rank was started with, and what it has done so far."""
+    import json
+    import random
+    import sys
+
+    import numpy as np
+    import paddle
+
+    rank, folder = os.environ["PADDLE_TRAINER_ID"], Path(options["folder"])
+    told = {n: re.sub(r"\d{4,}", "N", v) for n, v in os.environ.items() if not OF_ONE.match(n)}
+    endpoint = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[int(rank)]
+    (folder / f"told.{rank}").write_text(
+        json.dumps({
+            "same": {
+                "environment": told, "arguments": sys.argv[1:], "path": [p for p in sys.path if p],
+                "endpoint is its own": endpoint == os.environ["PADDLE_CURRENT_ENDPOINT"],
+                "session is its own": os.getsid(0) == os.getpid(), "folder": os.getcwd(),
+                "joined": paddle.distributed.is_initialized(), "read": sys.stdin.read(),
+            },
+            "drawn": [random.random(), np.random.rand(), paddle.rand([1]).item(), hash("the order of sets")],
+        })
+    )  # fmt: skip
+    print("a rank's own words")
+
+
+def misbehave(recipe, options):
+    """An entry point: rank 1 does what it is told to."""
+    import subprocess
+    import sys
+    import time
+
+    if os.environ["PADDLE_TRAINER_ID"] == "1":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        if options["how"] == "killed":
+            os.kill(os.getpid(), 9)
+        if options["how"] == "raises":
+            raise ValueError("the culprit")
+    time.sleep(60)
+
+
+def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, **options) -> Failure | int:
+    attempt.mkdir()
+    extra = {"folder": str(attempt), **options}
+    job = Job(recipe=RECIPE, entry_point=f"{__name__}:{function.__name__}", extra=extra, quiet=True)
+    plan = Plan(job=job, machine=Machine.here(), ranks=2)
+    variables = environment(plan, os.environ)
+    ends = replace(Outside(signals=Signals()), **({"must_end": limit} if limit else {}))
+    return watched(Command(words=argv(plan, attempt), variables=variables), plan, attempt, ends, waiting)[0]
+
+
+@pytest.fixture(scope="module")
+def waiting():
+    with WaitingRanks() as made:
+        yield made
+        pids = [each.pid for each in made._waiting]
+    assert pids and not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.long
+def test_a_fork_is_what_the_launcher_starts(waiting, tmp_path, monkeypatch):
+    assert run(tmp_path / "before", waiting) == 0
+    pids = [each.pid for each in waiting._waiting]
+    monkeypatch.setenv("PADDLE_DP_OF_A_JOB", "new")
+    forks, started = (tmp_path / "forks", waiting), (tmp_path / "started", None)
+    found = []
+    for attempt, these in (forks, started):
+        assert run(attempt, these) == 0
+        assert "a rank's own words" in (attempt / "workerlog.1").read_text()
+        found.append([json.loads((attempt / f"told.{rank}").read_text()) for rank in range(2)])
+    drawn = [number for side in found for rank in side for number in rank["drawn"]]
+    assert (
+        len(set(drawn)) == 16
+    )  # who seeds nothing draws other numbers on each rank, and orders sets otherwise
+    for side in found:
+        for rank in side:
+            rank["same"]["arguments"] = [word.rpartition("/")[2] for word in rank["same"]["arguments"]]
+            rank["same"]["environment"].pop("PADDLE_DP_OPTIONS")  # the attempt's folder is in it
+    assert [rank["same"] for rank in found[0]] == [rank["same"] for rank in found[1]]
+    assert [each.pid for each in waiting._waiting] == pids
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "kind"), [("killed", "SIGKILL"), ("raises", "ValueError"), ("stuck", None)])
+def test_a_job_that_ends_badly_takes_nothing_with_it(waiting, tmp_path, how, kind):
+    run(tmp_path / "before", waiting)
+    pids = [each.pid for each in waiting._waiting]
+    end = time.monotonic() + 5
+    found = run(
+        tmp_path / "bad", waiting, misbehave, how=how, limit=lambda: how == "stuck" and time.monotonic() > end
+    )
+    if kind:
+        assert isinstance(found, Failure)
+        assert (found.rank, found.kind) == (1, kind)
+    assert not any(
+        descendants(pid) for pid in pids
+    )  # not even what rank 1 has started in a session of its own
+    assert run(tmp_path / "after", waiting) == 0
+    assert [each.pid for each in waiting._waiting] == pids
+
+
+@pytest.mark.long
+def test_a_waiting_process_that_is_killed_ends_its_rank_alone_and_is_replaced(waiting, tmp_path):
+    run(tmp_path / "before", waiting)
+    victim = waiting._waiting[1].pid
+    begun = time.monotonic()
+
+    def look() -> bool:
+        if time.monotonic() > begun + 3 and alive(victim):
+            os.kill(victim, 9)
+        return False
+
+    found = run(tmp_path / "bad", waiting, misbehave, how="stuck", limit=look)
+    assert isinstance(found, Failure) and found.rank == 1
+    assert run(tmp_path / "after", waiting) == 0
+    assert waiting._waiting[1].pid != victim
+
+
+@pytest.mark.parametrize("changed", [{"devices": ("0",)}, {"nodes": 2}])
+def test_ranks_on_devices_and_on_several_nodes_are_started(changed, tmp_path):
+    plan = Plan(job=Job(recipe=RECIPE), machine=Machine(cores=2), ranks=2, **changed)
+    assert WaitingRanks().fork(plan, {}, tmp_path) is None
+
+
+def test_ranks_are_told_what_the_launcher_tells_them(tmp_path):
+    one, other = launched(2, {"PORT_RANGE": "61001:61009"}, tmp_path)
+    ports = [int(each.rpartition(":")[2]) for each in one["PADDLE_TRAINER_ENDPOINTS"].split(",")]
+    assert one["PADDLE_TRAINER_ENDPOINTS"] == other["PADDLE_TRAINER_ENDPOINTS"]
+    assert len({*ports, int(one["PADDLE_MASTER"].rpartition(":")[2])}) == 3
+    assert (one["PADDLE_TRAINER_ID"], other["PADDLE_TRAINER_ID"]) == ("0", "1")
+    with pytest.raises(RuntimeError, match="fewer than 3 free ports"):
+        launched(2, {"PORT_RANGE": "61001:61002"}, tmp_path)
