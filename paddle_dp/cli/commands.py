@@ -314,6 +314,50 @@ def generate(
     )
 
 
+def predict(
+    run: RunFolder,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES…", help="Images, texts or arrays (.npy, .npz, .csv); or folders of them."
+        ),
+    ],
+    checkpoint: Checkpoint = "newest",
+    top: Annotated[int, typer.Option(metavar="K", min=1, help="How many classes to show.")] = 3,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with all outputs.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Also write all outputs to this .npz file."),
+    ] = None,
+) -> None:
+    """Give files to a run's model: classes with probabilities, the loss of a text, or plain outputs.
+
+    Files are read as the run's data set reads held-out samples; arrays have the shape of one sample, or of n. The data
+    set itself is not needed.
+    """
+    from paddle_dp.recipe import resolved
+
+    options = {
+        "files": files,
+        "checkpoint": checkpoint,
+        "top": top,
+        "csv": as_csv,
+        "out": None if out is None else str(out.with_suffix(".npz")),
+    }
+    plain = ("strategy.use=single", "train.precision=float32")
+    _run(
+        Job(
+            entry_point="predict",
+            recipe=resolved(run),
+            overrides=plain,
+            ranks=1,
+            output_dir=run,
+            quiet=True,
+            extra=options,
+        )
+    )
+
+
 def export(
     run: RunFolder,
     out: Annotated[
@@ -496,6 +540,7 @@ VERBS = (
     certificate,
     merge,
     generate,
+    predict,
     export,
     launch,
     dashboard,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,18 @@ class TextConfig:
                 f"the {split} split has {what}: shorten dataset.length, or change dataset.held_out"
             )
         return data
+
+    def whole_text(self, path: Path) -> Iterator[tuple[Array, Array]]:
+        """All windows of one file, also the incomplete one at the end: input and target int64 [up to `length`]."""
+        try:
+            tokens = tokenizer(self.tokenizer).encode(path.read_bytes()).astype(np.int64)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        if len(tokens) < 2:
+            raise DataError(f"{path} has {len(tokens)} tokens: there is nothing to predict in it")
+        for start in range(0, len(tokens) - 1, self.length):
+            window = tokens[start : start + self.length + 1]
+            yield window[:-1], window[1:]
 
     def _texts(self, split: str) -> tuple[tuple[Path, ...], tuple[float, float]]:
         """The files of a split, and the part of each to read: start and stop, from 0 to 1."""

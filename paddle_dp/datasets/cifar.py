@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from paddle_dp.datasets._archive import unpacked
 from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._images import Images
 from paddle_dp.datasets._paths import MissingDataError, given
 from paddle_dp.datasets._pickled import LARGEST, read_pickled
 from paddle_dp.datasets._pictures import AugmentedPictures, Pictures
 from paddle_dp.errors import DataError
 from paddle_dp.units import Count, Probability
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _WHAT = "the folder or .tar.gz of CIFAR's python version, from https://www.cs.toronto.edu/~kriz/cifar.html"
 _FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
@@ -49,6 +53,12 @@ class Config:
         if min(self.std) <= 0:
             raise ValueError("std: every channel is divided by it: give numbers above 0")
 
+    def read_file(self, path: Path) -> list[tuple[Array, None]]:
+        """An image of any size, resized to 32x32, as a held-out sample's input. Raises DataError with the path."""
+        pixels = np.asarray(Images([path], np.zeros(1, np.int64), (), _small)[0][0])
+        pictures = Pictures(pixels[None], np.zeros(1, np.int64), (), self.mean, self.std)
+        return [(pictures[0][0], None)]
+
     def build(self, split: str) -> Pictures | AugmentedPictures:
         """Inputs float32 [3, 32, 32], targets int64."""
         files = _files(given(self.path, _WHAT))
@@ -67,6 +77,11 @@ class Config:
         pictures = Pictures(pixels.reshape(-1, 3, 32, 32), labels, classes, self.mean, self.std)
         is_augmented = split == "train" and (self.pad or self.flip)
         return AugmentedPictures(pictures, self.pad, self.flip) if is_augmented else pictures
+
+
+def _small(image: Image) -> Array:
+    """uint8 [3, 32, 32]."""
+    return np.asarray(image.resize((32, 32)), np.uint8).transpose(2, 0, 1)
 
 
 def _files(path: Path) -> dict[str, bytes | Path]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from paddle_dp.datasets._arrays import Array
 from paddle_dp.datasets._windows import TextConfig, Windows
 
 
@@ -12,3 +15,8 @@ class Config(TextConfig):
     def build(self, split: str) -> Windows:
         """Inputs and targets int64 [length]. No two splits share a file, or a byte of a single file."""
         return self.windows(split)
+
+    def read_file(self, path: Path) -> Iterator[tuple[Array, Array]]:
+        """The file's windows, as a held-out text's; the last one may be shorter. Raises DataError for a file without a
+        token to predict, or one that is no text."""
+        return self.whole_text(path)

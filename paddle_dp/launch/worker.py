@@ -36,6 +36,7 @@ ENTRY_POINTS = {
     "train": "paddle_dp.train.entry_points:train",
     "evaluate": "paddle_dp.train.entry_points:evaluate",
     "generate": "paddle_dp.train.generate:generate",
+    "predict": "paddle_dp.train.predict:predict",
     "export": "paddle_dp.export.export:export",
     "trace": "paddle_dp.proof.trace:trace",
 }

@@ -20,6 +20,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp import checkpoint
     from paddle_dp.recipe.folder import claim
     from paddle_dp.train.build import build
+    from paddle_dp.train.inputs import Inputs
 
     mesh = join(recipe.train.seed, recipe.train.device, patience(recipe, os.environ))
     recipe = _in_one_folder(recipe, mesh)
@@ -30,7 +31,10 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         write_recipe(recipe, recipe.folder / "recipe.yaml")
         checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder ready")
-    build(recipe, mesh, resume, options.get("accept") or ()).fit(recipe.train.length)
+    trainer = build(recipe, mesh, resume, options.get("accept") or ())
+    if mesh.is_main:
+        Inputs.of(trainer.loader.dataset).write(recipe.folder)
+    trainer.fit(recipe.train.length)
 
 
 def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:

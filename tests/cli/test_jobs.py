@@ -101,6 +101,16 @@ def test_generate_asks_for_one_process_of_any_layout(leave: Leave, jobs: list[Jo
     assert job.extra == wanted and job.quiet and job.output_dir == tmp_path
 
 
+def test_predict_gives_files_to_one_process(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("predict", str(tmp_path), "a.npy", "b.png", "--csv", "-o", "all")
+    [job] = jobs
+    assert (job.entry_point, job.ranks) == ("predict", 1)
+    assert job.extra["files"] == ["a.npy", "b.png"]
+    assert (job.extra["csv"], job.extra["out"]) == (True, "all.npz")
+    assert "strategy.use=single" in job.overrides
+
+
 def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
     leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")

@@ -1,0 +1,292 @@
+"""Gives files to a run's model, in one process, whatever layout trained it: `paddle-dp predict`."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from paddle_dp.data.sample import describe
+from paddle_dp.errors import DataError, UsageError
+from paddle_dp.mesh import join
+from paddle_dp.parallel.loss import Loss, as_loss, loss_of, number
+from paddle_dp.recipe import Recipe
+from paddle_dp.train.inputs import Inputs
+
+Array = np.ndarray[Any, Any]
+ARRAYS = (".npy", ".npz", ".csv")
+
+
+@runtime_checkable
+class ReadsFiles(Protocol):
+    """The settings of a data set that read a file as its held-out samples are read."""
+
+    def read_file(self, path: Path) -> Iterable[tuple[Array, Array | None]]:
+        """(input, target) of the file's samples; no target where the file has none. Raises DataError with the path."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Sample `row` of `file`; `target` is None where the file has none."""
+
+    file: Path
+    row: int
+    input: Array
+    target: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A sample's outputs; `total` and `count` of its loss where it has a target."""
+
+    sample: Sample
+    outputs: Array
+    total: float | None = None
+    count: float = 0.0
+
+
+def predict(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Prints what the model of options["checkpoint"] makes of each file of options["files"].
+
+    A classifier: the `top` likeliest classes with their probabilities. Where files have targets, as texts have: the
+    mean loss. Otherwise the outputs. `csv`: as a table with all outputs. `out`: an .npz file for `files` and `rows` [n]
+    and `outputs` [n, …].
+    Raises UsageError for a file that nothing here can read, DataError for one that does not fit the model.
+    """
+    files = list(_files(options["files"]))
+    mesh = join(seed=recipe.train.seed, device=recipe.train.device)
+    inputs = Inputs.read(recipe.folder) or Inputs.of(recipe.dataset.build("test"))
+    model = _trained(recipe, options.get("checkpoint") or "newest", mesh)
+    loss = as_loss(loss_of(recipe.loss, model, recipe.model.name))
+    samples = (sample for file in files for sample in _samples(file, recipe, inputs))
+    answers = (a for batch in _batches(samples, recipe.train.batch) for a in _answers(model, loss, batch))
+    screen = _Table(sys.stdout) if options.get("csv") else _Lines(options.get("top") or 3)
+    kept: list[Answer] = []
+    for answer in answers:
+        names = _classes(loss, answer.outputs, inputs.classes)
+        screen.show(answer, names)
+        if options.get("out"):
+            kept.append(answer)
+    screen.end()
+    if options.get("out"):
+        _write(Path(options["out"]), kept)
+
+
+def _trained(recipe: Recipe, which: str, mesh: Any) -> Any:
+    """The plain model with a checkpoint's weights, in evaluation mode. The data set is not needed."""
+    import paddle
+
+    from paddle_dp.checkpoint.tensors import fill
+    from paddle_dp.train.assemble import find_checkpoint
+
+    checkpoint = find_checkpoint(recipe.folder, which, mesh)
+    model = recipe.model.build()
+    with paddle.no_grad():
+        for name, tensor in model.state_dict().items():
+            fill(tensor, checkpoint, f"model/{name}")
+    model.eval()
+    return model
+
+
+def _files(words: Sequence[str]) -> Iterator[Path]:
+    """The files, and those in folders, in the order of their names. Raises UsageError for what is not there."""
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+            if not inside:
+                raise UsageError(f"{path}: there are no files in this folder.")
+            yield from inside
+        elif path.exists():
+            yield path
+        else:
+            raise UsageError(f"{path}: there is no such file.")
+
+
+def _samples(file: Path, recipe: Recipe, inputs: Inputs) -> Iterator[Sample]:
+    if file.suffix.lower() in ARRAYS:
+        for row, one in enumerate(_rows(file, inputs)):
+            yield Sample(file=file, row=row, input=one)
+        return
+    config = recipe.dataset.config
+    if not isinstance(config, ReadsFiles):
+        raise UsageError(
+            f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays: {', '.join(ARRAYS)} with rows of "
+            f"{inputs.dtype}{list(inputs.shape)}. (A data set reads files by a method read_file(path) of its Config.)"
+        )
+    for row, (one, target) in enumerate(config.read_file(file)):
+        yield Sample(file=file, row=row, input=one, target=target)
+
+
+def _rows(file: Path, inputs: Inputs) -> Array:
+    """The samples [n, …] of a file of arrays, in the model's shape and dtype."""
+    try:
+        if file.suffix.lower() == ".csv":
+            found = np.loadtxt(file, delimiter=",", ndmin=2)
+        else:
+            opened = np.load(file, allow_pickle=False)
+            found = opened if isinstance(opened, np.ndarray) else opened[_only(list(opened.files), file)]
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file} cannot be read as an array: {error}") from None
+    size = math.prod(inputs.shape)
+    fits = found.shape == inputs.shape or found.shape[1:] == inputs.shape
+    if not fits and not (found.ndim == 2 and found.shape[1] == size):
+        raise DataError(
+            f"{file} is {describe(found)}, and the model reads samples of {inputs.dtype}{list(inputs.shape)}: give "
+            f"one, or n of them as [n, {', '.join(map(str, inputs.shape))}]."
+        )
+    if np.issubdtype(inputs.dtype, np.integer) and not np.array_equal(found, np.floor(found)):
+        raise DataError(f"{file} has fractions, and the model reads whole numbers ({inputs.dtype}).")
+    return found.reshape(-1, *inputs.shape).astype(inputs.dtype)
+
+
+def _only(names: list[str], file: Path) -> str:
+    if "inputs" in names or len(names) == 1:
+        return "inputs" if "inputs" in names else names[0]
+    raise DataError(f"{file} has {', '.join(names) or 'no array'}: call the one to read `inputs`.")
+
+
+def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    """Up to `size` consecutive samples of equal shapes, with targets or without."""
+    batch: list[Sample] = []
+    for sample in samples:
+        if batch and (len(batch) == size or _kind(sample) != _kind(batch[0])):
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+def _kind(sample: Sample) -> tuple[Any, ...]:
+    return sample.input.shape, sample.input.dtype, sample.target is None
+
+
+def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
+    import paddle
+
+    with paddle.no_grad():
+        outputs = model(paddle.to_tensor(np.stack([sample.input for sample in batch])))
+        if not isinstance(outputs, paddle.Tensor):
+            raise UsageError(
+                f"the model gives {type(outputs).__name__}, not one tensor of outputs: predict cannot show it. Use "
+                "`paddle-dp export`, or the model itself."
+            )
+        for row, sample in enumerate(batch):
+            total, count = None, 0.0
+            if sample.target is not None:
+                target = paddle.to_tensor(sample.target[None])
+                summed, counted = loss(outputs[row : row + 1], target)
+                total, count = float(summed), number(counted)
+                if count == 1.0:  # the mean over a sample's targets, of which a text's last window has fewer
+                    total, count = total * sample.target.size, float(sample.target.size)
+            yield Answer(
+                sample=sample, outputs=outputs[row].astype("float32").numpy(), total=total, count=count
+            )
+
+
+def _classes(loss: Loss, outputs: Array, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The class that each of the outputs [classes] scores; () where they are no scores of classes."""
+    if outputs.ndim != 1:
+        return ()
+    if len(names) == len(outputs):
+        return names
+    return tuple(map(str, range(len(outputs)))) if loss.from_parts and len(outputs) > 1 else ()
+
+
+def _write(out: Path, answers: list[Answer]) -> None:
+    shapes = {answer.outputs.shape for answer in answers}
+    if len(shapes) > 1:
+        raise DataError(
+            f"{out}: outputs have {len(shapes)} shapes, and an array has one. Predict these files apart."
+        )
+    np.savez(
+        out,
+        files=np.array([str(answer.sample.file) for answer in answers]),
+        rows=np.array([answer.sample.row for answer in answers]),
+        outputs=np.stack([answer.outputs for answer in answers]),
+    )
+
+
+def _probabilities(scores: Array) -> Array:
+    powers = np.exp(scores.astype(np.float64) - scores.max())
+    shares: Array = powers / powers.sum()
+    return shares
+
+
+class _Lines:
+    """A line a sample; of a file with targets one line, with the mean loss over all of its samples."""
+
+    def __init__(self, top: int):
+        self.top = top
+        self._file: Path | None = None
+        self._total = self._count = 0.0
+
+    def show(self, answer: Answer, classes: tuple[str, ...]) -> None:
+        sample = answer.sample
+        if sample.file != self._file:
+            self.end()
+            self._file = sample.file
+        if answer.total is not None:
+            self._total, self._count = self._total + answer.total, self._count + answer.count
+            return
+        where = f"{sample.file}" + (f"[{sample.row}]" if sample.file.suffix.lower() in ARRAYS else "")
+        print(f"{where}: {self._said(answer.outputs, classes)}", flush=True)
+
+    def _said(self, outputs: Array, classes: tuple[str, ...]) -> str:
+        if classes:
+            shares = _probabilities(outputs)
+            best = np.argsort(-shares, kind="stable")[: self.top]
+            return "  ".join(f"{classes[k]} {shares[k]:.4f}" for k in best)
+        if outputs.size <= 16:
+            return " ".join(f"{value:.6g}" for value in outputs.reshape(-1))
+        low, high = float(outputs.min()), float(outputs.max())
+        return f"{describe(outputs)} from {low:.4g} to {high:.4g} (--csv or --out FILE.npz has all)"
+
+    def end(self) -> None:
+        if self._count:
+            mean = self._total / self._count
+            print(
+                f"{self._file}: loss {mean:.4f} over {self._count:g} targets, perplexity {math.exp(min(mean, 700)):.4g}"
+            )
+        self._total = self._count = 0.0
+
+
+class _Table:
+    """A CSV table: file, row, the likeliest class with its probability, the loss, and all outputs."""
+
+    def __init__(self, stream: Any):
+        self._writer = csv.writer(stream, lineterminator="\n")
+        self._header: list[str] | None = None
+
+    def show(self, answer: Answer, classes: tuple[str, ...]) -> None:
+        flat = answer.outputs.reshape(-1)
+        row: dict[str, Any] = {"file": str(answer.sample.file), "row": answer.sample.row}
+        if answer.total is not None:
+            row |= {"loss": f"{answer.total / max(answer.count, 1):.7g}", "targets": f"{answer.count:g}"}
+        if classes:
+            best = int(flat.argmax())
+            row |= {"class": classes[best], "probability": f"{_probabilities(flat)[best]:.7g}"}
+        if answer.total is None:
+            names = classes or tuple(f"output_{place}" for place in range(flat.size))
+            row |= {
+                f"score {name}" if classes else name: f"{v:.7g}" for name, v in zip(names, flat, strict=True)
+            }
+        if self._header is None:
+            self._header = list(row)
+            self._writer.writerow(self._header)
+        if list(row) != self._header:
+            raise DataError(
+                f"{answer.sample.file} gives other columns than the files before it: predict it in a call of its own."
+            )
+        self._writer.writerow(list(row.values()))
+
+    def end(self) -> None:
+        pass

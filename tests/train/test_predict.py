@@ -1,0 +1,167 @@
+"""`paddle-dp predict`: files to a run's model, without its data set."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from paddle_dp.datasets import cifar, digits, image_folder, text_files
+from paddle_dp.errors import DataError, PaddleDPError, UsageError
+from paddle_dp.mesh import Mesh
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train.build import build
+from paddle_dp.train.inputs import FILE, Inputs
+from paddle_dp.train.predict import predict
+
+DIGITS = {
+    "model": {"use": "mlp", "hidden": [16]},
+    "dataset": {"use": "digits"},
+    "loss": {"use": "cross_entropy"},
+    "optimizer": {"use": "adamw"},
+    "schedule": {"use": "constant", "learning_rate": 0.01},
+    "strategy": {"use": "single"},
+    "train": {"length": "10 steps", "batch": 50},
+    "callbacks": [{"use": "checkpoint", "every": "10 steps"}],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained run in a folder that has moved since, and what its model learned."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "r.yaml").write_text(json.dumps(DIGITS | {"output_dir": str(folder / "first")}))
+    recipe = read_recipe(folder / "r.yaml")
+    recipe.folder.mkdir()
+    trainer = build(recipe, Mesh.alone())
+    Inputs.of(trainer.loader.dataset).write(recipe.folder)
+    trainer.fit("10 steps")
+    shutil.move(folder / "first", folder / "moved")
+    moved = read_recipe(folder / "r.yaml", (f'output_dir="{folder / "moved"}"',))
+    return moved, trainer.learner.model
+
+
+def said(recipe, capsys, *files, **options):
+    predict(recipe, {"files": list(map(str, files)), **options})
+    return capsys.readouterr().out
+
+
+def test_arrays_are_classified_as_the_trained_model_does(run, tmp_path, capsys):
+    import paddle
+
+    recipe, model = run
+    data = digits.Config().build("test")
+    np.save(tmp_path / "some.npy", data.inputs[:7])
+    np.savetxt(tmp_path / "some.csv", data.inputs[:7], delimiter=",")
+    model.eval()
+    scores = model(paddle.to_tensor(data.inputs[:7])).numpy()
+    for name in ("some.npy", "some.csv"):
+        out = tmp_path / f"{name}.npz"
+        text = said(recipe, capsys, tmp_path / name, top=1, out=str(out))
+        words = [line.split() for line in text.splitlines()]
+        assert [word[0] for word in words] == [f"{tmp_path / name}[{row}]:" for row in range(7)]
+        assert [int(word[1]) for word in words] == scores.argmax(1).tolist()
+        with np.load(out) as kept:
+            np.testing.assert_allclose(kept["outputs"], scores, rtol=1e-5, atol=1e-5)
+            assert kept["rows"].tolist() == list(range(7))
+
+
+def test_a_table_has_all_scores(run, tmp_path, capsys):
+    recipe, _ = run
+    np.savez(tmp_path / "some.npz", digits.Config().build("test").inputs[:2])
+    rows = list(csv.DictReader(io.StringIO(said(recipe, capsys, tmp_path / "some.npz", csv=True))))
+    assert [row["row"] for row in rows] == ["0", "1"]
+    for row in rows:
+        scores = [float(row[f"score {digit}"]) for digit in range(10)]
+        assert int(row["class"]) == int(np.argmax(scores))
+        assert float(row["probability"]) == pytest.approx(
+            float(np.max(np.exp(scores)) / np.sum(np.exp(scores))), 1e-5
+        )
+
+
+def test_names_of_classes_come_from_the_run_not_from_the_data(run):
+    recipe, _ = run
+    kept = Inputs.read(recipe.folder)
+    assert kept == Inputs(shape=(64,), dtype="float32", classes=tuple("0123456789"))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (np.zeros((2, 5)), r"float64\[2, 5\], and the model reads samples of float32\[64\]"),
+        (np.array([{"a": 1}], dtype=object), "cannot be read as an array"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_refused_by_its_name(run, tmp_path, content, what):
+    np.save(tmp_path / "bad.npy", content, allow_pickle=True)
+    with pytest.raises(DataError, match=f"bad.npy.*{what}"):
+        predict(run[0], {"files": [str(tmp_path / "bad.npy")]})
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("nowhere.npy", "there is no such file"), ("it.jpg", "dataset digits reads no files")]
+)
+def test_a_file_that_nothing_reads_is_refused(run, tmp_path, name, what):
+    (tmp_path / "it.jpg").touch()
+    with pytest.raises(UsageError, match=what):
+        predict(run[0], {"files": [str(tmp_path / name)]})
+
+
+def test_a_damaged_record_of_inputs_is_told(tmp_path):
+    (tmp_path / FILE).write_text('{"shape": [64]')
+    with pytest.raises(PaddleDPError, match="is damaged"):
+        Inputs.read(tmp_path)
+
+
+def test_an_image_is_read_as_a_held_out_one(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        image.fromarray(pixels).save(tmp_path / split / "cat" / "one.png")
+    config = image_folder.Config(path=str(tmp_path), size=24, resize=32)
+    [(one, target)] = config.read_file(tmp_path / "val" / "cat" / "one.png")
+    assert target is None
+    np.testing.assert_array_equal(one, config.build("test")[0][0])
+    [(small, _)] = cifar.Config().read_file(tmp_path / "val" / "cat" / "one.png")
+    assert (small.shape, small.dtype) == ((3, 32, 32), np.float32)
+
+
+def test_all_of_a_text_but_its_first_token_is_predicted(tmp_path):
+    (tmp_path / "text.txt").write_bytes(bytes(range(65, 75)))
+    windows = list(text_files.Config(length=4).read_file(tmp_path / "text.txt"))
+    assert [target.tolist() for _, target in windows] == [[66, 67, 68, 69], [70, 71, 72, 73], [74]]
+    (tmp_path / "text.txt").write_bytes(b"a")
+    with pytest.raises(DataError, match="1 tokens: there is nothing to predict"):
+        list(text_files.Config().read_file(tmp_path / "text.txt"))
+
+
+def test_the_loss_of_a_text_is_that_of_each_token(tmp_path, capsys):
+    """Its last window is shorter, and counts by its tokens."""
+    import paddle
+
+    text = bytes(range(32, 32 + 21))
+    (tmp_path / "text.txt").write_bytes(text)
+    settings = DIGITS | {
+        "model": {"use": "gpt", "vocab": 256, "width": 16, "depth": 1, "heads": 2, "length": 8},
+        "dataset": {"use": "text_files", "path": str(tmp_path / "text.txt"), "length": 8, "held_out": 0.5},
+        "train": {"length": "1 steps", "batch": 1},
+        "callbacks": [{"use": "checkpoint", "every": "1 steps"}],
+        "output_dir": str(tmp_path / "run"),
+    }
+    (tmp_path / "r.yaml").write_text(json.dumps(settings))
+    recipe = read_recipe(tmp_path / "r.yaml")
+    trainer = build(recipe, Mesh.alone())
+    trainer.fit("1 steps")
+    model = trainer.learner.model
+    model.eval()
+    tokens = np.frombuffer(text, np.uint8).astype("int64")
+    total = 0.0
+    for start in (0, 8, 16):
+        scores = model(paddle.to_tensor(tokens[None, start : start + 8][:, : 20 - start]))
+        targets = paddle.to_tensor(tokens[None, start + 1 : start + 9])
+        total += float(paddle.nn.functional.cross_entropy(scores[0], targets[0], reduction="sum"))
+    words = said(recipe, capsys, tmp_path / "text.txt")
+    assert f"loss {total / 20:.4f} over 20 targets" in words
