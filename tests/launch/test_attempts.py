@@ -54,7 +54,14 @@ class Script:
         self.ranks: list[int] = []
 
     def __call__(
-        self, plan: Plan, attempt: Path, inherited: Any, point: Point, started: float, outside: Outside
+        self,
+        plan: Plan,
+        attempt: Path,
+        inherited: Any,
+        point: Point,
+        started: float,
+        outside: Outside,
+        waiting: None,
     ) -> Outcome:
         self.stopped = outside.must_stop()
         self.points.append(point)
