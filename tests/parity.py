@@ -42,8 +42,10 @@ def train(
     model: str = "gpt",
     optimizer: str = ADAMW,
     dropout: str = "exact",
+    more: Sequence[str] = (),
 ) -> Found:
-    """In every rank: trains, from the newest checkpoint in `folder` if asked to, evaluates, and saves there.
+    """In every rank: trains, from the newest checkpoint in `folder` if asked to, evaluates, and saves there. `more`:
+    further settings, as on the command line.
 
     `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
     """
@@ -57,7 +59,7 @@ def train(
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout))
-    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
+    trainer = build(read_recipe(path, [f"output_dir={folder}", *more]), mesh, "newest" if resume else None)
     memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
     trainer.fit(until)
     evaluation = trainer.evaluate()
@@ -94,12 +96,22 @@ def recorded(trainer: Any) -> list[list[float]]:
 
 
 @cache
-def truth(until: str = "10 steps", model: str = "gpt", optimizer: str = ADAMW) -> Found:
+def truth(
+    until: str = "10 steps", model: str = "gpt", optimizer: str = ADAMW, more: tuple[str, ...] = ()
+) -> Found:
     """What one process learns, once for all tests of a session."""
     folder = tempfile.TemporaryDirectory(prefix="parity-")
     _folders.append(folder)
     return run_ranks(
-        train, 1, folder.name, "{use: single}", until, model=model, optimizer=optimizer, timeout=300
+        train,
+        1,
+        folder.name,
+        "{use: single}",
+        until,
+        model=model,
+        optimizer=optimizer,
+        more=more,
+        timeout=300,
     )[0]
 
 

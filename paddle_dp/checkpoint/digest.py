@@ -89,8 +89,8 @@ def digest(tensors: Mapping[str, TensorSum]) -> str:
 
 
 def digests_of(tensors: Mapping[str, TensorSum]) -> dict[str, str]:
-    """The digest of a checkpoint's "model" and that of its "optimizer", each where it has any."""
-    words = ("model", "optimizer")
+    """The digests of a checkpoint's "model", "optimizer" and "ema", each where it has any."""
+    words = ("model", "optimizer", "ema")
     parts = {word: {n: t for n, t in tensors.items() if n.startswith(f"{word}/")} for word in words}
     return {word: digest(part) for word, part in parts.items() if part}
 

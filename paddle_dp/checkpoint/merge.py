@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paddle_dp.checkpoint.loading import load
+from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError
 
-_MODEL = "model/"
+_MODEL, _EMA = "model/", "ema/"
 
 
-def merge(checkpoint: Path, out: Path) -> int:
-    """Writes the whole model's tensors, under its own names, into one safetensors file; returns their number.
+def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
+    """Writes the whole model's tensors, under its own names, into one safetensors file; returns their number. With
+    `ema`, the averages in place of the weights that have one.
 
     `safetensors.paddle.load_file(out)` gives a state dict for `model.set_state_dict`. The file appears whole or not at
     all. Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
@@ -25,9 +26,10 @@ def merge(checkpoint: Path, out: Path) -> int:
             f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
         )
     names = [name for name in saved.names if name.startswith(_MODEL)]
-    shards = {}
+    shards, averaged = {}, averages_in(saved) if ema else frozenset()
     for name in names:
         key = name.removeprefix(_MODEL)
+        name = _EMA + key if key in averaged else name
         shards[key] = TensorShard.whole(key, saved.read(name), saved.dtype(name))
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
@@ -40,3 +42,11 @@ def merge(checkpoint: Path, out: Path) -> int:
     finally:
         partial.unlink(missing_ok=True)
     return len(shards)
+
+
+def averages_in(saved: Checkpoint) -> frozenset[str]:
+    """The names of the weights of which a checkpoint holds averages. Raises CheckpointError if there are none."""
+    names = frozenset(name.removeprefix(_EMA) for name in saved.names if name.startswith(_EMA))
+    if not names:
+        raise CheckpointError(f"{saved.folder} holds no averages of weights: it was trained without `ema:`.")
+    return names

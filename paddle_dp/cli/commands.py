@@ -17,6 +17,7 @@ import typer
 import paddle_dp
 from paddle_dp.cli.help import Verb, Verbs
 from paddle_dp.cli.options import (
+    Averaged,
     Checkpoint,
     Devices,
     Master,
@@ -28,6 +29,7 @@ from paddle_dp.cli.options import (
     RanksOrSpan,
     RecipeFile,
     RunFolder,
+    averaged,
     numbers,
     recipes_and_settings,
     require,
@@ -105,6 +107,7 @@ def evaluate(
     ranks: Ranks = None,
     devices: Devices = None,
     checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
 ) -> None:
     """Evaluate a run's checkpoint on every held-out sample, each exactly once."""
     from paddle_dp.recipe import resolved
@@ -117,7 +120,7 @@ def evaluate(
             ranks=ranks,
             devices=numbers(devices),
             output_dir=run,
-            extra={"checkpoint": checkpoint},
+            extra={"checkpoint": checkpoint, **averaged(ema)},
         )
     )
 
@@ -263,13 +266,14 @@ def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint's.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
     checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
 ) -> None:
     """Write a checkpoint of any layout as one safetensors file: the plain one-process model."""
     from paddle_dp import checkpoint as checkpoints
 
     folder = run / "checkpoints"
     found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
-    typer.echo(f"{out}: {checkpoints.merge(found, out)} tensors of {found}")
+    typer.echo(f"{out}: {checkpoints.merge(found, out, ema=ema)} tensors of {found}")
 
 
 def generate(
@@ -284,6 +288,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equally.")] = 0,
     checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
 ) -> None:
     """Write text on from a prompt with what a language model's run has learned.
 
@@ -299,6 +304,7 @@ def generate(
         "top_k": top_k,
         "seed": seed,
         "checkpoint": checkpoint,
+        **averaged(ema),
     }
     alone = ("strategy.use=single",)
     _run(
@@ -364,6 +370,7 @@ def export(
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to; by default RUN/export.")
     ] = None,
     checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, through paddle2onnx.")] = False,
 ) -> None:
     """Write a run's model as a program that runs without this package, proven equal to the model."""
@@ -372,7 +379,12 @@ def export(
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
     plain = ("strategy.use=single", "train.precision=float32")
-    options = {"to": None if out is None else str(out), "checkpoint": checkpoint, "onnx": onnx}
+    options = {
+        "to": None if out is None else str(out),
+        "checkpoint": checkpoint,
+        **averaged(ema),
+        "onnx": onnx,
+    }
     _run(
         Job(
             entry_point="export",

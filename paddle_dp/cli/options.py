@@ -63,6 +63,14 @@ OutputDir = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as runs/digits_mlp.")]
 Checkpoint = Annotated[str, typer.Option(metavar="CHECKPOINT", help="newest, best, a step or a path.")]
+Averaged = Annotated[
+    bool, typer.Option("--ema", help="The averages of the weights (recipe: ema) in their place.")
+]
+
+
+def averaged(wanted: bool) -> dict[str, bool]:
+    """What a job is told of --ema."""
+    return {"ema": True} if wanted else {}
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:

@@ -67,7 +67,7 @@ def _replace(folder: Path, partial: Path) -> None:
 def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     """Writes all files, verifies them, and returns a summary for the screen."""
     dataset = recipe.dataset.build("test")
-    model, checkpoint = _trained(recipe, options.get("checkpoint") or "newest")
+    model, checkpoint = _trained(recipe, options.get("checkpoint") or "newest", bool(options.get("ema")))
     inputs = program.batches(_samples(dataset, model), lambda batch: program.outputs(model, batch))
     expected = [program.outputs(model, batch) for batch in inputs]
     program.check_finite(expected)
@@ -93,12 +93,12 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     return lines + [f"{name}: {result}" for name, result in parity.items()]
 
 
-def _trained(recipe: Recipe, which: str) -> tuple[paddle.nn.Layer, Checkpoint]:
-    """The plain model with a checkpoint's weights, in evaluation mode."""
+def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Checkpoint]:
+    """The plain model with a checkpoint's weights, or their averages, in evaluation mode."""
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
     checkpoint = find_checkpoint(recipe.folder, which, mesh)
-    load_model(checkpoint, learner)
+    load_model(checkpoint, learner, ema=ema)
     try:
         learner.check(f"{checkpoint.folder} cannot be exported")
     except NotFiniteError as error:

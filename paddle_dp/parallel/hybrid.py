@@ -80,6 +80,9 @@ class HybridLearner(Learner):
         if parameters_of(self.optimizer):  # a stage may have none, and Paddle's step reads the first
             with self.optimizer_states_on_device():
                 self.optimizer.step()
+        self.share_updates()
+
+    def share_updates(self) -> None:
         if self.zero is not None:
             self.zero.share()
 

@@ -283,6 +283,10 @@ class Learner(PlacedModel):
     def _step(self) -> None:
         self.optimizer.step()
 
+    def share_updates(self) -> None:
+        """After this rank's own parameters were given other values: gives them to the ranks that have copies of them
+        and do not update them. Collective."""
+
     def differences(self) -> list[str]:
         """How the training differs from one process's beyond rounding: a sentence for each cause, with what removes it.
 

@@ -7,10 +7,11 @@ a single part are read in `part/`; `train/` turns a recipe into a trainer.
 from paddle_dp.recipe.editor import json_schema
 from paddle_dp.recipe.precision import Precision
 from paddle_dp.recipe.read import foreign_code, read_recipe
-from paddle_dp.recipe.schema import Guard, Load, LoaderSettings, Recipe, Train
+from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Recipe, Train
 from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [
+    "Ema",
     "Guard",
     "Load",
     "LoaderSettings",

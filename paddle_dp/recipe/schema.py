@@ -12,7 +12,7 @@ from paddle_dp.errors import UsageError, near
 from paddle_dp.part import Part, freeze, lazily
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
-from paddle_dp.units import Count, Duration, Every, Length, Positive, Sigmas
+from paddle_dp.units import Count, Duration, Every, Length, Positive, Probability, Sigmas
 
 FLOAT32 = Precision()
 
@@ -157,6 +157,24 @@ class Guard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ema:
+    """An average of the weights over time, evaluated and saved beside them ([fine-tuning.md](fine-tuning.md))."""
+
+    decay: Probability = 0.999
+    """After each time, average = `decay` × average + (1 - `decay`) × weight."""
+
+    every: Every = Every.parse("1 step")
+    """How often the weights are taken into the average."""
+
+    warmup: bool = False
+    """The n-th time with a decay of (1 + n) / (10 + n), while that is smaller: for short trainings."""
+
+    def __post_init__(self) -> None:
+        if self.every.unit != "steps":
+            raise ValueError(f"every: '{self.every}' is not a number of steps")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """Weights to begin with, instead of random ones, as in fine-tuning. Optimizer and progress begin anew."""
 
@@ -224,6 +242,9 @@ class Recipe(BaseModel):
 
     guard: Guard = Guard()
     """What is done about an update whose numbers are wrong."""
+
+    ema: Ema | None = None
+    """An average of the weights: `{decay: 0.999, every: 1 step}`; evaluated as `ema_loss`, `ema_acc1` …."""
 
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
     """A list of parts. console, metrics, dashboard, evaluate and checkpoint by default."""

@@ -148,6 +148,8 @@ class Assembly:
             check_every=self.setup.strategy.config.check_every,
             guard=self.setup.guard,
         )
+        if self.setup.ema is not None:
+            trainer.keep_averages(self.setup.ema)
         if resumed is not None:
             trainer.restore(resumed)
         return trainer

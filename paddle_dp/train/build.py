@@ -42,6 +42,7 @@ def setup(recipe: Recipe) -> Setup:
         max_time=None if train.max_time is None else train.max_time.seconds,
         guard=recipe.guard,
         load=recipe.load,
+        ema=recipe.ema,
         loader=recipe.loader,
         callbacks=lambda run: [part.build(run) for part in recipe.callbacks],
         asked=recipe,

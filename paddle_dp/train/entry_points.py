@@ -76,7 +76,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
             f"dataset {recipe.dataset.name} holds nothing out to evaluate on: its test split is None."
         )
     found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(found, learner)
+    load_model(found, learner, ema=bool(options.get("ema")))
     with test_loader, heartbeat.within("evaluate"):
         evaluation = evaluate_all(learner, test_loader, mesh)
     if mesh.is_main:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+EMA = "ema_"  # begins the names of numbers that averaged weights give
 
 
 def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
@@ -31,6 +33,10 @@ class Evaluation:
     samples: int
     confusion: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
+
+    def beside(self, prefix: str, other: Evaluation) -> Evaluation:
+        """With the numbers of another evaluation of the same samples, under names with a prefix."""
+        return replace(self, numbers={**self.numbers, **{prefix + n: v for n, v in other.numbers.items()}})
 
     @property
     def not_finite(self) -> list[str]:

@@ -22,12 +22,13 @@ from paddle_dp.errors import (
 )
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.parallel import Learner
-from paddle_dp.recipe import Guard
+from paddle_dp.parallel.ema import Averages
+from paddle_dp.recipe import Ema, Guard
 from paddle_dp.recipe.folder import release
 from paddle_dp.train import blame, consistency, out_of_memory, processors, state
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
-from paddle_dp.train.evaluation import Evaluation
+from paddle_dp.train.evaluation import EMA, Evaluation
 from paddle_dp.train.judge import Judge, Refusal
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
@@ -64,6 +65,7 @@ class TrainingLoop:
         self.callbacks: tuple[Callback, ...] = ()
         self._step_callbacks: tuple[Callback, ...] = ()
         self.check_every = check_every
+        self.averages: Averages | None = None
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
         self._requests = StopRequests(self.mesh)
@@ -82,6 +84,10 @@ class TrainingLoop:
         self.stragglers: Stragglers | None = None
         for callback in callbacks:
             self.add(callback)
+
+    def keep_averages(self, settings: Ema) -> None:
+        """Keeps averages of the weights from now on: they begin as these are. Call it on every rank."""
+        self.averages = Averages(self.learner, settings)
 
     def add(self, callback: Callback) -> None:
         """Adds a callback, which is called from the next moment on. Call it on every rank.
@@ -169,6 +175,10 @@ class TrainingLoop:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         with heartbeat.within("evaluate"):
             evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
+            if self.averages is not None:
+                with self.averages.in_place():
+                    averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
+                evaluation = evaluation.beside(EMA, averaged)
         moment = self._moment("evaluated")
         for callback in self.callbacks:
             with _at_work(callback, "evaluated"):
@@ -184,7 +194,8 @@ class TrainingLoop:
         if self.run.test_loader is None:
             return set()
         with heartbeat.within("evaluate"):
-            return names_of_numbers(self.learner, self.run.test_loader, self.mesh)
+            names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
+        return names | ({EMA + name for name in names} if self.averages is not None else set())
 
     def check(self, when: str, states: bool = False) -> None:
         """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit;
@@ -213,12 +224,14 @@ class TrainingLoop:
         checks = Checks(agreed=True, finite=True, step=step)
         guard = self.judge.state()
         taken = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
+        if self.averages is not None:
+            taken = state.with_averages(taken, self.averages, memory)
         return replace(taken, checks=checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
         and the same counts."""
-        self.progress, self.soundness.step = state.restore(checkpoint, self.learner), None
+        self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
         self.judge.load(checkpoint.state.get("guard"))
 
     def tell_start(self) -> None:
@@ -286,8 +299,7 @@ class TrainingLoop:
             return
         if refusal is None:
             self.judge.accepted(step)
-        self.progress = self.progress.advance(batch.samples)
-        heartbeat.step = self.progress.step
+        self._advance(batch)
         if self.learner.empty:
             self._print_empty(batch)
         self.meter.add(batch.samples, batch.waited)
@@ -308,6 +320,13 @@ class TrainingLoop:
         if not last and not self.stopped:
             self._interrupted = self._requests.due(step)
         heartbeat.enter("data")
+
+    def _advance(self, batch: Batch) -> None:
+        """Counts an update that was made, or left out."""
+        self.progress = self.progress.advance(batch.samples)
+        if self.averages is not None:
+            self.averages.update(self.progress.step)
+        heartbeat.step = self.progress.step
 
     def _check_processors(self, batch: Batch, step: int) -> None:
         """Where it is due (guard.recompute): raises ProcessorError if ranks compute different gradients. Collective."""
@@ -345,7 +364,8 @@ class TrainingLoop:
             if path is None:
                 return False
             checkpoint, batch = load(path, self.mesh), (refusal.epoch, refusal.batch)
-            self.progress, self.soundness.step = state.restore(checkpoint, self.learner), None
+            restored = state.restore(checkpoint, self.learner, self.averages)
+            self.progress, self.soundness.step = restored, None
             self.judge.go_back(checkpoint.state.get("guard"), batch)
         heartbeat.step = self.progress.step
         self._requests.went_back()

@@ -134,7 +134,8 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
         "seed": setup.seed, "dropout": task.dropout, "precision": vars(task.precision),
     }  # fmt: skip
     guard = {name: value if value is None else str(value) for name, value in vars(setup.guard).items()}
-    words = {"strategy": setup.strategy.settings, "train": train, "guard": guard, **setup.words}
+    ema = setup.ema and {name: str(value) for name, value in vars(setup.ema).items()}
+    words = {"strategy": setup.strategy.settings, "train": train, "guard": guard, "ema": ema, **setup.words}
     said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
     codes = {**script_facts(), **module_code()}
     return {**codes, **said, **_made(task), **callback_facts([*setup.asked.callbacks, *setup.own_callbacks])}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from paddle_dp.parallel import Task
 from paddle_dp.part import Part
-from paddle_dp.recipe import Guard, Load, LoaderSettings, Recipe
+from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Recipe
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.units import Length
@@ -43,6 +43,7 @@ class Setup:
     max_time: float | None = None
     guard: Guard = field(default_factory=Guard)
     load: Load | None = None
+    ema: Ema | None = None
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
     recipe: Recipe | None = None

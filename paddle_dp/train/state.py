@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
 from paddle_dp.checkpoint.host_memory import HostMemory, Room
 from paddle_dp.checkpoint.json_codec import mapping, whole
+from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, nbytes, tensor_shard
@@ -15,13 +17,15 @@ from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.ema import Averages
 from paddle_dp.parallel.placement import Placement
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
 # Of `_state`. To be raised by what makes an older version restore something else than what was saved.
-FORMAT = 2  # 2: with batches that are left out (`guard`); where there are none, states are those of 1
+FORMAT = 3  # 2: with batches that are left out (`guard`). 3: with averaged weights (`ema`). Without either: 1
+_EMA, _MODEL = "ema/", "model/"
 
 
 def snapshot(
@@ -36,8 +40,15 @@ def snapshot(
     `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a snapshot that
     is needed."""
     tensors = model_shards(learner, memory) | optimizer_shards(learner, memory)
-    state = _state(learner, progress, run, loader) | ({"format": FORMAT, "guard": guard} if guard else {})
+    state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()})
+
+
+def with_averages(taken: Snapshot, averages: Averages, memory: HostMemory | None = None) -> Snapshot:
+    """The snapshot with the averages whose main replica is on this rank."""
+    placed = [(_EMA + name, *where) for name, *where in averages.shards()]
+    tensors = {**taken.tensors, **_copied(placed, "ema", memory)}
+    return replace(taken, tensors=tensors, state={**taken.state, "format": 3})
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
@@ -52,7 +63,7 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
 
 def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
     """The weights and buffers whose main replica is on this rank, under whole-model names."""
-    return _copied([(f"model/{name}", *where) for name, *where in learner.shards()], "model", memory)
+    return _copied([(_MODEL + name, *where) for name, *where in learner.shards()], "model", memory)
 
 
 def optimizer_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
@@ -99,15 +110,19 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
     }
 
 
-def restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
-    """Loads a checkpoint into a learner and returns its progress.
+def restore(checkpoint: Checkpoint, learner: Learner, averages: Averages | None = None) -> Progress:
+    """Loads a checkpoint into a learner, and into its averages, and returns its progress. Averages that the checkpoint
+    has not begin with its weights.
 
     In the layout that saved it, every rank gets its own RNG state back and the run continues bit by bit; in another
     layout the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     with content_of(checkpoint.folder):
-        return _restore(checkpoint, learner)
+        progress = _restore(checkpoint, learner)
+        if averages is not None:
+            _load_averages(checkpoint, averages)
+        return progress
 
 
 def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
@@ -156,15 +171,29 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
         ) from None
 
 
-def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Loads a checkpoint's weights and buffers into the model.
+def _load_averages(checkpoint: Checkpoint, averages: Averages) -> None:
+    import paddle
 
-    Raises CheckpointError with the name of the first tensor that is missing, left over or of another shape.
+    saved = set(checkpoint.names)
+    averages.begin()
+    with paddle.no_grad():
+        for name, parameter, average in averages.named():
+            if (kept := _EMA + name) in saved:
+                placement, shape = averages.learner.placements.of(parameter), average.shape
+                fill(average, checkpoint, kept, placement.global_shape(shape), placement.offset(shape))
+
+
+def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -> None:
+    """Loads a checkpoint's weights and buffers into the model; with `ema`, the averages in place of weights.
+
+    Raises CheckpointError with the name of the first tensor that is missing, left over or of another shape, and where
+    there are no averages.
     """
     import paddle
 
     wanted = learner.state()
-    saved = {name.removeprefix("model/") for name in checkpoint.names if name.startswith("model/")}
+    saved = {name.removeprefix(_MODEL) for name in checkpoint.names if name.startswith(_MODEL)}
+    averaged = averages_in(checkpoint) if ema else frozenset()
     everywhere = set().union(*learner.mesh.gather(sorted(wanted)))
     for missing, text in (
         (everywhere - saved, "lacks"),
@@ -178,7 +207,8 @@ def load_model(checkpoint: Checkpoint, learner: Learner) -> None:
     with paddle.no_grad():
         for name, tensor in wanted.items():
             placement, shape = learner.placements.of(tensor), tensor.shape
-            fill(tensor, checkpoint, f"model/{name}", placement.global_shape(shape), placement.offset(shape))
+            kept = _EMA + name if name in averaged else _MODEL + name
+            fill(tensor, checkpoint, kept, placement.global_shape(shape), placement.offset(shape))
 
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:

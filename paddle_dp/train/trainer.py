@@ -14,7 +14,7 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.parallel.parameter_groups import group
 from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
-from paddle_dp.recipe import Guard, Load, LoaderSettings, Precision, Recipe
+from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
@@ -72,6 +72,7 @@ class Trainer(TrainingLoop):
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         guard: Guard | Mapping[str, Any] | None = None,
         load: Load | Mapping[str, Any] | str | Path | None = None,
+        ema: Ema | Mapping[str, Any] | None = None,
         cuts: Mapping[str, str] | None = None,
         attention_methods: Mapping[str, str] | None = None,
         blocks: Sequence[Any] = (),
@@ -89,6 +90,7 @@ class Trainer(TrainingLoop):
                 is one, which is what a script needs that may be started again), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
             load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
+            ema: an average of the weights, evaluated and saved beside them, such as {"decay": 0.999}.
             guard: what is done about a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
             cuts, attention_methods, blocks: how to split a model that has no tables of its own: patterns of layer
                 names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
@@ -162,6 +164,7 @@ class Trainer(TrainingLoop):
             loader=_loader_settings(loader),
             guard=guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD),
             load=_load(load),
+            ema=_ema(ema),
             words={
                 word: _part(shelf, given).settings
                 for word, shelf, given in (
@@ -262,6 +265,12 @@ def _load(given: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
         return given
     settings = {"path": str(given)} if isinstance(given, (str, Path)) else dict(given)
     return read_settings(Load, settings, Owner(subject="load", prefix="load"))
+
+
+def _ema(given: Ema | Mapping[str, Any] | None) -> Ema | None:
+    if given is None or isinstance(given, Ema):
+        return given
+    return read_settings(Ema, dict(given), Owner(subject="ema", prefix="ema"))
 
 
 def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:

@@ -73,8 +73,8 @@ def test_another_number_of_threads_is_told(run: Path, monkeypatch: pytest.Monkey
     ("change", "said"),
     [
         (
-            {"format": 3},
-            r"0\.9 \(its files: 1\)\. .* reads states of format 2 .* in it \(format 3\): install",
+            {"format": 4},
+            r"0\.9 \(its files: 1\)\. .* reads states of format 3 .* in it \(format 4\): install",
         ),
         (
             {"progress": {"step": FEW, "tokens": 9}},

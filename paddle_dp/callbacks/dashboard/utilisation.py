@@ -47,7 +47,7 @@ def count(run: Run, given: float | None) -> Utilisation | str:
         seed_sample(run.train_loader.sampler.seed, 0, 0)
         sample, _ = read_sample(dataset, 0)
     try:
-        flops = training_flops(run.recipe.build_model, sample.shape, str(sample.dtype))
+        flops = training_flops(run.recipe.model.build, sample.shape, str(sample.dtype))
     except Exception as error:  # noqa: BLE001 - tracing may fail in any way, for a model that trains well
         return f"the model's FLOPs were not counted: {type(error).__name__}: {error}"
     return Utilisation(flops=flops, peak=peak)

@@ -1,0 +1,90 @@
+"""The exponential moving average of a model's weights, which often generalizes better than the weights themselves.
+
+average = decay × average + (1 − decay) × weight, after every so many updates; it begins as the weights do (Polyak and
+Juditsky 1992; with a decay as in Tarvainen and Valpola, arXiv:1703.01780). A rank keeps the averages of the parameters
+that it updates: under sharding its own ones. Element by element, so that every layout has one process's averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import paddle
+
+from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.placed_model import Placed
+from paddle_dp.recipe import Ema
+
+_WIDE = ("float32", "float64")
+
+
+class Averages:
+    """The averages of a learner's trained weights, in float32 at least; buffers and frozen weights have none."""
+
+    def __init__(self, learner: Learner, settings: Ema):
+        self.learner, self.settings = learner, settings
+        trained = [p for _, p in learner.named_parameters(trainable=True) if learner.is_updated(p)]
+        self._of = {id(parameter): (parameter, _copy(parameter)) for parameter in trained}
+
+    def update(self, step: int) -> None:
+        """After update `step` (from 1): takes the weights into the averages, where that is due."""
+        every = self.settings.every
+        if not every.due_at_step(step):
+            return
+        number = step // every.count
+        decay = self.settings.decay
+        if self.settings.warmup:
+            decay = min(decay, (1 + number) / (10 + number))
+        with paddle.no_grad():
+            for parameter, average in self._of.values():
+                average.scale_(decay)
+                average.add_(parameter.astype(average.dtype) * (1 - decay))
+
+    def begin(self) -> None:
+        """Begins anew with the weights as they are."""
+        with paddle.no_grad():
+            for parameter, average in self._of.values():
+                average.set_value(parameter.astype(average.dtype))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Around code that is to find the averages in place of the weights, which are the same bits afterwards.
+        Collective."""
+        kept = [(parameter, parameter.clone()) for parameter, _ in self._of.values()]
+        try:
+            with paddle.no_grad():
+                for parameter, average in self._of.values():
+                    parameter.set_value(average.astype(parameter.dtype))
+            self.learner.share_updates()
+            yield
+        finally:
+            with paddle.no_grad():
+                for parameter, weight in kept:
+                    parameter.set_value(weight)
+            self.learner.share_updates()
+
+    def shards(self) -> Iterator[Placed]:
+        """The parts of the averages that this rank saves, by the whole-model names of their weights, as
+        `PlacedModel.shards`."""
+        at = self.learner.mesh.coords
+        for name, parameter, average in self.named():
+            # Under each of a tied weight's names, so its copy on another stage is no replica.
+            placement = replace(self.learner.placements.of(parameter), first_copy=True)
+            if placement.is_main_replica(at):
+                yield name, average, placement
+
+    def named(self) -> Iterator[tuple[str, paddle.Tensor, paddle.Tensor]]:
+        """This rank's averages: a name of the weight, the weight, and its average."""
+        for name, tensor in self.learner.state().items():
+            if id(tensor) in self._of:
+                yield name, *self._of[id(tensor)]
+
+
+def _copy(parameter: paddle.Tensor) -> paddle.Tensor:
+    with paddle.no_grad():
+        wide = str(parameter.dtype).rpartition(".")[2] in _WIDE
+        copy: paddle.Tensor = (parameter if wide else parameter.astype("float32")).clone()
+        copy.stop_gradient = True
+        return copy
