@@ -68,18 +68,47 @@ def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None,
 def reduce_scatter(
     process_group: Any, out: paddle.Tensor, given: Any, op: Any = None, *_: Any
 ) -> CompletedTask:
-    """Reduces, and leaves each rank its share; `given` is one tensor, or a list with one for each rank."""
-    whole = paddle.concat([one.reshape([-1]) for one in given]) if isinstance(given, list | tuple) else given
-    total = reduced(process_group, whole, op).reshape([-1])
-    return fill(out, paddle.split(total, process_group.size())[process_group.rank()])
+    """Reduces, and leaves each rank its share; `given` is one tensor, or a list with one for each rank.
+
+    Each share goes straight to its rank, which adds them in the order of the ranks: half the bytes of an all-reduce.
+    """
+    ranks, own = process_group.size(), process_group.rank()
+    shares = list(given) if isinstance(given, list | tuple) else paddle.split(given.detach(), ranks)
+    for rank, share in enumerate(shares):
+        if rank != own:
+            p2p.send(process_group, share, rank)
+    mine = shares[own].detach()
+    everyone = [
+        mine if rank == own else p2p.received(process_group, paddle.empty_like(mine), rank)
+        for rank in range(ranks)
+    ]
+    return fill(out, _combined(everyone, op))
+
+
+# In which narrow types are added: Paddle's CPU package adds or compares most of them not at all.
+_WIDE = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "bool": "int32"}
+
+
+def _combined(tensors: Tensors, op: Any) -> paddle.Tensor:
+    """The reduction of the ranks' tensors in their order, in a wider type where they are narrow."""
+    ops, dtype = core.ReduceOp, str(tensors[0].dtype).rpartition(".")[2]
+    if dtype in _WIDE:
+        tensors = [tensor.astype(_WIDE[dtype]) for tensor in tensors]
+    ways = {ops.MAX: paddle.maximum, ops.MIN: paddle.minimum, ops.PRODUCT: paddle.multiply}
+    total = functools.reduce(ways.get(op, paddle.add), tensors)
+    return total / len(tensors) if op == ops.AVG else total
 
 
 def all_to_all(process_group: Any, outs: Tensors, ins: Tensors, *_: Any) -> CompletedTask:
     """Sends the j-th input to rank j and receives the j-th output from it."""
+    own = process_group.rank()
     for rank, tensor in enumerate(ins):
-        p2p.send(process_group, tensor, rank)
+        if rank != own:
+            p2p.send(process_group, tensor, rank)
+    fill(outs[own], ins[own])
     for rank, tensor in enumerate(outs):
-        p2p.receive(process_group, tensor, rank)
+        if rank != own:
+            p2p.received(process_group, tensor, rank)
     return CompletedTask()
 
 

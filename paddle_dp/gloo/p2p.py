@@ -89,6 +89,12 @@ def receive(
     return _post(ReceiveTask(group_of(process_group), rank, tensor), sync_op)
 
 
+def received(process_group: Any, tensor: paddle.Tensor, rank: int) -> paddle.Tensor:
+    """The tensor, filled with what a rank of the group sent; waits for it, inside of a block, too."""
+    ReceiveTask(group_of(process_group), rank, tensor).wait()
+    return tensor
+
+
 def send_part(
     process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, index: int, *_: Any
 ) -> CompletedTask:

@@ -205,3 +205,33 @@ def test_the_rest() -> None:
         assert found["refused"] == [True] * 10
         assert found["raw"] == [2.0, 2.0, 30.0]
         assert found["half"] == [30000.0] * 3 and found["task"] == [2.0, 2.0]
+
+
+def sent_to_others() -> dict[str, float]:
+    """Bytes that this rank sends to others, as a share of those that it gives."""
+    import paddle
+    import paddle.distributed as dist
+
+    from paddle_dp.gloo import install
+    from paddle_dp.mesh import join, transport
+
+    mesh = join()
+    install(mesh.device)
+    endpoint, given = transport.endpoint(), paddle.ones([mesh.ranks * 1000])
+    sizes: list[int] = []
+    plain = endpoint.send
+    endpoint.send = lambda group, rank, data: (sizes.append(len(data)), plain(group, rank, data))
+    found = {}
+    for name, exchange in (
+        ("reduce_scatter", lambda: dist.stream.reduce_scatter(paddle.zeros([1000]), given)),
+        ("alltoall_single", lambda: dist.alltoall_single(paddle.zeros_like(given), given)),
+    ):
+        exchange()
+        found[name] = sum(sizes) / (4 * given.size)
+        sizes.clear()
+    return found
+
+
+def test_a_rank_sends_nothing_to_itself_and_no_more_than_the_others_shares() -> None:
+    for found in run_ranks(sent_to_others, 2):
+        assert found == {"reduce_scatter": 0.5, "alltoall_single": 0.5}

@@ -26,8 +26,10 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import blocks_of, settle
+from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.tensor.layers import CopyToTensorParallel, TensorParallelizer, layers_in
 from paddle_dp.parallel.tensor.rng import draw_slice
+from paddle_dp.parallel.tensor.shared_input import shared
 
 
 class _TransposeBT(PyLayer):
@@ -46,7 +48,17 @@ class ColwiseLinear(ColumnSequenceParallelLinear):
     """Sequence shards [n, t / tp_size, width] → some of the outputs for all tokens [n, t, outputs / tp_size]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
+        return self.linear(gathered(x, self.model_parallel_group), self.weight, self.bias, name=self._name)
+
+
+def gathered(x: paddle.Tensor, group: Group) -> paddle.Tensor:
+    """Sequence shards [n, t / tp_size, …] → all tokens [n, t, …]; gradients are reduce-scattered. Once for all layers
+    of the same input."""
+
+    def exchange(given: paddle.Tensor) -> paddle.Tensor:
+        return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(given)))
+
+    return shared(x, exchange, ("gathered", *group.ranks))
 
 
 class RowwiseLinear(RowSequenceParallelLinear):
@@ -60,7 +72,7 @@ class GatherFromSequenceParallel(CopyToTensorParallel):
     """A layer whose outputs are cut, on sequence shards of its input; the input's gradients are reduce-scattered."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self._layer[0](_TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(x))))
+        return self._layer[0](gathered(x, self.group))
 
 
 class BlockParallelizer(TensorParallelizer):

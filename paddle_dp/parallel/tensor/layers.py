@@ -22,6 +22,7 @@ from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
+from paddle_dp.parallel.tensor.shared_input import shared
 from paddle_dp.part.annotation import attention_methods_of, cut_entries
 
 DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
@@ -40,9 +41,21 @@ class CopyToTensorParallel(nn.Layer):
         ]  # in a list, so that it is no sublayer: its parameters are registered here already
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        from paddle.distributed.fleet.layers.mpu import mp_ops
+        return self._layer[0](copied(x, self.group))
 
-        return self._layer[0](mp_ops._c_identity(x, group=self.group))
+
+class ColwiseLinear(ColumnParallelLinear):
+    """The same input on all ranks → some of the outputs; its exchange is shared with other layers of that input."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.linear(copied(x, self.model_parallel_group), self.weight, self.bias, name=self._name)
+
+
+def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
+    """Megatron's f: the tensor itself, the same on all ranks; its gradients are all-reduced."""
+    from paddle.distributed.fleet.layers.mpu import mp_ops
+
+    return shared(x, lambda given: mp_ops._c_identity(given, group=group), ("copied", *group.ranks))
 
 
 class TensorParallelizer:
@@ -52,7 +65,7 @@ class TensorParallelizer:
     some of the classes.
     """
 
-    kinds: tuple[Any, Any, Any] = (ColumnParallelLinear, RowParallelLinear, CopyToTensorParallel)
+    kinds: tuple[Any, Any, Any] = (ColwiseLinear, RowParallelLinear, CopyToTensorParallel)
 
     def __init__(self, group: Group, placements: Placements):
         self.group, self.placements, self.cuts_classes = group, placements, False

@@ -1,0 +1,31 @@
+"""One exchange for all cut layers that read the same tensor: q, k and v of an attention, gate and up of an MLP.
+
+Fleet's layers exchange their input each for itself: three all-reduces for q, k and v in backward, or three all-gathers
+and reduce-scatters with sequence parallelism, where Megatron's one wide matrix has one (arXiv:2205.05198, figure 5).
+Here the first of them exchanges, and the others take what it made; backward adds their gradients first, and sums once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import paddle
+
+Exchange = Callable[[paddle.Tensor], paddle.Tensor]
+_MADE = "exchanged_for_cut_layers"  # the attribute of an input, which lives as long as the input does
+
+
+def shared(x: paddle.Tensor, exchange: Exchange, key: object) -> paddle.Tensor:
+    """`exchange(x)`, made once for a tensor as long as it is not changed. `key`: of the exchange and its group.
+
+    A leaf that requires a gradient outlives its backward, and what was made of it does not: each layer exchanges it.
+    """
+    if not paddle.in_dynamic_mode() or (x.is_leaf and not x.stop_gradient):
+        return exchange(x)
+    state = key, x.inplace_version, paddle.is_grad_enabled()
+    made = getattr(x, _MADE, None)
+    if made is None or made[0] != state:
+        made = state, exchange(x)
+        setattr(x, _MADE, made)
+    found: paddle.Tensor = made[1]
+    return found

@@ -1,0 +1,81 @@
+"""The cluster in a box: what it counts is what plan says, nothing is left of it, and its table tells what it read."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.units import LinkSpeed
+from tools.benchmark.compute import quick
+from tools.benchmark.wire_table import Row, picture, read, table
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("tc"),
+    reason="nodes are network namespaces, which takes root and iproute2",
+)
+FAST, SLOW = (
+    Row(
+        layout="data 2",
+        nodes=2,
+        link=link,
+        ms=ms,
+        bound_ms=bound,
+        exposed_ms=2 * ms,
+        mb=25.3,
+        formula_mb=25.26,
+    )
+    for link, ms, bound in (("20 Gbit/s", 90.0, 60.0), ("1 Gbit/s", 330.0, 220.0))
+)
+
+
+def test_a_line_of_the_table_has_every_link_and_its_bound() -> None:
+    alone = Row(layout="the wire alone", nodes=2, link="1 Gbit/s", ms=202.4, mb=25.26, formula_mb=25.26)
+    lines = table([FAST, SLOW, alone]).splitlines()
+    assert lines[2] == "| data 2 | 2 | 90 | 60 | 1.50 | 330 | 220 | 1.50 | 25.30 | 25.26 | 1.002 |"
+    assert lines[3] == "| the wire alone | 2 |  |  |  | 202 |  |  | 25.26 | 25.26 | 1.000 |"
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+
+
+def test_rows_survive_their_file(tmp_path: Path) -> None:
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(vars(FAST)))
+        writer.writeheader()
+        writer.writerows([vars(FAST), {**vars(SLOW), "bound_ms": None}])
+    first, second = map(read, csv.DictReader((tmp_path / "rows.csv").open()))
+    assert first == FAST and second.bound_ms is None and second.ratio is None
+
+
+def test_the_picture_has_a_panel_for_each_link(tmp_path: Path) -> None:
+    picture([FAST, SLOW], tmp_path / "wire.png")
+    assert (tmp_path / "wire.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_quickest_quarter_is_not_the_slow_rest() -> None:
+    assert quick([9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 99.0, 50.0]) == 3.0
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() == 0, reason="this user is root")
+def test_without_root_one_sentence_says_so() -> None:
+    done = subprocess.run([sys.executable, "tools/benchmark/wire.py"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "root" in done.stderr
+
+
+@pytest.mark.long
+@needs_root
+@pytest.mark.timeout(600)
+def test_bytes_at_the_interface_are_the_formulas_and_nothing_is_left(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/benchmark/wire.py", "--links", "20 Gbit/s", "--steps", "8"]
+    chosen = ["--only", "data_parallel", "tensor 2", "pipeline 2", "--csv", str(tmp_path / "rows.csv")]
+    subprocess.run([*command, *chosen], check=True, timeout=540)
+    rows = list(map(read, csv.DictReader((tmp_path / "rows.csv").open())))
+    assert {row.link for row in rows} == {str(LinkSpeed.parse("20 Gbit/s"))} and len(rows) == 6
+    assert [row.layout for row in rows if not 0.99 < row.mb / row.formula_mb < 1.05] == []
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert not [line for line in left.splitlines() if line.startswith("paddle-dp-")]

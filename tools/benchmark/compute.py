@@ -1,0 +1,80 @@
+"""Measures what a rank computes in a step: forward, backward, and the rest, without any exchange.
+
+    python tools/benchmark/compute.py tools/benchmark/mlp_25mb.yaml train.batch=128
+
+Prints {"forward", "backward", "update"}: seconds in the quickest quarter of the steps, of one process that trains the
+recipe alone, in one thread, as `paddle-dp train` does. Used by wire.py and overlap.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.launch.command import MALLOC
+from paddle_dp.launch.machine import mkl_type
+
+FIRST = 3  # steps that do not count
+
+
+def variables() -> dict[str, str]:
+    """The environment in which a rank on a CPU computes, with one thread; before its process starts."""
+    kind = mkl_type()
+    return {**MALLOC, **({"MKL_DEBUG_CPU_TYPE": kind} if kind else {}), "OMP_NUM_THREADS": "1"}
+
+
+def measured(file: Path, words: list[str], steps: int) -> dict[str, float]:
+    """Seconds by phase, in this process."""
+    from paddle_dp.mesh import join
+    from paddle_dp.mesh.heartbeat import heartbeat
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    with tempfile.TemporaryDirectory() as folder:
+        own = [
+            "strategy={use: single}",
+            "callbacks=[]",
+            f"train.length={steps} steps",
+            f"output_dir={folder}/run",
+        ]
+        recipe = read_recipe(file, [*words, *own])
+        recipe.folder.mkdir()
+        trainer = build(recipe, join(recipe.train.seed, recipe.train.device))
+        learn, rows = trainer.learner.train_batch, [(time.perf_counter(), heartbeat.spent())]
+
+        def timed(*args: Any, **more: Any) -> Any:
+            rows.append((time.perf_counter(), heartbeat.spent()))
+            return learn(*args, **more)
+
+        trainer.learner.train_batch = timed  # type: ignore[method-assign]
+        trainer.fit(recipe.train.length)
+    rows = rows[1 + FIRST :]
+    steps_taken = list(itertools.pairwise(rows))
+    phases = {
+        name: quick(after[name] - before[name] for (_, before), (_, after) in steps_taken)
+        for name in ("forward", "backward")
+    }
+    whole = quick(after - before for (before, _), (after, _) in steps_taken)
+    return {**phases, "update": whole - sum(phases.values())}
+
+
+def quick(times: Iterable[float]) -> float:
+    """What the quickest quarter takes: whatever else the machine does slows down the others."""
+    ordered = sorted(times)
+    return ordered[len(ordered) // 4]
+
+
+if __name__ == "__main__":
+    missing = {name: value for name, value in variables().items() if os.environ.get(name) != value}
+    if missing:  # malloc and MKL read them when they are loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **missing})
+    print(json.dumps(measured(Path(sys.argv[1]), sys.argv[2:], steps=14)))

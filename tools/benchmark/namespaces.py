@@ -1,0 +1,117 @@
+"""A cluster in a box: a network namespace for each node, all on one switch, with links of a chosen speed. Needs root.
+
+Each node has a veth pair to a bridge in a namespace of its own; `tc tbf` limits both of its ends, so a link carries the
+chosen rate in each direction, as a network card does. Nothing of the machine's own network is touched, and all of it
+is removed at the end, after an error and Ctrl-C, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_dp.units import LinkSpeed
+
+BURST = "256kb"  # what a link sends at once after a pause: a larger one hides some of a short exchange
+NEEDS = "nodes are network namespaces here, which takes root, and iproute2's ip and tc"
+
+
+def why_not() -> str | None:
+    """Why there can be no cluster here, as one sentence; None where there can."""
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+        return f"{NEEDS}: run it as root on Linux."
+    return None
+
+
+def ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, timeout=10)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes of a box: their namespaces, `interface` in each, and addresses."""
+
+    name: str
+    size: int
+
+    @property
+    def spaces(self) -> list[str]:
+        return [f"{self.name}-{node}" for node in range(self.size)]
+
+    @property
+    def switch(self) -> str:
+        return f"{self.name}-switch"
+
+    @property
+    def interface(self) -> str:
+        return f"pdp{self.name.rpartition('-')[2]}"
+
+    def address(self, node: int) -> str:
+        return f"10.78.0.{node + 1}"
+
+    def limit(self, speed: LinkSpeed) -> None:
+        """From now on each link carries so much in each direction."""
+        bits = round(8 * speed.bytes_per_second)
+        for node, space in enumerate(self.spaces):
+            for where, device in ((space, self.interface), (self.switch, f"port{node}")):
+                words = f"-n {where} qdisc replace dev {device} root tbf rate {bits}bit burst {BURST} latency 200ms"
+                subprocess.run(["tc", *words.split()], check=True, timeout=10)
+
+    def start(
+        self, node: int, command: Sequence[str], log: Path, variables: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """A command on a node; what it prints goes into `log`."""
+        inside = ["ip", "netns", "exec", self.spaces[node], *command]
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                inside, env={**os.environ, **variables}, stdout=file, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def sent(self, process: subprocess.Popen[bytes]) -> int:
+        """The bytes that have left the node on which a process runs."""
+        for line in Path(f"/proc/{process.pid}/net/dev").read_text().splitlines():
+            device, _, counts = line.partition(":")
+            if device.strip() == self.interface:
+                return int(counts.split()[8])
+        return 0  # `ip` has not entered the namespace yet
+
+
+@contextmanager
+def cluster(size: int) -> Iterator[Cluster]:
+    """A cluster of `size` nodes; raises OSError or CalledProcessError where the kernel has no veth, bridge or tbf."""
+    box = Cluster(f"paddle-dp-{os.getpid()}", size)
+    try:
+        ip(f"netns add {box.switch}")
+        ip(f"-n {box.switch} link add hub type bridge")
+        ip(f"-n {box.switch} link set hub up")
+        for node, space in enumerate(box.spaces):
+            ip(f"netns add {space}")
+            ip(f"-n {box.switch} link add port{node} type veth peer name {box.interface} netns {space}")
+            ip(f"-n {box.switch} link set port{node} master hub up")
+            ip(f"-n {space} address add {box.address(node)}/24 dev {box.interface}")
+            ip(f"-n {space} link set {box.interface} up")
+            ip(f"-n {space} link set lo up")
+        yield box
+    finally:
+        for space in (*box.spaces, box.switch):
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(["ip", "netns", "del", space], timeout=10, stderr=subprocess.DEVNULL)
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends what still runs, with all that it started: jobs end their ranks when they are asked to stop."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

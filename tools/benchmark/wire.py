@@ -1,0 +1,321 @@
+"""Measures each layout over links of chosen speeds: a cluster in a box, one rank on each node. Needs root.
+
+    python tools/benchmark/wire.py                     # two nodes, all layouts; 20 Gbit/s, 1 Gbit/s, 300 Mbit/s
+    python tools/benchmark/wire.py --nodes 4 --links "1 Gbit/s"
+    python tools/benchmark/wire.py --only "sharding 2" --torch ~/torch/bin/python --csv wire.csv --png wire.png
+    python tools/benchmark/wire.py --table wire.csv --png wire.png   # the table and the picture of earlier runs
+
+Nodes are network namespaces on one switch (namespaces.py); each job is `paddle-dp train --nodes N` on all of them, over
+gloo, with one thread a rank. While a job trains, its links are set to one speed after the other. Milliseconds are the
+median over a speed's steps, but for its first ones; megabytes are what leaves a node in one step, counted at its
+interface between steps, so that starting is no part of them, as the mean over the nodes. Beside them: the formula's
+bytes and the bound (paddle_dp/plan/exchange.py, bound.py), from the seconds that a rank computes in a step, which are
+measured first, on all nodes at once; and the wire alone: as many bytes through one socket from each node to the next.
+With --torch, PyTorch's DistributedDataParallel trains the same MLP over gloo in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.plan.bound import Compute, bound
+from paddle_dp.plan.exchange import mean_bytes, sent
+from paddle_dp.units import LinkSpeed
+from tools.benchmark.compute import variables
+from tools.benchmark.namespaces import Cluster, cluster, end, why_not
+from tools.benchmark.wire_table import Row, picture, read, table
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+MLP, GPT, LLAMA = (HERE / f"{name}.yaml" for name in ("mlp_25mb", "gpt_wire", "llama_wire"))
+STEPS = 14  # at each speed
+FIRST = 2  # steps at each speed that do not count
+EVERY = 2  # steps from one line of metrics to the next
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the table calls it, its recipe, and its strategy; `{n}` is the number of nodes."""
+
+    name: str
+    recipe: Path
+    strategy: str
+
+    def words(self, nodes: int) -> list[str]:
+        return [f"strategy={{{self.strategy.format(n=nodes)}}}"]
+
+
+LAYOUTS = [
+    Layout("data_parallel", MLP, "use: data_parallel"),
+    Layout("data {n}", MLP, "use: hybrid, data: {n}"),
+    *(
+        Layout(f"sharding {{n}}, stage {s}", MLP, f"use: hybrid, sharding: {{n}}, sharding_stage: {s}")
+        for s in (1, 2, 3)
+    ),
+    Layout("tensor {n}", GPT, "use: hybrid, tensor: {n}"),
+    Layout("tensor {n}, sequence_parallel", GPT, "use: hybrid, tensor: {n}, sequence_parallel: true"),
+    Layout("sequence {n}", GPT, "use: hybrid, sequence: {n}"),
+    Layout("pipeline {n}", GPT, "use: hybrid, pipeline: {n}"),
+    Layout("tensor {n}, llama", LLAMA, "use: hybrid, tensor: 2, data: auto"),
+    Layout(
+        "tensor {n}, sequence_parallel, llama",
+        LLAMA,
+        "use: hybrid, tensor: 2, data: auto, sequence_parallel: true",
+    ),
+]
+WIRE, DDP = "the wire alone", "PyTorch DDP"
+
+
+def main() -> int:
+    given = arguments()
+    if given.table:
+        rows = [read(line) for file in given.table for line in csv.DictReader(file.open())]
+    else:
+        if reason := why_not():
+            print(reason, file=sys.stderr)
+            return 2
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
+        links = [LinkSpeed.parse(text) for text in given.links]
+        rows = []
+        with cluster(given.nodes) as box, tempfile.TemporaryDirectory(prefix="wire-") as folder:
+            bench = Bench(box, Path(folder), links, given.steps)
+            for row in bench.rows(given.only, given.torch):
+                rows.append(row)
+                print(
+                    f"{row.layout} over {row.link}: {row.ms:.0f} ms, {row.mb:.2f} MB",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if given.csv:
+                    write(rows, given.csv)
+    print(table(rows))
+    if given.png:
+        picture(rows, given.png)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=2, choices=range(2, 9), metavar="N")
+    parser.add_argument(
+        "--links", nargs="+", default=["20 Gbit/s", "1 Gbit/s", "300 Mbit/s"], metavar="SPEED"
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="LAYOUT", help="beginnings of their names")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"at each speed (default {STEPS})")
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--png", type=Path, metavar="FILE")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="CSV", help="measure nothing, show these")
+    return parser.parse_args()
+
+
+def write(rows: Sequence[Row], file: Path) -> None:
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(asdict(rows[0])))
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+
+
+class Bench:
+    """Jobs on one cluster, one after another."""
+
+    def __init__(self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int):
+        self.box, self.folder, self.links, self.steps = box, folder, links, steps
+        self._port, self._computed = 9700, dict[Path, Compute]()
+
+    def rows(self, only: Sequence[str], torch: str | None) -> Iterator[Row]:
+        def wanted(name: str) -> bool:
+            return not only or any(name.startswith(each) for each in only)
+
+        nodes = self.box.size
+        if wanted(WIRE):
+            yield from self.wire(whole_bytes(MLP) * 2 * (nodes - 1) / nodes)
+        if torch and wanted(DDP):
+            yield from self.torch(torch)
+        for layout in LAYOUTS:
+            if wanted(layout.name.format(n=nodes)):
+                yield from self.layout(layout)
+
+    def layout(self, layout: Layout) -> Iterator[Row]:
+        """Trains one layout over every link."""
+        from paddle_dp.parallel.meta_init import describe_weights
+        from paddle_dp.part import lazily
+        from paddle_dp.recipe import read_recipe
+        from paddle_dp.train.forecast import between, layout_of, order_of
+
+        nodes, words = self.box.size, layout.words(self.box.size)
+        recipe = read_recipe(layout.recipe, words)
+        with lazily():
+            blocks = describe_weights(recipe.model.build())
+        plan, micro_batches = layout_of(recipe, nodes), recipe.train.micro_batches
+        activations, order = between(recipe, plan), order_of(plan, micro_batches)
+        planned = mean_bytes(blocks, plan, micro_batches, activations)
+        exchange = sent(blocks, plan, 0, micro_batches, activations)
+        alone = self.compute(layout.recipe, recipe.train.batch // nodes)
+        split = plan.degrees.tensor * plan.degrees.pipeline * plan.degrees.sharding
+        own = Compute(forward=alone.forward, backward=alone.backward, update=alone.update / split)
+        took, size = self.job(layout.recipe, [*words, f"train.length={self.steps * len(self.links)} steps"])
+        for link, ms in zip(self.links, took, strict=True):
+            best, worst = (
+                1e3 * bound(own, exchange, link.bytes_per_second, order, overlap) for overlap in (True, False)
+            )
+            yield Row(
+                layout=layout.name.format(n=nodes), nodes=nodes, link=str(link), ms=ms, bound_ms=best,
+                exposed_ms=worst, mb=size / 1e6, formula_mb=planned / 1e6,
+            )  # fmt: skip
+
+    def wire(self, size: float) -> Iterator[Row]:
+        """So many bytes from each node to the next, at once."""
+        for link in self.links:
+            self.box.limit(link)
+            took = []
+            for _ in range(3):
+                said = self.on_all(
+                    [
+                        sys.executable,
+                        str(HERE / "carry.py"),
+                        str(round(size)),
+                        *map(self.box.address, range(self.box.size)),
+                    ]
+                )
+                took.append(max(float(text.split()[-1]) for text in said))
+            ms = 1e3 * statistics.median(took)
+            yield Row(
+                layout=WIRE, nodes=self.box.size, link=str(link), ms=ms, mb=size / 1e6, formula_mb=size / 1e6
+            )
+
+    def torch(self, python: str) -> Iterator[Row]:
+        """The same MLP under PyTorch's DistributedDataParallel."""
+        nodes, log = self.box.size, self.folder / "ddp.jsonl"
+        self._port += 1
+        command = [
+            python, str(HERE / "ddp.py"), "--steps", str(self.steps * len(self.links)), "--every", str(EVERY),
+            "--batch", str(256 // nodes), "--master", f"{self.box.address(0)}:{self._port}", "--out", str(log),
+            "--interface", self.box.interface, "--ranks", str(nodes),
+        ]  # fmt: skip
+        commands = [[*command, "--rank", str(node)] for node in range(nodes)]
+        took, size = self.followed(commands, log)
+        formula = whole_bytes(MLP) * 2 * (nodes - 1) / nodes
+        for link, ms in zip(self.links, took, strict=True):
+            yield Row(layout=DDP, nodes=nodes, link=str(link), ms=ms, mb=size / 1e6, formula_mb=formula / 1e6)
+
+    def compute(self, recipe: Path, batch: int) -> Compute:
+        """What a rank computes in a step, measured on all nodes at once; in the mean of the nodes."""
+        if recipe not in self._computed:
+            said = self.on_all(
+                [sys.executable, str(HERE / "compute.py"), str(recipe), f"train.batch={batch}"]
+            )
+            found = [json.loads(text.splitlines()[-1]) for text in said]
+            self._computed[recipe] = Compute(
+                **{name: statistics.mean(one[name] for one in found) for name in found[0]}
+            )
+        return self._computed[recipe]
+
+    def on_all(self, command: list[str]) -> list[str]:
+        """What a command printed on each node."""
+        logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
+        processes = [self.box.start(node, command, log, variables()) for node, log in enumerate(logs)]
+        try:
+            for process in processes:
+                process.wait(timeout=300)
+        finally:
+            end(processes)
+        check(processes, logs)
+        return [log.read_text() for log in logs]
+
+    def job(self, recipe: Path, words: list[str]) -> tuple[list[float], float]:
+        """Milliseconds of a step over each link, and bytes that leave a node in a step."""
+        nodes, folder = self.box.size, Path(tempfile.mkdtemp(dir=self.folder))
+        self._port += 1
+        commands = [
+            [
+                sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", "1", "--nodes", str(nodes),
+                "--master", f"{self.box.address(0)}:{self._port}", "--node-rank", str(node),
+                "--out", str(folder / f"run-{node}"), *words,
+            ]
+            for node in range(nodes)
+        ]  # fmt: skip
+        return self.followed(commands, folder / "run-0" / "metrics.jsonl")
+
+    def followed(self, commands: list[list[str]], metrics: Path) -> tuple[list[float], float]:
+        """Runs a job, sets its links to the next speed when its metrics say so, and counts at each line."""
+        self.box.limit(self.links[0])
+        logs = [self.folder / f"out-{node}" for node in range(self.box.size)]
+        path = {"PYTHONPATH": str(ROOT)} if commands[0][0] == sys.executable else {}
+        processes = [
+            self.box.start(node, command, logs[node], {**variables(), **path})
+            for node, command in enumerate(commands)
+        ]
+        took: list[list[float]] = [[] for _ in self.links]
+        counts: list[tuple[int, float]] = []
+        try:
+            for step, seconds in steps_of(metrics, processes):
+                place, within = divmod(step - 1, self.steps)
+                counts.append((step, statistics.mean(self.box.sent(process) for process in processes)))
+                if within >= FIRST + EVERY - 1:
+                    took[place].append(1e3 * seconds)
+                if within == self.steps - 1 and place + 1 < len(self.links):
+                    self.box.limit(self.links[place + 1])
+        finally:
+            end(processes)
+        check(processes, logs)
+        counts = counts[FIRST // EVERY : -1]  # after the last step the nodes say goodbye
+        size = (counts[-1][1] - counts[0][1]) / (counts[-1][0] - counts[0][0])
+        return [statistics.median(each) for each in took], size
+
+
+def steps_of(metrics: Path, processes: list[subprocess.Popen[bytes]]) -> Iterator[tuple[int, float]]:
+    """(step, seconds per step) of each line of a job's metrics, as soon as it is there."""
+    deadline, file = time.monotonic() + 600, None
+    while time.monotonic() < deadline:
+        ended = [process.poll() for process in processes]
+        over = None not in ended or any(ended)
+        file = file or (metrics.open() if metrics.exists() else None)
+        yield from new_steps(file) if file else ()
+        if over:
+            return
+        time.sleep(0.002)
+    raise TimeoutError(f"{metrics}: a job took more than 10 minutes")
+
+
+def new_steps(file: TextIO) -> Iterator[tuple[int, float]]:
+    while line := file.readline():
+        event = json.loads(line)
+        if event["event"] == "step":
+            yield event["step"], event["seconds_per_step"]
+
+
+def check(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
+    """Raises RuntimeError with the last words of a node that failed."""
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode:
+            said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise RuntimeError(f"{process.args!r}: status {process.returncode}\n{said}")
+
+
+def whole_bytes(recipe: Path) -> int:
+    """Of a recipe's parameters, in float32."""
+    from paddle_dp.parallel.meta_init import size_of
+    from paddle_dp.recipe import read_recipe
+
+    return 4 * (size_of(read_recipe(recipe).model.build) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The table and the picture of what wire.py and overlap.py measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One layout over one link: milliseconds of a step, and megabytes (1e6 bytes) that a node sends in it.
+
+    `bound_ms`: the shortest step that the layout allows; `exposed_ms`: of one in which nothing is sent while a rank
+    computes. None for what has no layout.
+    """
+
+    layout: str
+    nodes: int
+    link: str
+    ms: float
+    mb: float
+    formula_mb: float
+    bound_ms: float | None = None
+    exposed_ms: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ms / self.bound_ms if self.bound_ms else None
+
+
+def read(line: Mapping[str, str]) -> Row:
+    """A row from a line of a CSV file."""
+    bound, exposed = (float(line[name]) if line[name] else None for name in ("bound_ms", "exposed_ms"))
+    return Row(
+        layout=line["layout"], nodes=int(line["nodes"]), link=line["link"], ms=float(line["ms"]), mb=float(line["mb"]),
+        formula_mb=float(line["formula_mb"]), bound_ms=bound, exposed_ms=exposed,
+    )  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: a line for each layout: for each link step, bound and ratio; bytes beside the formula's."""
+    links = list(dict.fromkeys(row.link for row in rows))
+    heads = [f"{link}: ms | bound | ratio" for link in links]
+    lines = [f"| layout | nodes | {' | '.join(heads)} | MB | formula | ratio |"]
+    lines.append("|---" * (2 + 3 * len(links) + 3) + "|")
+    return "\n".join([*lines, *_lines(rows, links)])
+
+
+def _lines(rows: Sequence[Row], links: Sequence[str]) -> Iterator[str]:
+    for name, nodes in dict.fromkeys((row.layout, row.nodes) for row in rows):
+        own = {row.link: row for row in rows if (row.layout, row.nodes) == (name, nodes)}
+        cells = []
+        for link in links:
+            row = own.get(link)
+            cells.append(f"{row.ms:.0f}" if row else "")
+            cells.append(f"{row.bound_ms:.0f}" if row and row.bound_ms else "")
+            cells.append(f"{row.ratio:.2f}" if row and row.ratio else "")
+        any_row = next(iter(own.values()))
+        size = f"{any_row.mb:.2f} | {any_row.formula_mb:.2f} | {any_row.mb / any_row.formula_mb:.3f}"
+        yield f"| {name} | {nodes} | {' | '.join(cells)} | {size} |"
+
+
+def picture(rows: Sequence[Row], file: Path) -> None:
+    """A panel for each link: bars of the measured steps, a line at each one's bound, and one where nothing overlaps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    links = list(dict.fromkeys(row.link for row in rows))
+    names = list(dict.fromkeys(row.layout for row in rows))
+    height = 1.2 + 0.3 * len(names)
+    figure, panels = pyplot.subplots(
+        1, len(links), figsize=(4 * len(links) + 2, height), sharey=True, squeeze=False
+    )
+    for panel, link in zip(panels[0], links, strict=True):
+        for row in (row for row in rows if row.link == link):
+            place = names.index(row.layout)
+            panel.barh(place, row.ms, color="#9dbbe0", height=0.6)
+            if row.bound_ms is not None and row.exposed_ms is not None:
+                panel.plot([row.bound_ms] * 2, [place - 0.38, place + 0.38], color="#1a7f37", linewidth=2.5)
+                panel.plot(
+                    [row.exposed_ms] * 2,
+                    [place - 0.38, place + 0.38],
+                    color="#b35900",
+                    linewidth=1,
+                    dashes=(2, 1),
+                )
+        panel.set_title(link)
+        panel.set_xlabel("ms a step")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_yticks(range(len(names)), names)
+    panels[0][0].invert_yaxis()
+    figure.text(0.01, 0.01, "green: the bound; dashed: nothing is sent while a rank computes", fontsize=8)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.savefig(file, dpi=110)
