@@ -48,7 +48,7 @@ class ColwiseLinear(ColumnSequenceParallelLinear):
     """Sequence shards [n, t / tp_size, width] → some of the outputs for all tokens [n, t, outputs / tp_size]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.linear(gathered(x, self.model_parallel_group), self.weight, self.bias, name=self._name)
+        return self.linear(gathered(x, self.model_parallel_group), self.weight, self.bias)
 
 
 def gathered(x: paddle.Tensor, group: Group) -> paddle.Tensor:

@@ -48,7 +48,7 @@ class ColwiseLinear(ColumnParallelLinear):
     """The same input on all ranks → some of the outputs; its exchange is shared with other layers of that input."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.linear(copied(x, self.model_parallel_group), self.weight, self.bias, name=self._name)
+        return self.linear(copied(x, self.model_parallel_group), self.weight, self.bias)
 
 
 def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
