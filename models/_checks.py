@@ -28,3 +28,16 @@ def check_widths(config: Any, name: str) -> None:
     """Raises ValueError unless every width in a list is 1 or more; the list may be empty."""
     if any(width < 1 for width in getattr(config, name)):
         raise ValueError(f"{name}: widths are 1 or more, not {list(getattr(config, name))}")
+
+
+def check_hidden_and_epsilon(config: Any) -> None:
+    """Raises ValueError unless `hidden` is 1 or more, or None, and `epsilon` is above 0."""
+    if config.hidden is not None:
+        at_least_one(config, "hidden")
+    check_epsilon(config)
+
+
+def check_epsilon(config: Any) -> None:
+    """Raises ValueError unless `epsilon` is above 0."""
+    if not config.epsilon > 0:
+        raise ValueError(f"epsilon: {config.epsilon} is not above 0")

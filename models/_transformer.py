@@ -18,6 +18,19 @@ def linear(inputs: int, outputs: int, std: float = STD, bias: bool = True) -> nn
     return nn.Linear(inputs, outputs, weight_attr=Normal(0.0, std), bias_attr=None if bias else False)
 
 
+class TiedOutput(nn.Layer):
+    """[n, t, width] → scores [n, t, vocab]: products with the token embeddings, and a bias where there is one."""
+
+    def __init__(self, token: nn.Embedding, bias: bool = False):
+        super().__init__()
+        self.weight = token.weight
+        self.bias = self.create_parameter([token.weight.shape[0]], is_bias=True) if bias else None
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        scores = paddle.matmul(x, self.weight, transpose_y=True)
+        return scores if self.bias is None else scores + self.bias
+
+
 class Block(nn.Layer):
     """The layers of a block for [n, t, width]; a model's `forward` decides where the norms are.
 
@@ -32,11 +45,11 @@ class Block(nn.Layer):
     def __init__(self, config: Any, residual_std: float = STD):
         """`residual_std`: the standard deviation of the weights whose outputs are added to the residual stream."""
         super().__init__()
-        width = config.width
+        width, hidden = config.width, config.hidden or 4 * config.width
         self.head_width = width // config.heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1, self.norm2 = (nn.LayerNorm(width, config.epsilon) for _ in range(2))
         self.qkv, self.out = linear(width, 3 * width), linear(width, width, residual_std)
-        self.up, self.down = linear(width, 4 * width), linear(4 * width, width, residual_std)
+        self.up, self.down = linear(width, hidden), linear(hidden, width, residual_std)
         self.dropout = nn.Dropout(config.dropout)
 
     def _attend(self, qkv: paddle.Tensor) -> paddle.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import paddle
 import paddle.nn.functional as F
@@ -12,12 +12,14 @@ from paddle.nn.initializer import Normal
 
 from models import _transformer
 from models._chain import Chain
-from models._checks import at_least_one, check_dropout, divides
-from models._transformer import STD, linear
+from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, divides
+from models._names import Names
+from models._transformer import STD, TiedOutput, linear
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added. Texts have one segment."""
+    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added, and where there are segments the first
+    one's: texts have one."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -27,10 +29,16 @@ class Embedding(nn.Layer):
         self.position = self.create_parameter(
             [config.length, config.width], default_initializer=Normal(0.0, STD)
         )
-        self.norm, self.dropout = nn.LayerNorm(config.width), nn.Dropout(config.dropout)
+        self.segment = (
+            self.create_parameter([config.segments, config.width], default_initializer=Normal(0.0, STD))
+            if config.segments
+            else None
+        )
+        self.norm, self.dropout = nn.LayerNorm(config.width, config.epsilon), nn.Dropout(config.dropout)
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        return self.dropout(self.norm(self.token(tokens) + self.position[: tokens.shape[1]]))
+        x = self.token(tokens) + self.position[: tokens.shape[1]]
+        return self.dropout(self.norm(x if self.segment is None else x + self.segment[0]))
 
 
 class Block(_transformer.Block):
@@ -46,10 +54,10 @@ class Head(nn.Layer):
 
     cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, out: nn.Layer):
         super().__init__()
-        self.dense, self.norm = linear(config.width, config.width), nn.LayerNorm(config.width)
-        self.out = linear(config.width, config.vocab)
+        self.dense, self.norm = linear(config.width, config.width), nn.LayerNorm(config.width, config.epsilon)
+        self.out = out
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.out(self.norm(F.gelu(self.dense(x))))
@@ -59,13 +67,66 @@ class BERT(Chain):
     """Scores [n, t, vocab] of each token before masking, for tokens int64 [n, t]."""
 
     def __init__(self, config: Config):
+        embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
-        super().__init__([Embedding(config), *blocks, Head(config)])
+        out = TiedOutput(embedding.token, bias=True) if config.tied else linear(config.width, config.vocab)
+        super().__init__([embedding, *blocks, Head(config, out)])
+        self.head_width, self.tied = config.width // config.heads, config.tied
+
+    def hugging_face(self) -> Names:
+        """The names of the tensors in transformers' BertForMaskedLM."""
+        last, head, first = len(self.blocks) - 1, "cls.predictions", "bert.embeddings"
+        tied = f"{first}.word_embeddings.weight"
+        names: Names = {
+            "blocks.0.token.weight": tied,
+            "blocks.0.position": f"{first}.position_embeddings.weight",
+            "blocks.0.segment": f"{first}.token_type_embeddings.weight",
+            f"blocks.{last}.dense.weight": f"{head}.transform.dense.weight.T",
+            f"blocks.{last}.dense.bias": f"{head}.transform.dense.bias",
+            f"blocks.{last}.out.weight": tied if self.tied else f"{head}.decoder.weight.T",
+            f"blocks.{last}.out.bias": f"{head}.bias",
+        }
+        for word, turned in (("weight", ".T"), ("bias", "")):
+            names |= {
+                f"blocks.0.norm.{word}": f"{first}.LayerNorm.{word}",
+                f"blocks.{last}.norm.{word}": f"{head}.transform.LayerNorm.{word}",
+            }
+            for n in range(last - 1):
+                ours, theirs = f"blocks.{n + 1}", f"bert.encoder.layer.{n}"
+                qkv = tuple(
+                    f"{theirs}.attention.self.{each}.{word}{turned}" for each in ("query", "key", "value")
+                )
+                names |= {
+                    f"{ours}.qkv.{word}": (qkv, self.head_width),
+                    f"{ours}.out.{word}": f"{theirs}.attention.output.dense.{word}{turned}",
+                    f"{ours}.norm1.{word}": f"{theirs}.attention.output.LayerNorm.{word}",
+                    f"{ours}.up.{word}": f"{theirs}.intermediate.dense.{word}{turned}",
+                    f"{ours}.down.{word}": f"{theirs}.output.dense.{word}{turned}",
+                    f"{ours}.norm2.{word}": f"{theirs}.output.LayerNorm.{word}",
+                }
+        unused = ("*embeddings.position_ids", "bert.pooler.*", "pooler.*", "cls.seq_relationship.*")
+        twice = f"{head}.decoder.bias", *((f"{head}.decoder.weight",) if self.tied else ())
+        return {**names, "": (*unused, *twice)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Attention weights are never dropped."""
+
+    hugging_face: ClassVar[dict[str, Any]] = {
+        "sizes": {
+            "vocab_size": "vocab", "hidden_size": "width", "num_hidden_layers": "depth",
+            "num_attention_heads": "heads", "intermediate_size": "hidden", "max_position_embeddings": "length",
+            "type_vocab_size": "segments", "layer_norm_eps": "epsilon", "tie_word_embeddings": "tied",
+            "hidden_dropout_prob": "dropout",
+        },
+        "must": {"model_type": ("bert",), "hidden_act": ("gelu",), "position_embedding_type": ("absolute",)},
+        "absent": {
+            "layer_norm_eps": 1e-12, "type_vocab_size": 2, "tie_word_embeddings": True, "hidden_dropout_prob": 0.1,
+        },
+        "architecture": "BertForMaskedLM",
+        "unused": ("directionality", "pooler_*", "attention_probs_dropout_prob", "classifier_dropout"),
+    }  # fmt: skip
 
     vocab: int = 264
     """Tokens of the vocabulary, including the mask."""
@@ -82,12 +143,27 @@ class Config:
     length: int = 128
     """Longest text, in tokens."""
 
+    segments: int = 0
+    """Segment embeddings, of which texts use the first, as in the published weights; 0: none."""
+
+    hidden: int | None = None
+    """Width inside the MLP; 4 × `width` by default."""
+
+    epsilon: float = 1e-5
+    """Added to the variance in LayerNorm."""
+
     dropout: float = 0.0
     """Dropout probability of the embedding and of each layer's output."""
+
+    tied: bool = False
+    """The output layer uses the embedding's weights, and a bias of its own."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")
         divides(self, "heads", "width")
+        if self.segments < 0:
+            raise ValueError(f"segments: {self.segments} is less than 0")
+        check_hidden_and_epsilon(self)
         check_dropout(self)
 
     def build(self) -> nn.Layer:

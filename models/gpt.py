@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import paddle
 import paddle.nn.functional as F
@@ -13,9 +13,10 @@ from paddle.nn.initializer import Normal
 from models import _transformer
 from models._attention import attention
 from models._chain import Chain
-from models._checks import at_least_one, check_dropout, divides
+from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, divides
 from models._generate import Cache, Generates
-from models._transformer import STD, linear, residual_std
+from models._names import Names
+from models._transformer import STD, TiedOutput, linear, residual_std
 
 
 class Embedding(nn.Layer):
@@ -54,25 +55,14 @@ class Block(_transformer.Block):
         return attention(q, k, v, causal)
 
 
-class TiedOutput(nn.Layer):
-    """[n, t, width] → scores [n, t, vocab]: products with the token embeddings."""
-
-    def __init__(self, token: nn.Embedding):
-        super().__init__()
-        self.weight = token.weight
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return paddle.matmul(x, self.weight, transpose_y=True)
-
-
 class Head(nn.Layer):
     """[n, t, width] → scores [n, t, vocab]."""
 
     cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
-    def __init__(self, width: int, out: nn.Layer):
+    def __init__(self, config: Config, out: nn.Layer):
         super().__init__()
-        self.norm, self.out = nn.LayerNorm(width), out
+        self.norm, self.out = nn.LayerNorm(config.width, config.epsilon), out
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         return self.out(self.norm(x))
@@ -85,13 +75,51 @@ class GPT(Generates, Chain):
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
         out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
-        super().__init__([embedding, *blocks, Head(config.width, out)])
-        self.length = config.length
+        super().__init__([embedding, *blocks, Head(config, out)])
+        self.length, self.head_width, self.tied = config.length, config.width // config.heads, config.tied
+
+    def hugging_face(self) -> Names:
+        """The names of the tensors in transformers' GPT2LMHeadModel, whose Conv1D is [inputs, outputs] as ours."""
+        last = len(self.blocks) - 1
+        names: Names = {
+            "blocks.0.token.weight": "transformer.wte.weight",
+            "blocks.0.position": "transformer.wpe.weight",
+            f"blocks.{last}.out.weight": "transformer.wte.weight" if self.tied else "lm_head.weight.T",
+        }
+        for word in ("weight", "bias"):
+            names[f"blocks.{last}.norm.{word}"] = f"transformer.ln_f.{word}"
+            for n in range(last - 1):
+                ours, theirs = f"blocks.{n + 1}", f"transformer.h.{n}"
+                names |= {
+                    f"{ours}.norm1.{word}": f"{theirs}.ln_1.{word}",
+                    f"{ours}.qkv.{word}": ((f"{theirs}.attn.c_attn.{word}",), self.head_width),
+                    f"{ours}.out.{word}": f"{theirs}.attn.c_proj.{word}",
+                    f"{ours}.norm2.{word}": f"{theirs}.ln_2.{word}",
+                    f"{ours}.up.{word}": f"{theirs}.mlp.c_fc.{word}",
+                    f"{ours}.down.{word}": f"{theirs}.mlp.c_proj.{word}",
+                }
+        masks = ("h.*.attn.bias", "*.h.*.attn.bias", "h.*.attn.masked_bias", "*.h.*.attn.masked_bias")
+        return {**names, "": (*masks, "lm_head.weight") if self.tied else masks}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Attention weights are never dropped."""
+
+    hugging_face: ClassVar[dict[str, Any]] = {
+        "sizes": {
+            "vocab_size": "vocab", "n_embd": "width", "n_layer": "depth", "n_head": "heads", "n_positions": "length",
+            "n_inner": "hidden", "layer_norm_epsilon": "epsilon", "tie_word_embeddings": "tied",
+            "resid_pdrop": "dropout",
+        },
+        "must": {
+            "model_type": ("gpt2",), "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,), "embd_pdrop": ("as resid_pdrop",),
+        },
+        "absent": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "n_inner": None, "resid_pdrop": 0.1},
+        "architecture": "GPT2LMHeadModel",
+        "unused": ("n_ctx", "summary_*", "attn_pdrop"),
+    }  # fmt: skip
 
     vocab: int = 256
     """Tokens of the vocabulary."""
@@ -108,6 +136,12 @@ class Config:
     length: int = 128
     """Longest text, in tokens."""
 
+    hidden: int | None = None
+    """Width inside the MLP; 4 × `width` by default."""
+
+    epsilon: float = 1e-5
+    """Added to the variance in LayerNorm."""
+
     dropout: float = 0.0
     """Dropout probability of the embedding and of each layer's output."""
 
@@ -117,6 +151,7 @@ class Config:
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")
         divides(self, "heads", "width")
+        check_hidden_and_epsilon(self)
         check_dropout(self)
 
     def build(self) -> nn.Layer:

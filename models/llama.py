@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import paddle
 import paddle.nn.functional as F
@@ -12,12 +13,40 @@ from paddle.nn.initializer import Normal
 
 from models._attention import attention
 from models._chain import Chain
-from models._checks import at_least_one, divides
+from models._checks import at_least_one, check_epsilon, divides
 from models._generate import Cache, Generates
-from models._transformer import STD, linear, residual_std
+from models._names import Names
+from models._transformer import STD, TiedOutput, linear, residual_std
 
 
-def rotate(x: paddle.Tensor, base: float, start: int = 0) -> paddle.Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Frequencies of the rotary positions, at which Llama 3.1 and others have slowed the slow ones for longer texts."""
+
+    base: float = 10000.0
+    scaling: str | None = None
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original_length: int = 8192
+
+    def frequencies(self, half: int, dtype: str) -> paddle.Tensor:
+        """[half] frequencies, in radians per token. `linear` divides all of them (Chen et al., arXiv:2306.15595).
+        `llama3` divides those of wavelengths above original_length / low, leaves those below original_length / high,
+        and goes from one to the other in between (Llama Team, arXiv:2407.21783; transformers'
+        modeling_rope_utils)."""
+        plain = self.base ** (-paddle.arange(half, dtype=dtype) / half)
+        if self.scaling is None:
+            return plain
+        slow = plain / self.factor
+        if self.scaling == "linear":
+            return slow
+        turns = plain * (self.original_length / (2 * math.pi))  # in the original length
+        kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
+        return kept * plain + (1 - kept) * slow
+
+
+def rotate(x: paddle.Tensor, rope: Rope, start: int = 0) -> paddle.Tensor:
     """[n, t, heads, head_width] with rotary positions, `start` for the first token (Su et al., arXiv:2104.09864).
 
     Products of two vectors then depend on their distance only. The pairs that are rotated are element i of the first
@@ -25,9 +54,8 @@ def rotate(x: paddle.Tensor, base: float, start: int = 0) -> paddle.Tensor:
     """
     half = x.shape[-1] // 2
     wide = "float64" if x.dtype == paddle.float64 else "float32"
-    frequencies = base ** (-paddle.arange(half, dtype=wide) / half)
     positions = paddle.arange(start, start + x.shape[1], dtype=wide)
-    angles = (positions.unsqueeze(-1) * frequencies).unsqueeze(1)  # [t, 1, half]
+    angles = (positions.unsqueeze(-1) * rope.frequencies(half, wide)).unsqueeze(1)  # [t, 1, half]
     cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
     first, second = x.split(2, axis=-1)
     return paddle.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -77,8 +105,8 @@ class Block(nn.Layer):
         super().__init__()
         width, hidden, std = config.width, config.hidden, residual_std(config.depth)
         self.head_width, self.group_size = width // config.heads, config.heads // config.kv_heads
-        self.base = config.rope_base
-        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.rope = config.rope
+        self.norm1, self.norm2 = RMSNorm(width, config.epsilon), RMSNorm(width, config.epsilon)
         self.q, self.out = linear(width, width, bias=False), linear(width, width, std, bias=False)
         self.k, self.v = (linear(width, config.kv_heads * self.head_width, bias=False) for _ in range(2))
         self.gate, self.up = linear(width, hidden, bias=False), linear(width, hidden, bias=False)
@@ -95,7 +123,7 @@ class Block(nn.Layer):
     ) -> paddle.Tensor:
         q, k, v = (x.reshape([0, 0, -1, self.head_width]) for x in (q, k, v))  # -1: the heads on this rank
         start = cache.start if cache else 0
-        q, k = rotate(q, self.base, start), rotate(k, self.base, start)
+        q, k = rotate(q, self.rope, start), rotate(k, self.rope, start)
         if cache:
             k, v = cache.extend(self, k, v)
         if self.group_size > 1:
@@ -112,9 +140,9 @@ class Head(nn.Layer):
 
     cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, out: nn.Layer):
         super().__init__()
-        self.norm, self.out = RMSNorm(config.width), linear(config.width, config.vocab, bias=False)
+        self.norm, self.out = RMSNorm(config.width, config.epsilon), out
 
     def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
         return self.out(self.norm(x))
@@ -124,13 +152,69 @@ class Llama(Generates, Chain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
     def __init__(self, config: Config):
+        embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
-        super().__init__([Embedding(config), *blocks, Head(config)])
-        self.length = config.length
+        out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
+        super().__init__([embedding, *blocks, Head(config, out)])
+        self.length, self.tied = config.length, config.tied
+
+    def hugging_face(self) -> Names:
+        """The names of the tensors in transformers' LlamaForCausalLM."""
+        last = len(self.blocks) - 1
+        names: Names = {
+            "blocks.0.token.weight": "model.embed_tokens.weight",
+            f"blocks.{last}.norm.weight": "model.norm.weight",
+            f"blocks.{last}.out.weight": "model.embed_tokens.weight" if self.tied else "lm_head.weight.T",
+        }
+        for n in range(last - 1):
+            ours, theirs = f"blocks.{n + 1}", f"model.layers.{n}"
+            names |= {
+                f"{ours}.norm1.weight": f"{theirs}.input_layernorm.weight",
+                f"{ours}.q.weight": f"{theirs}.self_attn.q_proj.weight.T",
+                f"{ours}.k.weight": f"{theirs}.self_attn.k_proj.weight.T",
+                f"{ours}.v.weight": f"{theirs}.self_attn.v_proj.weight.T",
+                f"{ours}.out.weight": f"{theirs}.self_attn.o_proj.weight.T",
+                f"{ours}.norm2.weight": f"{theirs}.post_attention_layernorm.weight",
+                f"{ours}.gate.weight": f"{theirs}.mlp.gate_proj.weight.T",
+                f"{ours}.up.weight": f"{theirs}.mlp.up_proj.weight.T",
+                f"{ours}.down.weight": f"{theirs}.mlp.down_proj.weight.T",
+            }
+        unused = ("*.rotary_emb.inv_freq",)
+        return {**names, "": (*unused, "lm_head.weight") if self.tied else unused}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    hugging_face: ClassVar[dict[str, Any]] = {
+        "sizes": {
+            "vocab_size": "vocab", "hidden_size": "width", "num_hidden_layers": "depth",
+            "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "intermediate_size": "hidden",
+            "max_position_embeddings": "length", "rms_norm_eps": "epsilon", "rope_theta": "rope_base",
+            "rope_scaling.rope_type": "rope_scaling", "rope_scaling.factor": "rope_factor",
+            "rope_scaling.low_freq_factor": "rope_low", "rope_scaling.high_freq_factor": "rope_high",
+            "rope_scaling.original_max_position_embeddings": "rope_original_length", "tie_word_embeddings": "tied",
+        },
+        "also": {  # other words for the same, of other versions
+            "rope_scaling.type": "rope_scaling.rope_type", "rope_parameters.rope_type": "rope_scaling.rope_type",
+            "rope_parameters.rope_theta": "rope_theta", "rope_scaling.rope_theta": "rope_theta",
+            "rope_parameters.factor": "rope_scaling.factor",
+            "rope_parameters.low_freq_factor": "rope_scaling.low_freq_factor",
+            "rope_parameters.high_freq_factor": "rope_scaling.high_freq_factor",
+            "rope_parameters.original_max_position_embeddings": "rope_scaling.original_max_position_embeddings",
+        },
+        "words": {"rope_scaling": {"default": None, "linear": "linear", "llama3": "llama3"}},
+        "must": {
+            "model_type": ("llama",), "hidden_act": ("silu", "swish"), "pretraining_tp": (1,),
+            "head_dim": ("hidden_size / num_attention_heads",),
+        },
+        "absent": {
+            "num_key_value_heads": "num_attention_heads", "rope_theta": 10000.0, "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
+        },
+        "architecture": "LlamaForCausalLM",
+        "unused": ("attention_dropout",),
+    }  # fmt: skip
+
     vocab: int = 256
     """Tokens of the vocabulary."""
 
@@ -155,6 +239,28 @@ class Config:
     rope_base: float = 10000.0
     """Base of the rotary embedding's wavelengths."""
 
+    rope_scaling: Literal["linear", "llama3"] | None = None
+    """How positions are slowed for texts longer than those of the first training: `linear`, all by `rope_factor`;
+    `llama3`, only the slow ones, as Llama 3.1 to 3.3."""
+
+    rope_factor: float = 1.0
+    """How many times slower."""
+
+    rope_low: float = 1.0
+    """`llama3`: what turns less often in `rope_original_length` is slowed fully."""
+
+    rope_high: float = 4.0
+    """`llama3`: what turns more often is not slowed."""
+
+    rope_original_length: int = 8192
+    """`llama3`: the length of texts in the first training, in tokens."""
+
+    epsilon: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+
+    tied: bool = False
+    """The output layer uses the embedding's weights."""
+
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "kv_heads", "hidden", "length", "rope_base")
         divides(self, "heads", "width")
@@ -164,6 +270,21 @@ class Config:
                 "need an even width: choose another heads or width"
             )
         divides(self, "kv_heads", "heads")
+        check_epsilon(self)
+        at_least_one(self, "rope_factor", "rope_original_length")
+        if not 0 < self.rope_low < self.rope_high:
+            raise ValueError(f"rope_low: {self.rope_low} is not from 0 to below rope_high {self.rope_high}")
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(
+            base=self.rope_base,
+            scaling=self.rope_scaling,
+            factor=self.rope_factor,
+            low=self.rope_low,
+            high=self.rope_high,
+            original_length=self.rope_original_length,
+        )
 
     def build(self) -> nn.Layer:
         return Llama(self)

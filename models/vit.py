@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import paddle
 import paddle.nn.functional as F
@@ -12,7 +12,8 @@ from paddle.nn.initializer import Normal
 
 from models import _transformer
 from models._chain import Chain
-from models._checks import at_least_one, check_dropout, divides
+from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, divides
+from models._names import Names
 from models._transformer import STD, linear, residual_std
 
 
@@ -56,7 +57,8 @@ class Head(nn.Layer):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.norm, self.out = nn.LayerNorm(config.width), linear(config.width, config.classes)
+        self.norm = nn.LayerNorm(config.width, config.epsilon)
+        self.out = linear(config.width, config.classes)
         self.pool = config.pool
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -70,11 +72,56 @@ class ViT(Chain):
     def __init__(self, config: Config):
         blocks = [Block(config) for _ in range(config.depth)]
         super().__init__([Patches(config), *blocks, Head(config)])
+        self.head_width = config.width // config.heads
+
+    def hugging_face(self) -> Names:
+        """The names of the tensors in transformers' ViTForImageClassification."""
+        last, first = len(self.blocks) - 1, "vit.embeddings"
+        names: Names = {
+            "blocks.0.first": f"{first}.cls_token",
+            "blocks.0.position": f"{first}.position_embeddings[0]",
+        }
+        for word, turned in (("weight", ".T"), ("bias", "")):
+            names |= {
+                f"blocks.0.patch.{word}": f"{first}.patch_embeddings.projection.{word}",
+                f"blocks.{last}.norm.{word}": f"vit.layernorm.{word}",
+                f"blocks.{last}.out.{word}": f"classifier.{word}{turned}",
+            }
+            for n in range(last - 1):
+                ours, theirs = f"blocks.{n + 1}", f"vit.encoder.layer.{n}"
+                attention = f"{theirs}.attention.attention"
+                qkv = tuple(f"{attention}.{each}.{word}{turned}" for each in ("query", "key", "value"))
+                names |= {
+                    f"{ours}.qkv.{word}": (qkv, self.head_width),
+                    f"{ours}.out.{word}": f"{theirs}.attention.output.dense.{word}{turned}",
+                    f"{ours}.norm1.{word}": f"{theirs}.layernorm_before.{word}",
+                    f"{ours}.up.{word}": f"{theirs}.intermediate.dense.{word}{turned}",
+                    f"{ours}.down.{word}": f"{theirs}.output.dense.{word}{turned}",
+                    f"{ours}.norm2.{word}": f"{theirs}.layernorm_after.{word}",
+                }
+        return {**names, "": ("vit.pooler.*", "pooler.*", f"{first}.mask_token", "embeddings.mask_token")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Attention weights are never dropped."""
+
+    hugging_face: ClassVar[dict[str, Any]] = {
+        "sizes": {
+            "image_size": "image", "patch_size": "patch", "num_channels": "channels", "hidden_size": "width",
+            "num_hidden_layers": "depth", "num_attention_heads": "heads", "intermediate_size": "hidden",
+            "layer_norm_eps": "epsilon", "num_labels": "classes",
+            "hidden_dropout_prob": "dropout",
+        },
+        "always": {"pool": "class"},
+        "must": {"model_type": ("vit",), "hidden_act": ("gelu",), "qkv_bias": (True,)},
+        "absent": {
+            "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16, "num_channels": 3, "num_labels": 2,
+            "hidden_dropout_prob": 0.0,
+        },
+        "architecture": "ViTForImageClassification",
+        "unused": ("encoder_stride", "pooler_*", "attention_probs_dropout_prob"),
+    }  # fmt: skip
 
     image: int = 224
     """Side of an image in pixels; images are square."""
@@ -97,6 +144,12 @@ class Config:
     heads: int = 3
     """Attention heads; must divide `width`."""
 
+    hidden: int | None = None
+    """Width inside the MLP; 4 × `width` by default."""
+
+    epsilon: float = 1e-5
+    """Added to the variance in LayerNorm."""
+
     dropout: float = 0.0
     """Dropout probability of the patches and of each layer's output."""
 
@@ -107,6 +160,7 @@ class Config:
         at_least_one(self, "image", "patch", "channels", "classes", "width", "depth", "heads")
         divides(self, "patch", "image")
         divides(self, "heads", "width")
+        check_hidden_and_epsilon(self)
         check_dropout(self)
 
     def build(self) -> nn.Layer:

@@ -44,11 +44,14 @@ class TensorInfo:
         return math.prod(self.shape) * self.numpy.itemsize
 
 
-def write_tensors(path: Path, shards: Mapping[str, TensorShard]) -> Digest:
+def write_tensors(
+    path: Path, shards: Mapping[str, TensorShard], metadata: Mapping[str, str] | None = None
+) -> Digest:
     """Writes the shards' arrays under the given keys; the file is flushed to the disk when this returns."""
     # Largest element sizes first, so that every tensor is aligned.
     keys = sorted(shards, key=lambda key: (-shards[key].array.dtype.itemsize, key))
-    header, position = {}, 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
     for key in keys:
         array, code = shards[key].array, DTYPES[shards[key].dtype][0]
         offsets = [position, position + array.nbytes]
@@ -67,12 +70,7 @@ def _raw(shard: TensorShard) -> memoryview:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by key. Raises ValueError if the header does not describe this file."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
-        if length > min(size - 8, _LONGEST_HEADER):
-            raise ValueError("is not a safetensors file")
-        header = json_codec.mapping(json_codec.decode(file.read(length)), "the header")
+    header, length, size = _header(path)
     header.pop("__metadata__", None)
     infos = {key: _info(key, json_codec.mapping(value, key), 8 + length) for key, value in header.items()}
     end = 8 + length
@@ -82,6 +80,22 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             raise ValueError(f"describes {key} wrongly")
         end = info.start + info.nbytes
     return infos
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What a file says of itself: a library that writes one says for which framework, as `format`."""
+    header, _, _ = _header(path)
+    return json_codec.mapping(header.get("__metadata__", {}), "__metadata__")
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, its length, and the file's size."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+        if length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError("is not a safetensors file")
+        return json_codec.mapping(json_codec.decode(file.read(length)), "the header"), length, size
 
 
 def _info(key: str, value: Any, base: int) -> TensorInfo:

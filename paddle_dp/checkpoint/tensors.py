@@ -71,8 +71,8 @@ def fill(
 ) -> None:
     """Loads `name` of the checkpoint into a tensor, in place; with `global_shape`, the box at `offset` of it.
 
-    16-bit floats may be loaded into float32, which is exact (precision level O2 saves them on a GPU). float64 may be
-    loaded into float32, rounded, and float32 into float64: the run's precision was changed.
+    16-bit floats may be loaded into float32 or float64, which is exact (precision level O2 saves them on a GPU).
+    float64 may be loaded into float32, rounded, and float32 into float64: the run's precision was changed.
     Raises CheckpointError if the checkpoint's tensor has another shape or any other dtype.
     """
     whole = tuple(tensor.shape if global_shape is None else global_shape)
@@ -83,8 +83,8 @@ def fill(
         )
     saved, wanted = checkpoint.dtype(name), dtype_of(tensor)
     array = checkpoint.read(name, offset, tensor.shape)
-    if wanted == "float32" and saved in ("bfloat16", "float16"):
-        put(tensor, _widened(array, saved), name)
+    if wanted in ("float32", "float64") and saved in ("bfloat16", "float16"):
+        put(tensor, _widened(array, saved).astype(wanted, copy=False), name)
         return
     if {saved, wanted} == {"float32", "float64"}:
         put(tensor, array.astype(wanted), name)

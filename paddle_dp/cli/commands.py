@@ -444,11 +444,10 @@ def check(
     from paddle_dp.launch.initial import check_weights
     from paddle_dp.recipe.check import check_all
 
-    def refuse(recipe: Recipe) -> None:
-        if recipe.load is not None:
-            check_weights(recipe.load)
+    def given(recipe: Recipe) -> list[str]:
+        return check_weights(recipe.load, recipe.model) if recipe.load is not None else []
 
-    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build, link, compute), refuse))
+    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build, link, compute), given))
 
 
 def _forecast(

@@ -1,6 +1,7 @@
 """Looks at the weights that a training begins with (recipe: `load`) before anything is moved or started.
 
-Only headers are read: the ranks read every byte, and compare shapes with the model's.
+Only headers are read, and the model is built without memory for its weights, to compare names and shapes: the ranks
+read every byte.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.launch.command import Job
+from paddle_dp.part import lazily
 
 if TYPE_CHECKING:
+    from paddle_dp.part import Part
     from paddle_dp.recipe import Load, Recipe
 
 
@@ -28,20 +31,32 @@ def check_load(job: Job, recipe: Recipe) -> None:
             f"load.path {path} is in the folder of this run, {recipe.folder}, which a new run moves aside. Choose "
             "another folder for this one with --output-dir DIR."
         )
-    check_weights(recipe.load)
+    check_weights(recipe.load, recipe.model)
 
 
-def check_weights(wanted: Load) -> None:
-    """Raises UsageError unless weights can be opened at `wanted.path`, with a tensor for each pattern of `only`."""
-    from paddle_dp.checkpoint.source import check_patterns, outline  # imports NumPy, which few jobs need here
+def check_weights(wanted: Load, part: Part) -> list[str]:
+    """The table of what would be loaded; nothing for a model that cannot be built without memory: then the ranks
+    compare.
+
+    Raises UsageError unless weights can be opened at `wanted.path`, and what is meant fits the model.
+    """
+    from paddle_dp.checkpoint.matching import outlook  # imports paddle, as most models do
+    from paddle_dp.checkpoint.source import outline
 
     path = Path(wanted.path).expanduser()
     try:
-        names = outline(path).names
+        found = outline(path)
     except CheckpointError as error:
         raise UsageError(f"load.path: {error}") from None
     except OSError as error:
         raise UsageError(f"load.path: {path} cannot be read: {error.strerror}.") from None
-    if not names:
+    if not found.names:
         raise UsageError(f"load.path: there are no weights in {path}.")
-    check_patterns(wanted.only, names, f"in {wanted.path}")
+    try:
+        with lazily():
+            model = part.build()
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - not every model can be built without memory
+        return []
+    return outlook(found, model, wanted)

@@ -16,22 +16,23 @@ def check_all(
     files: Iterable[Path],
     overrides: Sequence[str] = (),
     forecast: Callable[[Recipe], Iterable[str]] | None = None,
-    refuse: Callable[[Recipe], None] | None = None,
+    given: Callable[[Recipe], Iterable[str]] | None = None,
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
     No part is built, only the modules that hold them are imported; those outside the package are named. `forecast`
-    builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot run. So may
-    `refuse`, for what a recipe names and is not there.
+    builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot run. So does
+    `given` on the weights that a recipe begins with, and for what it names and is not there.
     """
     status = 0
     for file in files:
         try:
             foreign = foreign_code(file, overrides)
             recipe = read_recipe(file, overrides, tries=forecast is not None)
-            if refuse is not None:
-                refuse(recipe)
+            weights = list(given(recipe)) if given is not None else []
             print(f"{file}: {in_short(recipe)}", flush=True)
+            for line in weights:
+                print(f"  {line}", flush=True)
             if foreign:
                 print(f"  imported: {', '.join(foreign)}", flush=True)
             if recipe.model.annotation is not None and forecast is None:

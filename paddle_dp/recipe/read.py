@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paddle_dp.errors import Mistake, RecipeError
 from paddle_dp.part import Owner, names, read_settings
-from paddle_dp.recipe import foreign
+from paddle_dp.recipe import foreign, published
 from paddle_dp.recipe.override import lay_over, override_place
 from paddle_dp.recipe.page import Page, read_page
 from paddle_dp.recipe.schema import DEFAULTS, Recipe
@@ -35,6 +35,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool 
     """
     path = Path(path)
     page = _read_values(path, overrides)
+    published.expand(page, path)
     page.values.setdefault("name", path.stem)
     try:
         recipe = read_settings(Recipe, page.values, _RECIPE, home=path, tries=tries)

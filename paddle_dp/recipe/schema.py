@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -179,11 +179,15 @@ class Load:
     """Weights to begin with, instead of random ones, as in fine-tuning. Optimizer and progress begin anew."""
 
     path: str
-    """A checkpoint of any layout, a run's folder (its newest), RUN/best, RUN/STEP, or a `.safetensors` file with the
-    model's own names, such as `paddle-dp merge` writes."""
+    """A checkpoint of any layout, a run's folder (its newest), RUN/best, RUN/STEP, a folder of Hugging Face's, or a
+    file: `.safetensors`, `.pdparams`, `.bin`, `.pt`, `.pth` or `.index.json` ([given-weights.md](given-weights.md))."""
 
     only: tuple[str, ...] = ()
     """Patterns of the tensors that are meant, such as `backbone.*`, or layers; all by default."""
+
+    rename: dict[str, str] = field(default_factory=dict)
+    """Patterns of the source's names to what they are to be, such as `{"encoder.*": "backbone.*"}`; the first that fits
+    counts."""
 
     strict: bool = True
     """Whether all that is meant must be there, fit, and be in the model; `false`: what fits is loaded."""
@@ -191,6 +195,9 @@ class Load:
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path: is empty")
+        for pattern, wanted in self.rename.items():
+            if pattern.count("*") != wanted.count("*"):
+                raise ValueError(f"rename: '{pattern}' and '{wanted}' have unequal numbers of stars")
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")

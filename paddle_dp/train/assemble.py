@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.checkpoint.naming import names_of
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.errors import UsageError
@@ -135,9 +136,10 @@ class Assembly:
             changes=tuple(changes),
             max_time=self.setup.max_time,
         )
+        tables = names_of(task.model) if resumed is None and self.setup.load is not None else None
         learner = self._placed(task)
-        if resumed is None and self.setup.load is not None:
-            lines = load_initial(self.setup.load, learner)
+        if self.setup.load is not None and tables is not None:
+            lines = load_initial(self.setup.load, learner, tables)
             if self.mesh.is_main:
                 print("\n".join(lines), flush=True)
         trainer = kind(

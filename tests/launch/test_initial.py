@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 from typer.testing import CliRunner
 
@@ -20,7 +21,8 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.initial import check_load, check_weights
 from paddle_dp.launch.start import run
 from paddle_dp.mesh import Mesh
-from paddle_dp.recipe import Load
+from paddle_dp.recipe import Load, read_recipe
+from paddle_dp.train.build import build
 
 RECIPE = """
 model: {{use: mlp}}
@@ -44,6 +46,27 @@ def tensors(file: Path, *names: str) -> Path:
     return file
 
 
+def having(shapes: dict[str, list[int]]) -> Any:
+    """A model's part, as far as it is looked at: it has these parameters."""
+
+    def build() -> paddle.nn.Layer:
+        model = paddle.nn.Layer()
+        for name, shape in shapes.items():
+            *above, last = name.split(".")
+            layer = model
+            for word in above:
+                if word not in layer._sub_layers:
+                    layer.add_sublayer(word, paddle.nn.Layer())
+                layer = layer._sub_layers[word]
+            layer.add_parameter(last, layer.create_parameter(shape))
+        return model
+
+    return SimpleNamespace(build=build)
+
+
+BODY = having({"body.w": [2]})
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 1 and 2, which is the best one."""
@@ -62,28 +85,28 @@ def spoil(old: Path, *steps: int) -> None:
 
 @pytest.mark.parametrize("which", ["", "checkpoints", "best", "newest", "1", "checkpoints/step-00000001"])
 def test_weights_that_can_be_opened_are_right(old: Path, which: str) -> None:
-    check_weights(Load(path=str(old / which), only=("body", "*.w")))
+    check_weights(Load(path=str(old / which), only=("body", "*.w")), BODY)
 
 
 def test_one_usable_checkpoint_of_a_run_is_enough(old: Path) -> None:
     spoil(old, 2)
-    check_weights(Load(path=str(old)))
-    check_weights(Load(path=str(old / "newest")))
+    check_weights(Load(path=str(old)), BODY)
+    check_weights(Load(path=str(old / "newest")), BODY)
     with pytest.raises(UsageError, match="step-00000002 cannot be used"):
-        check_weights(Load(path=str(old / "best")))
+        check_weights(Load(path=str(old / "best")), BODY)
     spoil(old, 1)
     with pytest.raises(UsageError, match=r"load\.path: The checkpoint .*step-00000002 cannot be used"):
-        check_weights(Load(path=str(old)))
+        check_weights(Load(path=str(old)), BODY)
 
 
 def test_only_headers_are_read(old: Path) -> None:
     """The ranks read the bytes; here a file that is too short is seen, and a wrong number is not."""
     file = old / "checkpoints/step-00000002/rank-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    check_weights(Load(path=str(old / "2")))
+    check_weights(Load(path=str(old / "2")), BODY)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UsageError, match="wrongly"):
-        check_weights(Load(path=str(old / "2")))
+        check_weights(Load(path=str(old / "2")), BODY)
 
 
 MISTAKES: dict[str, Callable[[Path], tuple[Path, str]]] = {
@@ -98,7 +121,10 @@ MISTAKES: dict[str, Callable[[Path], tuple[Path, str]]] = {
     ),
     "no step": lambda at: (at / "old/3", r"load\.path: There is no checkpoint of step 3 .* step 1, 2"),
     "an empty folder": lambda at: (at, r"load\.path: .* is neither a checkpoint nor a folder of checkpoints"),
-    "a file of another kind": lambda at: (_text(at / "w.pdparams"), r"load\.path: .*w\.pdparams is neither"),
+    "a file of another kind": lambda at: (
+        _text(at / "w.pdparams"),
+        r"load\.path: .*w\.pdparams is not read: ",
+    ),
     "no such file": lambda at: (at / "w.safetensors", r"load\.path: there is no file .*w\.safetensors\."),
     "no safetensors": lambda at: (
         _text(at / "w.safetensors"),
@@ -117,28 +143,31 @@ def _text(file: Path) -> Path:
 def test_what_is_not_there_is_refused(tmp_path: Path, old: Path, mistake: str) -> None:
     path, said = MISTAKES[mistake](tmp_path)
     with pytest.raises(UsageError, match=said):
-        check_weights(Load(path=str(path)))
+        check_weights(Load(path=str(path)), BODY)
 
 
 def test_a_pattern_that_matches_nothing_there_is_refused(tmp_path: Path) -> None:
     file = tensors(tmp_path / "w.safetensors", "head.w", "backbone.0.w")
-    check_weights(Load(path=str(file), only=("backbone.*", "head")))
+    part = having({"head.w": [1], "backbone.0.w": [1]})
+    check_weights(Load(path=str(file), only=("backbone.*", "head")), part)
     with pytest.raises(
         UsageError, match=r"load\.only: 'bakbone\.\*' matches nothing in .*Did you mean 'backb"
     ):
-        check_weights(Load(path=str(file), only=("head", "bakbone.*")))
+        check_weights(Load(path=str(file), only=("head", "bakbone.*")), part)
 
 
 def test_weights_in_the_folder_that_a_new_run_moves_aside_are_refused(tmp_path: Path) -> None:
     mine, more = tmp_path / "run", tmp_path / "more"
     mine.mkdir()
-    recipe: Any = SimpleNamespace(folder=mine, load=Load(path=str(tensors(mine / "w.safetensors", "w"))))
+    recipe: Any = SimpleNamespace(
+        folder=mine, load=Load(path=str(tensors(mine / "w.safetensors", "w"))), model=having({"w": [1]})
+    )
     check_load(Job(recipe=more), recipe)  # no run is there yet
     (mine / "checkpoints").mkdir()
     check_load(Job(recipe=more, resume="newest"), recipe)
     with pytest.raises(UsageError, match=r"load\.path .* which a new run moves aside"):
         check_load(Job(recipe=more), recipe)
-    check_load(Job(recipe=more), SimpleNamespace(folder=more, load=recipe.load))  # type: ignore[arg-type]
+    check_load(Job(recipe=more), SimpleNamespace(folder=more, load=recipe.load, model=recipe.model))  # type: ignore[arg-type]
 
 
 def test_a_resumed_training_and_other_jobs_need_no_weights(tmp_path: Path) -> None:
@@ -161,4 +190,13 @@ def test_train_and_check_refuse_with_status_2_and_move_nothing(
     assert f"load.path: there is no {tmp_path / 'nope'}" in checked.output
     file = tensors(tmp_path / "w.safetensors", "w")
     checked = CliRunner().invoke(cli.app, ["check", str(recipe), f"load.path={file}"])
+    assert checked.exit_code == 2 and "w is only there; " in " ".join(checked.output.split())
+    file = tensors(tmp_path / "w.safetensors", "a", "b")
+    more = [f"load.path={file}", "load.rename={a: body.0.bias, b: head.bias}", "load.strict=false"]
+    checked = CliRunner().invoke(cli.app, ["check", str(recipe), *more])
+    assert "body.0.bias, there a, is [1] there and [" in " ".join(checked.output.split())
+    own = tmp_path / "own"
+    build(read_recipe(recipe, ["load=null", f"output_dir={own}", "train.length=1 step"]), Mesh.alone()).fit()
+    checked = CliRunner().invoke(cli.app, ["check", str(recipe), f"load.path={own}"])
     assert checked.exit_code == 0 and "mlp on digits" in checked.output
+    assert f"weights from {own}" in checked.output.replace("\n", "") and "loaded" in checked.output

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from models.llama import Config, RMSNorm, rotate
+from models.llama import Config, RMSNorm, Rope, rotate
 
 SMALL = {"vocab": 20, "width": 16, "depth": 2, "heads": 4, "hidden": 24, "length": 12}
 
@@ -14,20 +14,23 @@ def test_turning_keeps_lengths_and_says_only_how_far_apart():
     q, k = paddle.randn([1, 1, 1, 8]), paddle.randn([1, 1, 1, 8])
 
     def product(at, other):
-        return float((rotate(q, 10000.0, at) * rotate(k, 10000.0, other)).sum())
+        return float((rotate(q, Rope(), at) * rotate(k, Rope(), other)).sum())
 
     assert product(7, 5) == pytest.approx(product(12, 10), abs=1e-5)
     assert product(7, 5) != pytest.approx(product(7, 4), abs=1e-3)
     assert product(0, 0) == pytest.approx(float((q * k).sum()), abs=1e-6)
-    assert float(rotate(q, 10000.0, 9).norm()) == pytest.approx(float(q.norm()), abs=1e-5)
+    assert float(rotate(q, Rope(), 9).norm()) == pytest.approx(float(q.norm()), abs=1e-5)
     many = paddle.randn([2, 6, 3, 8])
-    assert float((rotate(many, 100.0)[:, 4:] - rotate(many[:, 4:], 100.0, 4)).abs().max()) < 1e-6
+    assert (
+        float((rotate(many, Rope(base=100.0))[:, 4:] - rotate(many[:, 4:], Rope(base=100.0), 4)).abs().max())
+        < 1e-6
+    )
 
 
 def test_the_first_pair_turns_by_one_a_token():
     x = paddle.zeros([1, 3, 1, 4])
     x[:, :, :, 0] = 1.0
-    turned = rotate(x, 10000.0)[0, :, 0].numpy()
+    turned = rotate(x, Rope())[0, :, 0].numpy()
     assert np.allclose(turned[:, 0], np.cos(range(3)), atol=1e-6)
     assert np.allclose(turned[:, 2], np.sin(range(3)), atol=1e-6)
     assert (turned[:, [1, 3]] == 0).all()

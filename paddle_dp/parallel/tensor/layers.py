@@ -142,15 +142,20 @@ class TensorParallelizer:
         if isinstance(whole, nn.Linear):
             return self.classes(whole)
         whole.weight = self._sharded.get(id(whole.weight), whole.weight)
-        self.cuts_classes = True
-        return self.kinds[2](whole, self.group)
+        return self._cut_classes(whole, "weight")
 
     def classes(self, whole: nn.Layer) -> nn.Layer:
         """Each rank holds some classes: a slice along the last dim of every parameter of the layer."""
-        self.cuts_classes = True
         if isinstance(whole, nn.Linear):
+            self.cuts_classes = True
             return self.colwise(whole)
+        return self._cut_classes(whole)
+
+    def _cut_classes(self, whole: nn.Layer, *cut_already: str) -> nn.Layer:
+        self.cuts_classes = True
         for name, parameter in list(whole.named_parameters(include_sublayers=False)):
+            if name in cut_already:
+                continue
             self._check_divides(parameter.shape[-1], "classes")
             shape = [*parameter.shape[:-1], parameter.shape[-1] // self.group.nranks]
             setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))

@@ -37,7 +37,7 @@ def dropping(kind=Block):
     paddle.seed(3)
     blocks = [kind(CONFIG) for _ in range(CONFIG.depth)]
     out = _transformer.linear(CONFIG.width, CONFIG.vocab, bias=False)
-    return Chain([gpt.Embedding(CONFIG), *blocks, gpt.Head(CONFIG.width, out)])
+    return Chain([gpt.Embedding(CONFIG), *blocks, gpt.Head(CONFIG, out)])
 
 
 def loss():

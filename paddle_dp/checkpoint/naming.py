@@ -1,0 +1,151 @@
+"""Which names a source's tensors have: a model's own, PyTorch's of the same layers, or those of published weights.
+
+The last are said by the model (`PublishedNames`), as plain data; `checkpoint.translated` says in which words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from paddle_dp.checkpoint.source import Opened
+from paddle_dp.checkpoint.translated import Names, Origin, Piece, Translated, origins_of
+from paddle_dp.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from paddle import nn
+
+PYTORCH, HUGGING_FACE = "PyTorch's", "Hugging Face's"
+INNER = "Hugging Face's, of the model without its head"
+
+
+@runtime_checkable
+class PublishedNames(Protocol):
+    """A model that knows the names of its tensors in Hugging Face's transformers."""
+
+    def hugging_face(self) -> Names:
+        """Our names → theirs. Under the key "": patterns of their tensors that this model has no use for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The names that a model's tensors have: whose → ours → theirs; "" are its own. `passed_over`: whose → patterns of
+    their tensors that this model has no use for."""
+
+    names: Mapping[str, Names]
+    passed_over: Mapping[str, Sequence[str]]
+
+
+def names_of(model: nn.Layer) -> Tables:
+    """All names that are known for this model, which is not placed yet."""
+    tables: dict[str, Names] = {"": {name: name for name in model.state_dict()}, PYTORCH: torch_names(model)}
+    passed_over: dict[str, Sequence[str]] = {PYTORCH: ("num_batches_tracked", "*.num_batches_tracked")}
+    if isinstance(model, PublishedNames):
+        published = dict(model.hugging_face())
+        unused = published.pop("", ())
+        tables |= {HUGGING_FACE: published, INNER: _without_prefix(published)}
+        passed_over |= {HUGGING_FACE: unused, INNER: unused}  # type: ignore[dict-item]
+    return Tables(tables, passed_over)
+
+
+def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
+    """The source under a model's names, and whose names it has: "" or words for the screen.
+
+    `rename`: patterns of the source's names → what these are to be. Of the model's own names, PyTorch's and Hugging
+    Face's, those are taken that most tensors have; where as many have them, its own, unless PyTorch wrote the file.
+    Raises UsageError for a pattern that means nothing or gives two tensors one name.
+    """
+    names = renamed(source.names, rename)
+    plain = Translated(source, {new: Origin((Piece(old),)) for new, old in names.items()})
+    there = set(names)
+    usable = [whose for whose in tables.names if source.of_torch in (None, bool(whose))]
+    whose = max(usable, key=lambda whose: _fits(tables.names[whose], there))
+    patterns = tables.passed_over.get(whose, ())
+    unused = sorted(name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns))
+    return Translated(plain, origins_of(tables.names[whose]), unused), whose
+
+
+def _fits(table: Names, there: set[str]) -> int:
+    return sum(there.issuperset(origin.names) for origin in origins_of(table).values())
+
+
+def torch_names(model: nn.Layer) -> dict[str, str]:
+    """The names and forms that PyTorch's layers have where this model has Paddle's: Linear is transposed, and
+    BatchNorm's statistics are called otherwise."""
+    from paddle import nn
+
+    said = {name: name for name in model.state_dict()}
+    for prefix, layer in model.named_sublayers(include_self=True):
+        dot = f"{prefix}." if prefix else ""
+        if isinstance(layer, nn.Linear):
+            said[f"{dot}weight"] = f"{dot}weight.T"
+        for ours, theirs in (("_mean", "running_mean"), ("_variance", "running_var")):
+            if f"{dot}{ours}" in said:
+                said[f"{dot}{ours}"] = f"{dot}{theirs}"
+    return said
+
+
+def _without_prefix(said: Names) -> Names:
+    """The table of the same weights saved by the model inside: GPT2Model has no «transformer.» before its names."""
+    firsts = Counter(name.partition(".")[0] for origin in origins_of(said).values() for name in origin.names)
+    prefix = f"{firsts.most_common(1)[0][0]}."
+
+    def cut(name: str) -> str:
+        return name.removeprefix(prefix)
+
+    return {
+        ours: cut(theirs) if isinstance(theirs, str) else (tuple(map(cut, theirs[0])), theirs[1])
+        for ours, theirs in said.items()
+    }
+
+
+def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """The new name of each tensor → its name. Each is renamed by the first pattern that fits; what its stars stand for
+    takes the place of those in the new name. Raises UsageError for a pattern that means nothing, stars that do not
+    match, or two tensors with one name."""
+    names, used, found = list(names), set[str](), dict[str, str]()
+    for old in names:
+        new = old
+        for pattern, wanted in rename.items():
+            if (stood := _stars(old, pattern)) is not None:
+                used.add(pattern)
+                new = _filled(wanted, stood)
+                break
+        if new in found:
+            raise UsageError(f"load.rename: {found[new]} and {old} would both be {new}.")
+        found[new] = old
+    for pattern in rename:
+        if pattern not in used:
+            hint = did_you_mean(pattern, names, "They are")
+            raise UsageError(
+                f"load.rename: '{pattern}' matches no tensor there that is not renamed already.{hint}"
+            )
+    return found
+
+
+def _stars(name: str, pattern: str) -> list[str] | None:
+    """What the stars of a pattern stand for in a name, each as little as it can; None where it does not fit."""
+    words = pattern.split("*")
+    if len(words) == 1:
+        return [] if name == pattern else None
+    if not (name.startswith(words[0]) and name.endswith(words[-1])):
+        return None
+    rest, stood = name[len(words[0]) :], []
+    for word in words[1:-1]:
+        at = rest.find(word)
+        if at < 0:
+            return None
+        stood.append(rest[:at])
+        rest = rest[at + len(word) :]
+    if len(rest) < len(words[-1]) or not rest.endswith(words[-1]):
+        return None
+    return [*stood, rest[: len(rest) - len(words[-1])]]
+
+
+def _filled(wanted: str, stood: Sequence[str]) -> str:
+    words = wanted.split("*")
+    return "".join(a + b for a, b in zip(words, [*stood, ""], strict=True))

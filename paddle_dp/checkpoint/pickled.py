@@ -1,0 +1,328 @@
+"""Weights in pickle files, `.pdparams` of Paddle and `.bin`, `.pt`, `.pth` of PyTorch, read without running code.
+
+The pickle is read by `paddle_dp.unpickle`, which calls nothing but what is listed here; the numbers stay in the file,
+of which each rank reads its own slices. PyTorch writes a zip archive: the pickle is one file of it, and each storage
+another, uncompressed (https://docs.pytorch.org/docs/stable/notes/serialization.html); before version 1.6 it wrote five
+pickles and then the storages.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from paddle_dp.checkpoint.shards import DTYPES
+from paddle_dp.errors import CheckpointError
+from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, Machine, Named, of
+
+_MOST = 1_000_000  # tensors and values of one file
+_LEGACY = 0x1950A86A20F9469CFC6C  # the first pickle of an old PyTorch file
+_STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
+    "ByteStorage": "uint8", "BoolStorage": "bool",
+}  # fmt: skip
+_NUMPY = {
+    code: name for name, (_, code) in DTYPES.items() if name != "uint16"
+}  # Paddle's bfloat16 is uint16 there
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Numbers of one dtype in a row, which tensors are views of."""
+
+    dtype: str
+    key: str
+    size: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor: the numbers of a storage from `offset`, with `strides` between those along each dim."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A tensor in a file, from the byte `start`; `strides` count numbers. `array`: all of it, where it was read."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    start: int = 0
+    array: np.ndarray | None = None
+
+
+class PickledFile:
+    """The tensors of one pickle file; of dicts in dicts, under names with dots.
+
+    Raises CheckpointError for a file that is damaged, asks for more than weights need, or cannot be read.
+    """
+
+    def __init__(self, path: Path):
+        self.folder = path
+        self.of_torch: bool | None
+        try:
+            with path.open("rb") as file:
+                self.of_torch, found = _read(file)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+        except Exception as error:  # a damaged pickle may raise anything
+            raise CheckpointError(f"{path} is not read: {error or type(error).__name__}.") from error
+        self._numbers = found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._numbers))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._numbers[name].shape
+
+    def dtype(self, name: str) -> str:
+        return self._numbers[name].dtype
+
+    def read(
+        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> np.ndarray:
+        found = self._numbers[name]
+        start = tuple(offset or (0,) * len(found.shape))
+        size = tuple(found.shape if shape is None else shape)
+        if found.array is not None:
+            box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+            return found.array[box].copy()
+        kind = np.dtype(DTYPES[found.dtype][1])
+        if not math.prod(size):
+            return np.empty(size, kind)
+        first = sum(a * step for a, step in zip(start, found.strides, strict=True))
+        count = 1 + sum((n - 1) * step for n, step in zip(size, found.strides, strict=True))
+        flat = np.fromfile(self.folder, kind, count, offset=found.start + first * kind.itemsize)
+        if flat.size != count:
+            raise OSError(f"{self.folder} ends too early")
+        strides = [step * kind.itemsize for step in found.strides]
+        return np.lib.stride_tricks.as_strided(flat, size, strides).copy()
+
+
+def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:
+    """Whether PyTorch wrote the file, and its tensors by name."""
+    if file.read(4) == b"PK\x03\x04":
+        return True, _of_zip(file)
+    file.seek(0)
+    if (found := _of_old_torch(file)) is not None:
+        return True, found
+    file.seek(0)
+    return False, _of_paddle(file)
+
+
+def _machine(leave: bool = False, persistent: Any = None) -> Machine:
+    """The machine for weights: containers may lie in each other, and what they stand for is counted by `_flat`."""
+    functions = {**ARRAYS, **_CONTAINERS, **_TORCH}
+    return Machine(functions, nested=True, most=20 * _MOST, persistent=persistent, leave=leave)
+
+
+def _of_paddle(file: BinaryIO) -> dict[str, Numbers]:
+    loaded = _machine(leave=True).run(file)
+    found = {}
+    for name, value in _flat(loaded):
+        if isinstance(value, Lying):
+            steps = _contiguous(value.shape[::-1])[::-1] if value.is_fortran else _contiguous(value.shape)
+            found[name] = Numbers(_dtype(value.dtype), value.shape, steps, value.start)
+        elif isinstance(value, np.ndarray):
+            found[name] = Numbers(_dtype(value.dtype), value.shape, array=value)
+    return _joined(found, loaded)
+
+
+def _joined(found: dict[str, Numbers], loaded: Any) -> dict[str, Numbers]:
+    """The same, with what Paddle cut into parts, because old pickles take 4 GiB at most, whole again."""
+    parts = loaded.get("UnpackBigParamInfor@@", {}) if isinstance(loaded, dict) else {}
+    for name, said in of(dict, parts).items():
+        arrays = [found.pop(part).array for part in of(list, said["slices"])]
+        if any(array is None for array in arrays):
+            raise ValueError(f"{name} is in parts that this version does not know")
+        whole = np.concatenate([array for array in arrays if array is not None]).reshape(said["OriginShape"])
+        found[name] = Numbers(_dtype(whole.dtype), whole.shape, array=whole)
+    return found
+
+
+def _of_zip(file: BinaryIO) -> dict[str, Numbers]:
+    with zipfile.ZipFile(file) as archive:
+        infos = {info.filename: info for info in archive.infolist()}
+        inside = [name for name in infos if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(inside) != 1:
+            raise ValueError("it is a zip archive, and not one that torch.save writes")
+        folder = inside[0].removesuffix("data.pkl")
+        if f"{folder}byteorder" in infos and archive.read(f"{folder}byteorder") != b"little":
+            raise ValueError("its numbers have the bytes of another kind of processor (big-endian)")
+        with archive.open(inside[0]) as pickled:
+            loaded = _machine(persistent=_storage).run(pickled)  # type: ignore[arg-type]
+        found, arrays = {}, dict[str, np.ndarray]()
+        for name, view in _views(loaded):
+            info = infos[f"{folder}data/{view.storage.key}"]
+            kind = np.dtype(DTYPES[view.storage.dtype][1])
+            if info.file_size < view.storage.size * kind.itemsize:
+                raise ValueError(f"it describes {name} wrongly")
+            if info.compress_type == zipfile.ZIP_STORED:
+                begin = _begin(file, info) + view.offset * kind.itemsize
+                found[name] = Numbers(view.storage.dtype, view.shape, view.strides, begin)
+                continue
+            key = view.storage.key
+            if key not in arrays:
+                arrays[key] = np.frombuffer(archive.read(info), kind)
+            steps = [step * kind.itemsize for step in view.strides]
+            array = np.lib.stride_tricks.as_strided(arrays[key][view.offset :], view.shape, steps)
+            found[name] = Numbers(view.storage.dtype, view.shape, array=array)
+        return found
+
+
+def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
+    """Where the content of an archive's member begins: behind its own header, whose length only itself says."""
+    file.seek(info.header_offset)
+    header = file.read(30)
+    if header[:4] != b"PK\x03\x04":
+        raise ValueError(f"it has no {info.filename} where its table says")
+    name, extra = struct.unpack("<HH", header[26:30])
+    begin = info.header_offset + 30 + int(name) + int(extra)
+    file.seek(0, 2)
+    if begin + info.file_size > file.tell():
+        raise ValueError(f"{info.filename} ends too early")
+    return begin
+
+
+def _of_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
+    """The tensors of a file of PyTorch before 1.6; None if it is none."""
+    try:
+        magic = _machine().run(file)
+    except Exception:  # noqa: BLE001 - Paddle's pickle is read once more, which says what is wrong
+        return None
+    if magic != _LEGACY:
+        return None
+    _machine().run(file), _machine().run(file)  # the version, and what machine it was
+    loaded = _machine(persistent=_storage).run(file)
+    keys = of(list, _machine().run(file))
+    sizes = {view.storage.key: view.storage for _, view in _views(loaded)}
+    begins = {}
+    size = file.seek(0, 1)
+    for key in keys:
+        (count,) = struct.unpack("<q", file.read(8))
+        begins[str(key)] = size + 8
+        if str(key) not in sizes:
+            raise ValueError("it holds storages that no tensor uses, so their sizes are not known")
+        storage = sizes[str(key)]
+        if count != storage.size:
+            raise ValueError(f"it describes its storage {key} wrongly")
+        size = file.seek(size + 8 + count * np.dtype(DTYPES[storage.dtype][1]).itemsize)
+    file.seek(0, 2)
+    if file.tell() < size:
+        raise ValueError("it ends too early")
+    return {
+        name: Numbers(
+            view.storage.dtype,
+            view.shape,
+            view.strides,
+            begins[view.storage.key] + view.offset * np.dtype(DTYPES[view.storage.dtype][1]).itemsize,
+        )
+        for name, view in _views(loaded)
+    }
+
+
+def _views(loaded: Any) -> Iterator[tuple[str, View]]:
+    """The tensors, each within its storage. Raises ValueError for one that is not, or has more numbers than that."""
+    for name, value in _flat(loaded):
+        if not isinstance(value, View):
+            continue
+        shape, strides = value.shape, value.strides
+        last = value.offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        count = int(math.prod(shape))
+        wrong = min((value.offset, *shape, *strides)) < 0 or count > value.storage.size
+        if wrong or (count and last >= value.storage.size):
+            raise ValueError(f"it describes {name} wrongly")
+        yield name, value
+
+
+def _flat(loaded: Any) -> Iterator[tuple[str, Any]]:
+    """The values in dicts within dicts, and in pairs of a name and an array, by their keys with dots."""
+    count, left = 0, [("", loaded)]
+    while left:
+        name, value = left.pop()
+        count += 1
+        if count > _MOST or name.count(".") > 50:
+            raise ValueError("it stands for more values than any model has")
+        if isinstance(value, dict):
+            left += [(f"{name}.{key}".lstrip("."), inner) for key, inner in reversed(value.items())]
+        elif isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (np.ndarray, Lying)):
+            yield name, value[1]
+        else:
+            yield name, value
+
+
+def _storage(said: Any) -> Storage:
+    """A storage, from the persistent id by which a pickle names it."""
+    word, kind, key, _, size = of(tuple, said)[:5]
+    if word != "storage" or of(Named, kind).name.removeprefix("torch ") not in _STORAGES:
+        raise ValueError(f"it holds {kind}, which this version does not know")
+    return Storage(_STORAGES[kind.name.removeprefix("torch ")], str(key), of(int, size))
+
+
+def _tensor(storage: Storage, offset: int, shape: Any, strides: Any, *_: Any) -> View:
+    sizes = [of(tuple, each) for each in (shape, strides)]
+    if len(sizes[0]) != len(sizes[1]):
+        raise ValueError
+    return View(
+        of(Storage, storage),
+        of(int, offset),
+        tuple(of(int, n) for n in sizes[0]),
+        tuple(of(int, n) for n in sizes[1]),
+    )
+
+
+def _parameter(view: View, *_: Any) -> View:
+    return of(View, view)
+
+
+def _dict(pairs: Any = ()) -> dict[str, Any]:
+    """What an OrderedDict is made of: nothing, or old pickles' list of pairs."""
+    return {str(of(SCALARS, key)): value for key, value in pairs}
+
+
+def _pair(pair: Any) -> tuple[Any, ...]:
+    """How paddle.save writes a tensor among other things: tuple((name, array))."""
+    return tuple(of(tuple, pair))
+
+
+def _kind(*_: Any) -> Any:
+    raise ValueError
+
+
+_CONTAINERS: dict[str, Function] = {
+    "collections OrderedDict": _dict,
+    "builtins tuple": _pair,
+    "__builtin__ tuple": _pair,
+}
+_TORCH: dict[str, Function] = {
+    "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch._utils _rebuild_tensor": _tensor,
+    "torch._utils _rebuild_parameter": _parameter,
+    **{f"torch {name}": _kind for name in _STORAGES},
+}
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of numbers that lie row by row."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def _dtype(kind: np.dtype[Any]) -> str:
+    code = kind.str
+    if code not in _NUMPY:
+        raise ValueError(f"it holds numbers of NumPy's type {code}, which this version does not know")
+    return _NUMPY[code]

@@ -1,0 +1,219 @@
+"""`model: {use: llama, from: FOLDER}`: sizes from the config.json of a folder of Hugging Face's, whose weights are then
+the initial ones.
+
+What a key of config.json means is a table of the model's Config (`PublishedSizes`), as plain data. A key that changes
+what a model computes, and that ours cannot do, is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from paddle_dp.errors import Mistake, RecipeError
+from paddle_dp.part import find, names
+from paddle_dp.part.config import fields_of
+from paddle_dp.part.words import show
+from paddle_dp.recipe.page import Page
+
+FILE = "config.json"
+KEY = "from"
+_LARGEST = 2**22  # bytes of a config.json
+# Keys that say nothing of what a model computes.
+_HARMLESS = (
+    "_*", "architectures", "transformers_version", "torch_dtype", "dtype", "name_or_path", "*_token_id", "use_cache",
+    "initializer_range", "initializer_factor", "id2label.*", "label2id.*", "problem_type", "return_dict*", "output_*",
+    "tokenizer_class", "task_specific_params.*", "chunk_size_feed_forward", "auto_map.*", "finetuning_task", "prefix",
+    "gradient_checkpointing", "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p", "typical_p",
+    "num_beams", "num_beam_groups", "num_return_sequences", "length_penalty", "repetition_penalty", "diversity_penalty",
+    "early_stopping", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "model_max_length",
+)  # fmt: skip
+
+
+@runtime_checkable
+class PublishedSizes(Protocol):
+    """A Config that knows the words of Hugging Face's config.json.
+
+    `sizes`: their key (nested ones with dots) → our field; `also`: another key for the same → that key; `words`: our
+    field → their value → ours; `must`: their key → the only values that ours can be, "as KEY" and "KEY / KEY" among
+    them; `always`: our field → its value; `absent`: their key → what it is where it is not there, a text naming another
+    key; `unused`: patterns of keys that do not matter here; `architecture`: their class.
+    """
+
+    hugging_face: Mapping[str, Any]
+
+
+def expand(page: Page, home: Path) -> None:
+    """Replaces `model.from` by the sizes in that folder, where the recipe does not say others, and by `load`, where it
+    has none. Adds to the page's mistakes what cannot be done."""
+    model = page.values.get("model")
+    if not isinstance(model, dict) or KEY not in model or not isinstance(model.get("use"), str):
+        return
+    try:
+        kind = find("models", model["use"], home)
+    except RecipeError:
+        return  # reading the model says it
+    if KEY in fields_of(kind):
+        return
+    folder, place = model.pop(KEY), ("model", KEY)
+    try:
+        if not isinstance(folder, str) or not folder:
+            raise _wrong(f"{show(folder)} is not the path of a folder")
+        found = settings_of(read(Path(folder).expanduser()), kind, model["use"], home)
+    except RecipeError as error:
+        for mistake in error.mistakes:
+            page.complain(place, mistake.what)
+        return
+    for name, value in found.items():
+        if name not in model:
+            model[name] = value
+            page.places[("model", name)] = page.place(place)
+    if page.values.get("load") is None:
+        page.values["load"] = {"path": folder}
+        page.places[("load",)] = page.place(place)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The keys of a folder's config.json, nested ones with dots. Raises RecipeError if it cannot be read."""
+    file = folder / FILE
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise _wrong(f"{file} is no config.json: it is larger than {_LARGEST >> 20} MB")
+        found = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        there = "there is no such folder" if not folder.is_dir() else f"there is no {FILE} in it"
+        raise _wrong(f"{folder}: {there}") from None
+    except OSError as error:
+        raise _wrong(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise _wrong(f"{file} is not a group of settings")
+    if isinstance(labels := found.get("id2label"), dict):
+        found.setdefault("num_labels", len(labels))
+    return dict(_flat(found, ""))
+
+
+def _flat(group: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for key, value in group.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path | None) -> dict[str, Any]:
+    """The settings of our model, from the keys of config.json. Raises RecipeError with everything that ours cannot
+    do, each by its name."""
+    table = _table(kind)
+    if table is None:
+        having = [n for n in names("models", home) if "." not in n and _has_table(n, home)]
+        raise _wrong(
+            f"model {use} has no table of Hugging Face's sizes; those that have: {', '.join(having)}"
+        )
+    said = _canonical(there, table.get("also", {}))
+    wrong = list(_wrong_keys(said, table, use))
+    if wrong:
+        raise RecipeError([Mistake(where="", what=f"model.{KEY}: {FILE} {what}") for what in wrong])
+    settings = dict(table.get("always", {}))
+    for key, field in table["sizes"].items():
+        value = said[key] if key in said else table.get("absent", {}).get(key, ...)
+        if isinstance(value, str) and value in table["sizes"] and key not in said:
+            value = said.get(value, ...)
+        if value is not ...:
+            settings[field] = _word(table, field, value)
+        elif field in REQUIRED:
+            raise _wrong(f"{FILE} has no {key}")
+    return settings
+
+
+REQUIRED = ("vocab", "width", "depth", "heads")
+
+
+def _has_table(name: str, home: Path | None) -> bool:
+    try:
+        return _table(find("models", name, home)) is not None
+    except RecipeError:
+        return False
+
+
+def _table(config: Any) -> Mapping[str, Any] | None:
+    """The table of a Config, or of its class."""
+    return config.hugging_face if isinstance(config, PublishedSizes) else None
+
+
+def _canonical(there: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, Any]:
+    """The keys under the words of the table; of two for the same, one that says null says nothing."""
+    found: dict[str, Any] = {}
+    for key, value in there.items():
+        word = also.get(key, key)
+        if word not in found or found[word] is None:
+            found[word] = value
+    return found
+
+
+def _wrong_keys(said: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
+    """A sentence on each key that ours cannot do."""
+    sizes, must = table["sizes"], table.get("must", {})
+    for key, value in said.items():
+        if key in sizes:
+            words = table.get("words", {}).get(sizes[key])
+            if words is not None and value is not None and value not in words:
+                yield f"has {key} {show(value)}: {use} has {', '.join(map(str, words))}"
+        elif key in must:
+            allowed = [_meant(one, said) for one in must[key]]
+            if value is not None and value not in allowed:
+                yield f"has {key} {show(value)}: {use} has {' or '.join(map(show, allowed))} only"
+        elif value and not any(
+            fnmatchcase(key, pattern) for pattern in (*_HARMLESS, *table.get("unused", ()))
+        ):
+            yield f"has {key} {show(value)}, which {use} does not know"
+
+
+def _meant(one: Any, said: Mapping[str, Any]) -> Any:
+    """A value that is allowed: «as KEY» and «KEY / KEY» are numbers of config.json."""
+    if not isinstance(one, str):
+        return one
+    if one.startswith("as "):
+        return said.get(one.removeprefix("as "))
+    if " / " in one:
+        above, below = (said.get(key) for key in one.split(" / "))
+        return above / below if above and below else None
+    return one
+
+
+def _word(table: Mapping[str, Any], field: str, value: Any) -> Any:
+    words = table.get("words", {}).get(field)
+    return value if words is None else words.get(value)
+
+
+def written(config: Any) -> dict[str, Any]:
+    """A config.json's content for our Config. Raises RecipeError if it has no table, or is what theirs cannot be."""
+    table = _table(config)
+    if table is None:
+        raise _wrong(f"{type(config).__module__} has no table of Hugging Face's sizes")
+    ours = vars(config)
+    for field, value in table.get("always", {}).items():
+        if ours[field] != value:
+            raise _wrong(
+                f"model.{field} is {show(ours[field])}, and {table['architecture']} has {show(value)} only"
+            )
+    flat: dict[str, Any] = {}
+    for key, field in table["sizes"].items():
+        words = table.get("words", {}).get(field)
+        flat[key] = ours[field] if words is None else {v: k for k, v in reversed(words.items())}[ours[field]]
+    flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
+    if flat.get("rope_scaling.rope_type") == "default":
+        flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}
+    made: dict[str, Any] = {"architectures": [table["architecture"]], "torch_dtype": "float32"}
+    for key, value in flat.items():
+        group, _, last = key.rpartition(".")
+        (made.setdefault(group, {}) if group else made)[last] = value
+    return made
+
+
+def _wrong(what: str) -> RecipeError:
+    return RecipeError([Mistake(where="", what=f"model.{KEY}: {what}")])

@@ -1,0 +1,114 @@
+"""Run by a Python that has torch, transformers and torchvision: makes a small model with random weights, and writes its
+folder, inputs, targets, outputs, loss and gradients: `python published.py NAME FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+LLAMA = {
+    **SMALL,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 1000.0,
+}  # fmt: skip
+
+
+def made(name: str) -> Any:
+    import torch
+    import transformers as tr
+
+    torch.manual_seed(0)
+    if name == "resnet":
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=10)
+    dense = {"vocab_size": 32, "max_position_embeddings": 16}
+    gpt = {"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    config, kind = {
+        "gpt": (lambda: tr.GPT2Config(**gpt, n_inner=48), tr.GPT2LMHeadModel),
+        "gpt untied": (lambda: tr.GPT2Config(**gpt, tie_word_embeddings=False), tr.GPT2LMHeadModel),
+        "llama": (lambda: tr.LlamaConfig(**LLAMA), tr.LlamaForCausalLM),
+        "llama tied": (
+            lambda: tr.LlamaConfig(**LLAMA, rope_parameters=LLAMA3, tie_word_embeddings=True),
+            tr.LlamaForCausalLM,
+        ),
+        "llama linear": (
+            lambda: tr.LlamaConfig(
+                **LLAMA, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+            ),
+            tr.LlamaForCausalLM,
+        ),
+        "bert": (lambda: tr.BertConfig(**SMALL, **dense), tr.BertForMaskedLM),
+        "vit": (
+            lambda: tr.ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1, num_labels=10),
+            tr.ViTForImageClassification,
+        ),
+    }[name]
+    model = kind(config())
+    with torch.no_grad():  # biases begin with 0 and norms with 1, which would hide a mistake
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def main(name: str, folder: Path) -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model, draw = made(name).eval(), np.random.default_rng(1)
+    if name == "resnet":
+        model.train()  # so that gradients pass through the batch's statistics, and the running ones move
+        inputs, targets = draw.normal(size=(4, 3, 32, 32)).astype("float32"), draw.integers(0, 10, 4)
+        model(torch.tensor(inputs))
+        model.eval()
+        torch.save(model.state_dict(), folder / "resnet18.pth")
+        torch.save(model.state_dict(), folder / "old.pth", _use_new_zipfile_serialization=False)
+        outputs = model(torch.tensor(inputs))
+    else:
+        if name == "vit":
+            inputs, targets = draw.normal(size=(4, 1, 8, 8)).astype("float32"), draw.integers(0, 10, 4)
+        else:
+            inputs, targets = draw.integers(0, 32, (4, 16)), draw.integers(0, 32, (4, 16))
+        model.save_pretrained(folder)
+        outputs = model(torch.tensor(inputs)).logits
+    loss = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), torch.tensor(targets.reshape(-1)))
+    loss.backward()
+    np.savez(
+        folder / "seen.npz", inputs=inputs, targets=targets, outputs=outputs.detach().numpy(), loss=loss.item(),
+        **{f"gradient {n}": p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None},
+    )  # fmt: skip
+
+
+def again(name: str, folder: Path, seen: Path) -> None:
+    """Reads an exported folder with transformers, or a file with torchvision, and writes its outputs."""
+    import torch
+    from safetensors.torch import load_file
+
+    inputs = torch.tensor(np.load(seen / "seen.npz")["inputs"])
+    if name == "resnet":
+        model = made(name)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        outputs = model.eval()(inputs)
+    else:
+        model, told = type(made(name)).from_pretrained(folder, output_loading_info=True)
+        left = {key: sorted(map(str, value)) for key, value in told.items() if value}
+        assert not left, left
+        outputs = model.eval()(inputs).logits
+    np.save(folder / "outputs.npy", outputs.detach().numpy())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        main(sys.argv[1], Path(sys.argv[2]))
+    else:
+        again(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
