@@ -84,7 +84,7 @@ class BERT(Chain):
             f"blocks.{last}.dense.weight": f"{head}.transform.dense.weight.T",
             f"blocks.{last}.dense.bias": f"{head}.transform.dense.bias",
             f"blocks.{last}.out.weight": tied if self.tied else f"{head}.decoder.weight.T",
-            f"blocks.{last}.out.bias": f"{head}.bias",
+            f"blocks.{last}.out.bias": f"{head}.bias" if self.tied else f"{head}.decoder.bias",
         }
         for word, turned in (("weight", ".T"), ("bias", "")):
             names |= {
@@ -105,7 +105,7 @@ class BERT(Chain):
                     f"{ours}.norm2.{word}": f"{theirs}.output.LayerNorm.{word}",
                 }
         unused = ("*embeddings.position_ids", "bert.pooler.*", "pooler.*", "cls.seq_relationship.*")
-        twice = f"{head}.decoder.bias", *((f"{head}.decoder.weight",) if self.tied else ())
+        twice = (f"{head}.decoder.weight", f"{head}.decoder.bias") if self.tied else (f"{head}.bias",)
         return {**names, "": (*unused, *twice)}
 
 
@@ -124,6 +124,7 @@ class Config:
         "absent": {
             "layer_norm_eps": 1e-12, "type_vocab_size": 2, "tie_word_embeddings": True, "hidden_dropout_prob": 0.1,
         },
+        "least": {"segments": 1},
         "architecture": "BertForMaskedLM",
         "unused": ("directionality", "pooler_*", "attention_probs_dropout_prob", "classifier_dropout"),
     }  # fmt: skip

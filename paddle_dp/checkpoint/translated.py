@@ -133,7 +133,8 @@ class Translated:
 
     def called(self, name: str) -> str:
         """The names that a tensor has in the source."""
-        return " + ".join(self._origins[name].names)
+        inner = self._source.called if isinstance(self._source, Translated) else str
+        return " + ".join(map(inner, self._origins[name].names))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._origins[name].shape(self._source)

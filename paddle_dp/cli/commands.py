@@ -372,10 +372,26 @@ def export(
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, through paddle2onnx.")] = False,
+    hf: Annotated[
+        Path | None,
+        typer.Option(
+            "--hf", metavar="DIR", help="Instead write what Hugging Face's transformers read, or torchvision."
+        ),
+    ] = None,
 ) -> None:
     """Write a run's model as a program that runs without this package, proven equal to the model."""
-    from paddle_dp.recipe import resolved
+    from paddle_dp.recipe import read_recipe, resolved
 
+    if hf is not None:
+        if onnx or out is not None:
+            raise UsageError("--hf DIR writes weights alone: call export again for a program.")
+        from paddle_dp.launch.silence import import_paddle
+
+        import_paddle()
+        from paddle_dp.export.hugging_face import write
+
+        print(hf, *write(read_recipe(resolved(run)), run, checkpoint, hf), sep="\n  ")
+        return
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
     plain = ("strategy.use=single", "train.precision=float32")

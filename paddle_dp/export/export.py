@@ -40,7 +40,7 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
     try:
         partial.mkdir(parents=True)
         summary = _write(partial, recipe, options)
-        _replace(folder, partial)
+        replace(folder, partial)
     except OSError as error:
         raise ExportError(f"{folder} was not written: {error.strerror}.") from error
     finally:
@@ -54,7 +54,7 @@ def check_target(folder: Path) -> None:
         raise UsageError(f"{folder} holds something else already: name another folder with -o DIR.")
 
 
-def _replace(folder: Path, partial: Path) -> None:
+def replace(folder: Path, partial: Path) -> None:
     """Moves the finished folder `partial` to `folder`, and removes an older export there."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)

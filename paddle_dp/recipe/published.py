@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from paddle_dp.errors import Mistake, RecipeError
+from paddle_dp.errors import Mistake, RecipeError, UsageError
 from paddle_dp.part import find, names
 from paddle_dp.part.config import fields_of
 from paddle_dp.part.words import show
@@ -39,8 +39,9 @@ class PublishedSizes(Protocol):
 
     `sizes`: their key (nested ones with dots) → our field; `also`: another key for the same → that key; `words`: our
     field → their value → ours; `must`: their key → the only values that ours can be, "as KEY" and "KEY / KEY" among
-    them; `always`: our field → its value; `absent`: their key → what it is where it is not there, a text naming another
-    key; `unused`: patterns of keys that do not matter here; `architecture`: their class.
+    them; `always`: our field → its value; `least`: our field → what theirs is at least; `absent`: their key → what it
+    is where it is not there, a text naming another key; `unused`: patterns of keys that do not matter here;
+    `architecture`: their class.
     """
 
     hugging_face: Mapping[str, Any]
@@ -181,7 +182,9 @@ def _meant(one: Any, said: Mapping[str, Any]) -> Any:
         return said.get(one.removeprefix("as "))
     if " / " in one:
         above, below = (said.get(key) for key in one.split(" / "))
-        return above / below if above and below else None
+        if not above or not below:
+            return None
+        return above / below if above % below else above // below
     return one
 
 
@@ -191,20 +194,27 @@ def _word(table: Mapping[str, Any], field: str, value: Any) -> Any:
 
 
 def written(config: Any) -> dict[str, Any]:
-    """A config.json's content for our Config. Raises RecipeError if it has no table, or is what theirs cannot be."""
+    """A config.json's content for our Config. Raises UsageError if it has no table, or is what theirs cannot be."""
     table = _table(config)
     if table is None:
-        raise _wrong(f"{type(config).__module__} has no table of Hugging Face's sizes")
+        raise UsageError(f"{type(config).__module__} has no table of Hugging Face's sizes")
     ours = vars(config)
     for field, value in table.get("always", {}).items():
         if ours[field] != value:
-            raise _wrong(
+            raise UsageError(
                 f"model.{field} is {show(ours[field])}, and {table['architecture']} has {show(value)} only"
+            )
+    for field, least in table.get("least", {}).items():
+        if ours[field] < least:
+            raise UsageError(
+                f"model.{field} is {ours[field]}, and {table['architecture']} has {least} at least"
             )
     flat: dict[str, Any] = {}
     for key, field in table["sizes"].items():
-        words = table.get("words", {}).get(field)
-        flat[key] = ours[field] if words is None else {v: k for k, v in reversed(words.items())}[ours[field]]
+        words, value = table.get("words", {}).get(field), ours[field]
+        if value is None and words is None and table.get("absent", {}).get(key, ...) is not None:
+            value = 4 * ours["width"]  # what `hidden` is by default
+        flat[key] = value if words is None else {v: k for k, v in reversed(words.items())}[value]
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}

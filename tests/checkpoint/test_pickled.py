@@ -1,0 +1,142 @@
+"""Weights in pickle files: what paddle.save and torch.save write, and nothing that would run code."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.checkpoint import pickled
+from paddle_dp.checkpoint.pickled import PickledFile
+from paddle_dp.errors import CheckpointError
+from tests.checkpoint.torch_files import Tensor, save, save_old
+
+DRAW = np.random.default_rng(0)
+LARGE = DRAW.normal(size=(60, 40)).astype("float32")  # more bytes than are read at once
+SMALL = np.arange(6, dtype="float32").reshape(2, 3)
+SAVERS = {
+    "zip": save,
+    "packed": lambda content, path: save(content, path, zipfile.ZIP_DEFLATED),
+    "old": save_old,
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_what_paddle_saves_is_read(tmp_path: Path, protocol: int) -> None:
+    layer = paddle.nn.Linear(60, 40)
+    half = layer.bias.astype("bfloat16")
+    state = {**layer.state_dict(), "half": half, "inner": {"step": 3, "mean": layer.weight}}
+    paddle.save(layer.state_dict(), str(tmp_path / "plain.pdparams"), protocol=protocol)
+    paddle.save(state, str(tmp_path / "w.pdparams"), protocol=protocol)
+    plain, file = PickledFile(tmp_path / "plain.pdparams"), PickledFile(tmp_path / "w.pdparams")
+    assert plain.names == ("bias", "weight") and file.names == ("bias", "half", "inner.mean", "weight")
+    assert file.of_torch is False and file.dtype("half") == "bfloat16" and file.shape("weight") == (60, 40)
+    for read, name in ((plain, "weight"), (file, "weight"), (file, "inner.mean")):
+        np.testing.assert_array_equal(read.read(name), layer.weight.numpy())
+    np.testing.assert_array_equal(file.read("weight", (7, 3), (5, 20)), layer.weight.numpy()[7:12, 3:23])
+    np.testing.assert_array_equal(file.read("half"), half.numpy())
+
+
+def test_a_slice_is_read_from_the_file_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "w.pdparams").open("wb") as opened:
+        pickle.dump({"w": LARGE, "columns": np.asfortranarray(LARGE)}, opened, 4)
+    file, read = PickledFile(tmp_path / "w.pdparams"), []
+    original = np.fromfile
+    monkeypatch.setattr(np, "fromfile", lambda *a, **k: read.append(a[2]) or original(*a, **k))
+    np.testing.assert_array_equal(file.read("w", (10, 0), (2, 40)), LARGE[10:12])
+    np.testing.assert_array_equal(file.read("columns", (0, 10), (60, 2)), LARGE[:, 10:12])
+    assert read == [80, 120]
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_what_torch_saves_is_read(tmp_path: Path, saver: str) -> None:
+    flat = LARGE.reshape(-1)
+    content = OrderedDict(
+        w=Tensor(LARGE), turned=Tensor(LARGE, 0, (40, 60), (1, 40)), part=Tensor(LARGE, 45, (3, 2), (40, 1)),
+        count=Tensor(np.array(7, "int64")), half=Tensor(SMALL.astype("float16")),
+        bf16=Tensor((SMALL.view("uint32") >> 16).astype("uint16")), epoch=3, inner={"w": Tensor(SMALL)},
+    )  # fmt: skip
+    file = PickledFile(SAVERS[saver](content, tmp_path / "w.bin"))
+    assert file.of_torch is True
+    assert file.names == ("bf16", "count", "half", "inner.w", "part", "turned", "w")
+    np.testing.assert_array_equal(file.read("w"), LARGE)
+    np.testing.assert_array_equal(file.read("turned"), LARGE.T)
+    np.testing.assert_array_equal(file.read("turned", (2, 50), (3, 4)), LARGE.T[2:5, 50:54])
+    np.testing.assert_array_equal(file.read("part"), [flat[45:47], flat[85:87], flat[125:127]])
+    np.testing.assert_array_equal(file.read("inner.w"), SMALL)
+    assert (file.dtype("half"), file.dtype("bf16"), file.read("count")[()]) == ("float16", "bfloat16", 7)
+    widened = (file.read("bf16").astype("uint32") << 16).view("float32")
+    np.testing.assert_array_equal(widened, SMALL)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/never-written-by-a-pickle",)
+
+
+@pytest.mark.parametrize("saver", ["zip", "old"])
+@pytest.mark.parametrize("where", ["top", "value", "argument"])
+def test_what_would_run_code_is_refused_with_what_it_asks_for(tmp_path: Path, saver: str, where: str) -> None:
+    content = {"top": Evil(), "value": {"w": Tensor(SMALL), "x": Evil()}, "argument": [Tensor(SMALL, Evil())]}  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"w\.pt is not read: it asks for (posix|os)\.system, which"):
+        PickledFile(SAVERS[saver](content[where], tmp_path / "w.pt"))
+    (tmp_path / "w.pdparams").write_bytes(pickle.dumps({"w": SMALL, "x": Evil()}, 4))
+    with pytest.raises(CheckpointError, match=r"it asks for (posix|os)\.system"):
+        PickledFile(tmp_path / "w.pdparams")
+
+
+BUILTINS = {
+    "eval": b"\x80\x02cbuiltins\neval\n(X\x01\x00\x00\x001tR.",
+    "getattr": b"\x80\x02cbuiltins\ngetattr\n.",
+    "a class of torch": b"\x80\x02ctorch.nn.modules.linear\nLinear\n)\x81.",
+    "an instance": b"\x80\x02(ios\nsystem\n.",
+    "an extension": b"\x80\x02\x82\x01.",
+}
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_other_ways_to_call_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "w.pdparams").write_bytes(BUILTINS[name])
+    with pytest.raises(CheckpointError, match=r"it asks for|it uses"):
+        PickledFile(tmp_path / "w.pdparams")
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides"),
+    [(5, (2,), (1,)), (0, (7,), (1,)), (0, (100,), (0,)), (-1, (2,), (1,)), (0, (2, 2), (1,)), (0, (3,), (-1,))],
+)  # fmt: skip
+@pytest.mark.parametrize("saver", SAVERS)
+def test_a_tensor_that_reaches_out_of_its_storage_is_refused(
+    tmp_path: Path, saver: str, offset: int, shape: Any, strides: Any
+) -> None:
+    with pytest.raises(CheckpointError, match=r"describes w wrongly|it calls torch\._utils\._rebuild"):
+        PickledFile(SAVERS[saver]({"w": Tensor(SMALL, offset, shape, strides)}, tmp_path / "w.pt"))
+
+
+def test_what_is_damaged_or_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for saver in ("zip", "old"):
+        whole = SAVERS[saver]({"w": Tensor(LARGE)}, tmp_path / "w.pt").read_bytes()
+        for cut in (0, 1, len(whole) // 2, len(whole) - 30):
+            (tmp_path / "cut.pt").write_bytes(whole[:cut])
+            with pytest.raises(CheckpointError, match="is not read"):
+                PickledFile(tmp_path / "cut.pt")
+    with zipfile.ZipFile(tmp_path / "other.pt", "w") as archive:
+        archive.writestr("readme", "no tensors")
+    with pytest.raises(CheckpointError, match="a zip archive, and not one that"):
+        PickledFile(tmp_path / "other.pt")
+    deep: Any = {}
+    for _ in range(40):  # stands for 2 ** 40 values
+        deep = {"a": deep, "b": deep}
+    (tmp_path / "deep.pdparams").write_bytes(pickle.dumps(deep, 4))
+    monkeypatch.setattr(pickled, "_MOST", 1000)
+    with pytest.raises(CheckpointError, match="more values than any model has"):
+        PickledFile(tmp_path / "deep.pdparams")
+    with pytest.raises(CheckpointError, match=r"nowhere\.pt cannot be read: No such file"):
+        PickledFile(tmp_path / "nowhere.pt")

@@ -1,0 +1,182 @@
+"""Models under the names of Hugging Face's transformers: without torch, from files that are written here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_dp.checkpoint import TensorShard
+from paddle_dp.checkpoint.matching import outlook
+from paddle_dp.checkpoint.naming import HUGGING_FACE, names_of, translated
+from paddle_dp.checkpoint.source import source
+from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.checkpoint.translated import origins_of
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.part import find
+from paddle_dp.recipe import Load, read_recipe
+from paddle_dp.recipe.published import read, settings_of, written
+
+SMALL = {"width": 16, "depth": 2, "heads": 4}
+WORDS = {"vocab": 20, "length": 8, **SMALL}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt", WORDS),
+    "gpt tied": ("gpt", {**WORDS, "tied": True, "hidden": 24}),
+    "llama": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "epsilon": 1e-6}),
+    "llama tied": (
+        "llama",
+        {**WORDS, "hidden": 24, "tied": True, "rope_scaling": "llama3", "rope_factor": 8.0, "rope_base": 5e5},
+    ),
+    "bert": ("bert", {**WORDS, "segments": 2}),
+    "bert tied": ("bert", {**WORDS, "segments": 2, "tied": True, "hidden": 24, "epsilon": 1e-12}),
+    "vit": ("vit", {"image": 8, "patch": 4, "channels": 1, "classes": 5, "pool": "class", **SMALL}),
+}
+RECIPE = """
+model: {{use: {use}, from: {folder}{more}}}
+dataset: {{use: random_tokens, vocab: 20, length: 8}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+train: {{length: 1 epoch, batch: 8}}
+"""
+
+
+def config(name: str) -> Any:
+    use, settings = MODELS[name]
+    return find("models", use)(**settings)
+
+
+def folder_of(name: str, folder: Path) -> paddle.nn.Layer:
+    """Writes a model's folder as Hugging Face's libraries do; returns the model."""
+    model = config(name).build()
+    found: dict[str, np.ndarray] = {}
+    for ours, origin in origins_of(names_of(model).names[HUGGING_FACE]).items():
+        found |= origin.written(model.state_dict()[ours].numpy())
+    shards = {key: TensorShard.whole(key, array, "float32") for key, array in found.items()}
+    write_tensors(folder / "model.safetensors", shards, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(written(config(name))))
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_table_names_every_tensor_and_comes_back(name: str, tmp_path: Path) -> None:
+    model = folder_of(name, tmp_path)
+    assert set(names_of(model).names[HUGGING_FACE]) == set(model.state_dict())
+    weights, whose = translated(source(tmp_path), names_of(model), {})
+    assert whose == HUGGING_FACE
+    for ours, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(weights.read(ours), tensor.numpy())
+    use, settings = MODELS[name]
+    found = settings_of(read(tmp_path), find("models", use), use, None)
+    assert find("models", use)(**found) == config(name) or find("models", use)(
+        **{**found, "hidden": None}
+    ) == config(name)
+
+
+def test_a_head_of_gpt_is_where_transformers_has_it(tmp_path: Path) -> None:
+    model = folder_of("gpt", tmp_path)
+    theirs = source(tmp_path).read("transformer.h.1.attn.c_attn.weight")  # [inputs, q | k | v]
+    ours = model.state_dict()["blocks.2.qkv.weight"].numpy()
+    q, k, v = np.split(theirs, 3, axis=1)
+    for head in range(4):
+        for number, part in enumerate((q, k, v)):
+            at = (3 * head + number) * 4
+            np.testing.assert_array_equal(ours[:, at : at + 4], part[:, 4 * head : 4 * head + 4])
+
+
+def test_the_model_inside_and_masks_of_old_versions(tmp_path: Path) -> None:
+    """GPT2Model has no «transformer.», and old versions saved the causal mask."""
+    model = folder_of("gpt tied", tmp_path)
+    opened = source(tmp_path)
+    arrays = {name.removeprefix("transformer."): opened.read(name) for name in opened.names}
+    arrays["h.0.attn.bias"] = np.ones((1, 1, 8, 8), "float32")
+    shards = {key: TensorShard.whole(key, array, "float32") for key, array in arrays.items()}
+    write_tensors(tmp_path / "model.safetensors", shards)
+    lines = outlook(source(tmp_path), model, Load(path="x"))
+    assert "of the model without its head" in lines[0]
+    assert lines[1].split()[:2] == ["loaded", str(len(model.state_dict()))] and "h.0.attn.bias" in lines[2]
+
+
+def recipe_at(folder: Path, use: str, more: str = "") -> Path:
+    file = folder / "r.yaml"
+    file.write_text(RECIPE.format(use=use, folder=folder, more=more))
+    return file
+
+
+def test_a_recipe_takes_its_sizes_and_its_weights_from_a_folder(tmp_path: Path) -> None:
+    folder_of("llama tied", tmp_path)
+    recipe = read_recipe(recipe_at(tmp_path, "llama", ", length: 6"))
+    assert recipe.model.settings["rope_scaling"] == "llama3" and recipe.model.settings["length"] == 6
+    assert recipe.load is not None and recipe.load.path == str(tmp_path)
+    assert (
+        read_recipe(recipe_at(tmp_path, "llama"), ["load={path: other, strict: false}"]).load.path == "other"
+    )  # type: ignore[union-attr]
+
+
+def changed(folder: Path, **keys: Any) -> None:
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({key: v for key, v in {**content, **keys}.items() if v is not ...}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"hidden_act": "gelu"}, r"r\.yaml:2: model\.from: config\.json has hidden_act 'gelu': llama has 'silu'"),
+        ({"attention_bias": True}, "config.json has attention_bias true, which llama does not know"),
+        ({"sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
+        ({"head_dim": 16}, "has head_dim 16: llama has 4.0 only"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "has rope_scaling.rope_type 'yarn': llama has default, linear, llama3"),
+        ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
+        ({"model_type": "mistral"}, "has model_type 'mistral': llama has 'llama' only"),
+        ({"vocab_size": ...}, "config.json has no vocab_size"),
+        ({"num_attention_heads": 3}, r"heads: 3 does not divide width 16"),
+    ],
+)  # fmt: skip
+def test_what_ours_cannot_be_is_refused_by_name(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    folder_of("llama tied", tmp_path)
+    changed(tmp_path, **keys)
+    with pytest.raises(RecipeError, match=said):
+        read_recipe(recipe_at(tmp_path, "llama"))
+
+
+def test_what_says_nothing_of_the_model_is_no_matter(tmp_path: Path) -> None:
+    folder_of("llama", tmp_path)
+    changed(
+        tmp_path, bos_token_id=1, use_cache=True, sliding_window=None, attention_bias=False, transformers_version="4.40",
+        rope_scaling=None, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 7.0}, head_dim=4,
+        num_key_value_heads=...,
+    )  # fmt: skip
+    settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
+    assert (settings["rope_base"], settings["rope_scaling"], settings["kv_heads"]) == (7.0, None, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "use", "said"),
+    [
+        (lambda at: at.rmdir(), "llama", "there is no such folder"),
+        (lambda at: None, "llama", "there is no config.json in it"),
+        (lambda at: (at / "config.json").write_text("{"), "llama", r"config\.json is not JSON"),
+        (lambda at: (at / "config.json").write_text("[]"), "llama", "is not a group of settings"),
+        (lambda at: (at / "config.json").write_text("{}"), "mlp", "mlp has no table of Hugging Face's sizes; those tha"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_none_is_named(tmp_path: Path, make: Any, use: str, said: str) -> None:
+    (tmp_path / "hf").mkdir()
+    make(tmp_path / "hf")
+    file = tmp_path / "r.yaml"
+    file.write_text(RECIPE.format(use=use, folder=tmp_path / "hf", more=""))
+    with pytest.raises(RecipeError, match=said):
+        read_recipe(file)
+
+
+def test_a_setting_that_theirs_has_not_is_not_written() -> None:
+    with pytest.raises(
+        UsageError, match=r"model\.pool is 'mean', and ViTForImageClassification has 'class' only"
+    ):
+        written(find("models", "vit")(pool="mean"))
+    with pytest.raises(UsageError, match=r"model\.segments is 0, and BertForMaskedLM has 1 at least"):
+        written(find("models", "bert")())
