@@ -31,6 +31,7 @@ def written(file: Path, metadata: dict[str, str] | None = None, **shapes: Any) -
         for name, one in shapes.items()
     }
     tensors = {name: TensorShard.whole(name, array, "float32") for name, array in arrays.items()}
+    file.unlink(missing_ok=True)
     write_tensors(file, tensors, metadata)
     return file
 
