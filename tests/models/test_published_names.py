@@ -147,7 +147,8 @@ def test_what_says_nothing_of_the_model_is_no_matter(tmp_path: Path) -> None:
     folder_of("llama", tmp_path)
     changed(
         tmp_path, bos_token_id=1, use_cache=True, sliding_window=None, attention_bias=False,
-        transformers_version="4.40", rope_scaling=None, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 7.0}, head_dim=4,
+        transformers_version="4.40", rope_scaling=None, rope_theta=...,
+        rope_parameters={"rope_type": "default", "rope_theta": 7.0}, head_dim=4,
         num_key_value_heads=...,
     )  # fmt: skip
     settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
