@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paddle_dp.checkpoint.naming import names_of, translated
+from paddle_dp.checkpoint.other_names import names_of, translated
 from paddle_dp.checkpoint.source import Opened, check_patterns, fits
 from paddle_dp.checkpoint.translated import Translated
 from paddle_dp.errors import UsageError

@@ -19,11 +19,12 @@ from paddle_dp.checkpoint.disk import read_bytes
 from paddle_dp.checkpoint.folder import find, find_at
 from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
+from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.pickled import PickledFile
 from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_rows
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean
 
-_MODEL = "model/"
+_MODEL, _EMA = "model/", "ema/"
 # In a folder, the first of these that is there, as Hugging Face's libraries look for them.
 _IN_FOLDER = (
     "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
@@ -60,27 +61,31 @@ class Opened(Source, Protocol):
 
 
 class WeightsOf:
-    """The weights and buffers of a checkpoint."""
+    """The weights and buffers of a checkpoint; with `ema`, the averages in place of the weights that have one."""
 
     of_torch: bool | None = False
 
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, checkpoint: Checkpoint, *, ema: bool = False):
         self._of, self.folder = checkpoint, checkpoint.folder
+        self._averaged = averages_in(checkpoint) if ema else frozenset[str]()
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name.removeprefix(_MODEL) for name in self._of.names if name.startswith(_MODEL))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._of.shape(_MODEL + name)
+        return self._of.shape(self._saved(name))
 
     def dtype(self, name: str) -> str:
-        return self._of.dtype(_MODEL + name)
+        return self._of.dtype(self._saved(name))
 
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        return self._of.read(_MODEL + name, offset, shape)
+        return self._of.read(self._saved(name), offset, shape)
+
+    def _saved(self, name: str) -> str:
+        return f"{_EMA if name in self._averaged else _MODEL}{name}"
 
 
 class SafetensorsFile:

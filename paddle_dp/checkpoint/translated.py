@@ -1,6 +1,6 @@
 """A source of weights under a model's own names, which has them under others, transposed, or apart.
 
-Where a tensor is there is said by plain data, which a model gives (`names_of` in `checkpoint.naming`):
+Where a tensor is there is said by plain data, which a model gives (`names_of` in `checkpoint.other_names`):
 
 | said                                   | is                                                                      |
 |----------------------------------------|-------------------------------------------------------------------------|

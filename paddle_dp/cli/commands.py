@@ -388,9 +388,11 @@ def export(
         from paddle_dp.launch.silence import import_paddle
 
         import_paddle()
+        from paddle_dp.checkpoint import find
         from paddle_dp.export.hugging_face import write
 
-        print(hf, *write(read_recipe(resolved(run)), run, checkpoint, hf), sep="\n  ")
+        saved = find(checkpoint, run / "checkpoints")
+        print(hf, *write(read_recipe(resolved(run)), saved, hf, ema=ema), sep="\n  ")
         return
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")

@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from paddle_dp.checkpoint import TensorShard, find, load
-from paddle_dp.checkpoint.naming import HUGGING_FACE, PYTORCH, names_of
+from paddle_dp.checkpoint import TensorShard, load
+from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
@@ -22,15 +22,16 @@ from paddle_dp.recipe.published import written
 WEIGHTS = "model.safetensors"
 
 
-def write(recipe: Recipe, run: Path, which: str, folder: Path) -> list[str]:
-    """Writes the weights of a run's checkpoint into `folder`, whole or not at all, and returns a summary.
+def write(recipe: Recipe, checkpoint: Path, folder: Path, *, ema: bool = False) -> list[str]:
+    """Writes the weights of a checkpoint into `folder`, whole or not at all, and returns a summary. With `ema`, the
+    averages in place of the weights that have one.
 
     A model without a table of Hugging Face's names has PyTorch's, as torchvision's ResNet, and no config.json. Raises
     UsageError for a folder that holds other files, or a model that theirs cannot be; CheckpointError for a damaged
     checkpoint or one that holds NaN; ExportError if what was written is not what was to be.
     """
     check_target(folder)
-    saved = load(find(which, run / "checkpoints"))
+    saved = load(checkpoint)
     if bad := saved.first_nan():
         raise CheckpointError(
             f"'{bad}' in {saved.folder} holds NaN, so nothing was written: name an earlier one."
@@ -40,7 +41,7 @@ def write(recipe: Recipe, run: Path, which: str, folder: Path) -> list[str]:
     tables = names_of(model).names
     whose = HUGGING_FACE if HUGGING_FACE in tables else PYTORCH
     config = written(recipe.model.config) if whose == HUGGING_FACE else None
-    origins, weights = origins_of(tables[whose]), WeightsOf(saved)
+    origins, weights = origins_of(tables[whose]), WeightsOf(saved, ema=ema)
     tensors = _tensors(weights, origins)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:

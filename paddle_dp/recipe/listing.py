@@ -15,6 +15,7 @@ from rich.text import Text
 
 from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
+from paddle_dp.recipe import published
 
 
 def listing(shelf_name: str | None, part_name: str | None) -> Group:
@@ -70,6 +71,8 @@ def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
     if shelf == "models" and keys:
         said = f"and {', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"
         yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
+    if shelf == "models" and published.has_table(config):
+        yield Padding(Text(f"and {published.KEY}: {published.MEANING}", style="dim"), (0, 0, 0, 2))
 
 
 def _settings(config: type[Any]) -> Padding:

@@ -11,6 +11,7 @@ from pydantic_core import core_schema
 
 from paddle_dp.part import Annotation, Groups, Part, find, names, read_part, summary
 from paddle_dp.part.config import adapter, meanings
+from paddle_dp.recipe import published
 from paddle_dp.units import Quantity
 
 
@@ -72,6 +73,8 @@ class OnShelf:
             further = adapter(beside).json_schema(schema_generator=EditorSchema)
             own = _inlined(further["properties"], further.get("$defs", {}))
             described["properties"] = {**own, **described.get("properties", {})}
+        if self.shelf == "models" and published.has_table(find(self.shelf, name)):
+            described["properties"][published.KEY] = {"type": "string", "description": published.MEANING}
         use = {"const": name, "description": summary(self.shelf, name)}
         return {
             **described,

@@ -21,6 +21,7 @@ from paddle_dp.recipe.page import Page
 
 FILE = "config.json"
 KEY = "from"
+MEANING = "A folder of Hugging Face's: sizes from its config.json, and its weights to begin with."
 _LARGEST = 2**22  # bytes of a config.json
 # Keys that say nothing of what a model computes.
 _HARMLESS = (
@@ -134,9 +135,14 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
 REQUIRED = ("vocab", "width", "depth", "heads")
 
 
+def has_table(kind: type[Any]) -> bool:
+    """Whether a model's Config knows Hugging Face's words, so that a recipe may say `from`."""
+    return _table(kind) is not None
+
+
 def _has_table(name: str, home: Path | None) -> bool:
     try:
-        return _table(find("models", name, home)) is not None
+        return has_table(find("models", name, home))
     except RecipeError:
         return False
 

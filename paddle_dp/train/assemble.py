@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.checkpoint.naming import names_of
+from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.errors import UsageError

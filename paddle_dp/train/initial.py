@@ -10,7 +10,7 @@ from typing import Any
 
 from paddle_dp.checkpoint import fill
 from paddle_dp.checkpoint.matching import match, table
-from paddle_dp.checkpoint.naming import Tables, translated
+from paddle_dp.checkpoint.other_names import Tables, translated
 from paddle_dp.checkpoint.source import source
 from paddle_dp.errors import CheckpointError, PaddleDPError
 from paddle_dp.mesh import Mesh

@@ -1,0 +1,174 @@
+"""Weights under other names than the model's: which table is taken, what is renamed, transposed and put together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.checkpoint import TensorShard
+from paddle_dp.checkpoint.matching import outlook
+from paddle_dp.checkpoint.other_names import names_of, renamed, translated
+from paddle_dp.checkpoint.source import SafetensorsFile, source
+from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
+from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.recipe import Load
+from tests.checkpoint.torch_files import Tensor, save
+
+DRAW = np.random.default_rng(0)
+
+
+def written(file: Path, metadata: dict[str, str] | None = None, **shapes: Any) -> Path:
+    """A safetensors file with random tensors of these shapes, or these arrays."""
+    arrays = {
+        name: one if isinstance(one, np.ndarray) else DRAW.normal(size=one).astype("float32")
+        for name, one in shapes.items()
+    }
+    tensors = {name: TensorShard.whole(name, array, "float32") for name, array in arrays.items()}
+    file.unlink(missing_ok=True)
+    write_tensors(file, tensors, metadata)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("rename", "new"),
+    [
+        ({"encoder.*": "backbone.*"}, "backbone.0.w.w"),
+        ({"*.0.*": "*.zero.*"}, "encoder.zero.w.w"),
+        ({"*.w": "*.weight"}, "encoder.0.w.weight"),
+        ({"encoder.0.w.w": "first"}, "first"),
+        ({"encoder.*.w": "a.*", "*": "b.*"}, "a.0.w"),
+        ({"*": "model.*"}, "model.encoder.0.w.w"),
+    ],
+)
+def test_a_name_is_changed_by_the_first_pattern(rename: dict[str, str], new: str) -> None:
+    rename = {pattern: wanted for pattern, wanted in rename.items() if pattern != "*" or len(rename) == 1}
+    assert renamed(["encoder.0.w.w"], rename) == {new: "encoder.0.w.w"}
+
+
+def test_what_a_renaming_cannot_mean() -> None:
+    with pytest.raises(UsageError, match=r"load\.rename: 'encodr\.\*' matches no tensor there"):
+        renamed(["encoder.w"], {"encodr.*": "backbone.*"})
+    with pytest.raises(UsageError, match=r"load\.rename: a\.w and b\.w would both be c\.w"):
+        renamed(["a.w", "b.w"], {"a.*": "c.*", "b.*": "c.*"})
+    with pytest.raises(ValueError, match=r"rename: 'a\.\*' and 'b' have unequal numbers of stars"):
+        Load(path="x", rename={"a.*": "b"})
+
+
+def small() -> nn.Layer:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1D(4), nn.Linear(4, 3))
+
+
+def test_a_file_of_pytorch_is_turned_and_one_of_paddle_is_not(tmp_path: Path) -> None:
+    """The first Linear is square: only who wrote the file says how it lies."""
+    square = DRAW.normal(size=(4, 4)).astype("float32")
+    theirs = {"0.weight": square, "0.bias": (4,)}
+    for metadata, wanted in (({"format": "pt"}, square.T), ({"format": "pd"}, square), (None, square)):
+        file = written(tmp_path / "w.safetensors", metadata, **theirs)
+        weights, _ = translated(source(file), names_of(small()), {})
+        np.testing.assert_array_equal(weights.read("0.weight"), wanted)
+    torch_file = save({"0.weight": Tensor(square)}, tmp_path / "w.pth")
+    weights, whose = translated(source(torch_file), names_of(small()), {})
+    np.testing.assert_array_equal(weights.read("0.weight"), square.T)
+    assert whose == "PyTorch's"
+    paddle.save({"0.weight": paddle.to_tensor(square)}, str(tmp_path / "w.pdparams"))
+    weights, _ = translated(source(tmp_path / "w.pdparams"), names_of(small()), {})
+    np.testing.assert_array_equal(weights.read("0.weight"), square)
+
+
+def test_statistics_of_pytorch_say_whose_names_they_are(tmp_path: Path) -> None:
+    shapes: dict[str, Any] = {
+        "0.weight": (4, 4), "0.bias": (4,), "1.weight": (4,), "1.bias": (4,), "2.weight": (3, 4), "2.bias": (3,),
+        "1.running_mean": (4,), "1.running_var": (4,), "1.num_batches_tracked": (),
+    }  # fmt: skip
+    file = source(written(tmp_path / "w.safetensors", **shapes))
+    lines = outlook(file, small(), Load(path="x"))
+    assert "with PyTorch's names" in lines[0] and lines[1].split()[:3] == ["loaded", "8", "tensors"]
+    assert (
+        lines[2].split()[:8] == ["only", "there,", "of", "no", "use", "here", "1", "tensors"]
+        and len(lines) == 3
+    )
+    weights, _ = translated(file, names_of(small()), {})
+    np.testing.assert_array_equal(weights.read("2.weight", (1, 1), (2, 2)), file.read("2.weight").T[1:3, 1:3])
+    np.testing.assert_array_equal(weights.read("1._mean"), file.read("1.running_mean"))
+    with pytest.raises(UsageError, match=r"a\.2\.weight is only there"):
+        outlook(file, small(), Load(path="x", rename={"2.weight": "a.2.weight"}))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_any_box_of_q_k_and_v_joined_head_by_head(tmp_path: Path, apart: bool, turned: bool) -> None:
+    inputs, heads, width = 5, 4, 3
+    q, k, v = (DRAW.normal(size=(inputs, heads * width)).astype("float32") for _ in range(3))
+    whole = np.zeros((inputs, 3 * heads * width), "float32")
+    for head in range(heads):
+        for number, part in enumerate((q, k, v)):
+            at = (3 * head + number) * width
+            whole[:, at : at + width] = part[:, head * width : (head + 1) * width]
+    pieces = {"q": q, "k": k, "v": v} if apart else {"qkv": np.concatenate([q, k, v], 1)}
+    arrays = {name: np.ascontiguousarray(one.T) if turned else one for name, one in pieces.items()}
+    file = SafetensorsFile(written(tmp_path / "w.safetensors", **arrays))
+    origin = Origin.of((tuple(f"{name}.T" if turned else name for name in pieces), width))
+    weights = Translated(file, {"whole": origin})
+    assert weights.shape("whole") == whole.shape
+    for columns in [(0, 36), (0, 18), (18, 18), (4, 7), (35, 1), (9, 0)]:
+        found = weights.read("whole", (1, columns[0]), (3, columns[1]))
+        np.testing.assert_array_equal(found, whole[1:4, columns[0] : sum(columns)])
+    for name, array in origin.written(whole).items():
+        np.testing.assert_array_equal(array, arrays[name])
+
+
+def test_q_k_and_v_of_unequal_widths_do_not_fit(tmp_path: Path) -> None:
+    file = SafetensorsFile(written(tmp_path / "w.safetensors", q=(4, 8), k=(4, 4), v=(4, 4)))
+    assert Translated(file, origins_of({"qkv": (("q", "k", "v"), 2)})).shape("qkv") == (4, 8)
+
+
+def indexed(folder: Path, **files: str) -> Path:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return index
+
+
+def test_several_files_with_an_index_are_one_source(tmp_path: Path) -> None:
+    written(tmp_path / "1.safetensors", {"format": "pt"}, a=(2, 3))
+    written(tmp_path / "2.safetensors", {"format": "pt"}, b=(4,))
+    index = indexed(tmp_path, a="1.safetensors", b="2.safetensors")
+    for path in (tmp_path, index):  # a folder of Hugging Face's has it
+        found = source(path)
+        assert found.names == ("a", "b") and found.of_torch and found.shape("b") == (4,)
+        np.testing.assert_array_equal(
+            found.read("a", (1, 1), (1, 2)), SafetensorsFile(tmp_path / "1.safetensors").read("a")[1:, 1:]
+        )
+    hub = tmp_path / "snapshots"
+    hub.mkdir()
+    for name in ("1.safetensors", "2.safetensors", index.name):
+        (tmp_path / name).rename(tmp_path / f"blob-{name[0]}")
+        (hub / name).symlink_to(tmp_path / f"blob-{name[0]}")
+    np.testing.assert_array_equal(source(hub).read("b").shape, [4])
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a": "gone.safetensors"}, r"names gone\.safetensors, and there is no such file beside it"),
+        ({"x": "1.safetensors"}, r"says that x is in 1\.safetensors, and it is not"),
+        ({"a": "../1.safetensors"}, "which is no file beside the index"),
+        ({"a": 3}, "which is no file beside the index"),
+    ],
+)
+def test_an_index_that_is_wrong_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    written(tmp_path / "1.safetensors", a=(2, 3))
+    with pytest.raises(CheckpointError, match=said):
+        source(indexed(tmp_path, **files))
+
+
+def test_an_unknown_format_is_named(tmp_path: Path) -> None:
+    (tmp_path / "w.h5").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"w\.h5 is of no format that is known.*\.pdparams"):
+        source(tmp_path / "w.h5")
