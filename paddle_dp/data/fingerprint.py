@@ -22,6 +22,7 @@ from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Dataset, describe, file_names, is_stacked, read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError
+from paddle_dp.structure import leaves
 
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
@@ -139,7 +140,7 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
 def _slices(dataset: Any, indices: Indices) -> Iterator[Indices]:
     """The indices in slices of about `_TAKE_BYTES` of samples, judged by the size of the first."""
     inputs, targets = read_samples(dataset, indices[:1], 0, 0)
-    size = max(1, int(np.asarray(inputs).nbytes + np.asarray(targets).nbytes))
+    size = max(1, sum(np.asarray(leaf).nbytes for leaf in leaves((inputs, targets))))
     step = max(1, _TAKE_BYTES // size)
     for start in range(0, len(indices), step):
         yield indices[start : start + step]

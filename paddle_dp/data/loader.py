@@ -18,6 +18,7 @@ from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
 from paddle_dp.mesh.copies import is_cpu, on_host, one_ahead, to_device
 from paddle_dp.mesh.device import current_place
+from paddle_dp.structure import mapped
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -86,11 +87,11 @@ class Loader:
             size = self.sampler.size(k)
             micro_batches = tuple(
                 MicroBatch(
-                    to_device(inputs, place),
-                    to_device(targets, place),
+                    mapped(lambda array: to_device(array, place), inputs),
+                    mapped(lambda array: to_device(array, place), targets),
                     count,
                     first,
-                    host_targets=None if is_cpu(place) else on_host(targets),
+                    host_targets=None if is_cpu(place) else mapped(on_host, targets),
                 )
                 for (inputs, targets, count), (first, _) in zip(
                     next(source), self.sampler.cuts(size), strict=True

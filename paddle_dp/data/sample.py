@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,9 +12,12 @@ from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.errors import DataError
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.structure import leaves, mapped, named_leaves
 
 Array = np.ndarray[Any, Any]
-Pair = tuple[Array, Array]
+Arrays = Any
+"""An array, or a structure of arrays."""
+Pair = tuple[Arrays, Arrays]
 _NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 is a V
 
 
@@ -67,6 +70,25 @@ def class_names(dataset: Dataset) -> tuple[str, ...]:
     return tuple(dataset.classes or ())
 
 
+def as_arrays(value: Any) -> Arrays:
+    """A part of a sample as an array, or as a structure of arrays: a dict, or a tuple or list with arrays in it.
+
+    A list of plain numbers is an array. Two arrays are never made one: they are two inputs.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): as_arrays(value[key]) for key in value}
+    if isinstance(value, (tuple, list)) and any(map(_is_part, value)):
+        return tuple(map(as_arrays, value))
+    return as_array(value)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether an entry of a tuple is an array, or has one in it."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_part, value))
+    return isinstance(value, Mapping) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
+
+
 def as_array(value: Any) -> Array:
     """A part of a sample as an array; a Python float becomes float32, as in Paddle."""
     return np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
@@ -82,7 +104,8 @@ def name(dataset: Dataset, index: int) -> str:
 
 
 def read_sample(dataset: Dataset, index: int) -> Pair:
-    """`dataset[index]` as two arrays. Raises DataError, with the sample's name, if it cannot be read."""
+    """`dataset[index]` as input and target, each an array or a structure of arrays. Raises DataError, with the
+    sample's name, if it cannot be read."""
     try:
         sample = dataset[index]
     except DataError as error:
@@ -91,16 +114,29 @@ def read_sample(dataset: Dataset, index: int) -> Pair:
         raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
-        raise DataError(f"{name(dataset, index)} is {what}: return (input, target)")
-    pair = as_array(sample[0]), as_array(sample[1])
-    if bad := [part for part in pair if part.dtype.kind not in _NUMBERS]:
-        raise DataError(f"{name(dataset, index)} is of type {bad[0].dtype}, which no tensor can hold")
+        several = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in what else ""
+        raise DataError(f"{name(dataset, index)} is {what}: return (input, target){several}")
+    try:
+        pair = as_arrays(sample[0]), as_arrays(sample[1])
+    except ValueError as error:  # lists of unequal lengths
+        raise DataError(f"{name(dataset, index)} is no array: {error}") from None
+    for part in pair:
+        for where, leaf in named_leaves(part):
+            if leaf.dtype.kind not in _NUMBERS:
+                at = f" at {where}" if where else ""
+                raise DataError(
+                    f"{name(dataset, index)} is of type {leaf.dtype}{at}, which no tensor can hold"
+                )
     return pair
 
 
-def describe(array: Array) -> str:
-    """«float32[3, 224, 224]»."""
-    return f"{array.dtype}{list(array.shape)}"
+def describe(arrays: Arrays) -> str:
+    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»."""
+    if isinstance(arrays, dict):
+        return "{" + ", ".join(f"{key}: {describe(arrays[key])}" for key in sorted(arrays)) + "}"
+    if isinstance(arrays, (tuple, list)):
+        return "(" + ", ".join(map(describe, arrays)) + ")"
+    return f"{arrays.dtype}{list(arrays.shape)}"
 
 
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
@@ -118,27 +154,34 @@ def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> P
 
 
 def take(dataset: Any, indices: Indices) -> Pair:
-    """`dataset.take(indices)` as two arrays of len(indices) rows."""
+    """`dataset.take(indices)`: inputs and targets whose arrays have len(indices) rows."""
     try:
         inputs, targets = dataset.take(indices)
     except Exception as error:
         raise DataError(f"samples {_some(indices)}: {type(error).__name__}: {error}") from error
-    if len(inputs) != len(indices) or len(targets) != len(indices):
-        got = f"{len(inputs)} inputs and {len(targets)} targets"
+    counts = [_rows(part) for part in (inputs, targets)]
+    if counts != [len(indices)] * 2:
+        got = f"{counts[0]} inputs and {counts[1]} targets"
         raise DataError(f"{type(dataset).__name__}.take gave {got} for {len(indices)} indices")
     return inputs, targets
 
 
-def stack(dataset: Dataset, indices: Indices, arrays: Sequence[Array]) -> Array:
-    """The arrays along a new first dim. Raises DataError that names the first of another shape or dtype."""
-    first = arrays[0]
-    for index, array in zip(indices.tolist(), arrays, strict=True):
-        if array.shape != first.shape or array.dtype != first.dtype:
+def _rows(arrays: Arrays) -> int:
+    """The rows of all its arrays; -1 where they have different ones."""
+    counts = {len(leaf) for leaf in leaves(arrays)}
+    return counts.pop() if len(counts) == 1 else -1
+
+
+def stack(dataset: Dataset, indices: Indices, samples: Sequence[Arrays]) -> Arrays:
+    """The arrays along a new first dim. Raises DataError that names the first of another structure, shape or dtype."""
+    first = samples[0]
+    for index, sample in zip(indices.tolist(), samples, strict=True):
+        if describe(sample) != describe(first):
             other = f"{name(dataset, int(indices[0]))} is {describe(first)}"
             raise DataError(
-                f"{name(dataset, index)} is {describe(array)} but {other}: they cannot be stacked to a batch"
+                f"{name(dataset, index)} is {describe(sample)} but {other}: they cannot be stacked to a batch"
             )
-    return np.stack(arrays)
+    return mapped(lambda *arrays: np.stack(arrays), *samples)
 
 
 def _some(indices: Indices) -> str:
@@ -147,7 +190,7 @@ def _some(indices: Indices) -> str:
     return ", ".join(map(str, indices[:8].tolist())) + more
 
 
-MicroArrays = tuple[Array, Array, int]
+MicroArrays = tuple[Arrays, Arrays, int]
 """One micro-batch in arrays: inputs, targets, and how many of the samples count (see MicroBatch)."""
 
 

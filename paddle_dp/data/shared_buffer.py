@@ -6,13 +6,14 @@ The memory is anonymous: there is no file in /dev/shm to be left behind, and no 
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paddle_dp.data.sample import Array, Pair, describe
+from paddle_dp.data.sample import Array, Arrays, Pair, describe
+from paddle_dp.structure import Structure, leaves, mapped, structure_of, unflatten
 
 _ALIGNED = 64
 
@@ -38,29 +39,44 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """dtypes and shapes of every sample of a data set; a slot has room for these."""
+    """dtypes and shapes of every sample of a data set, (input, target); a slot has room for these."""
 
-    input: ArraySpec
-    target: ArraySpec
+    arrays: tuple[ArraySpec, ...]
+    structure: Structure = field(default_factory=lambda: [None, None])
 
     @classmethod
     def of(cls, pair: Pair) -> SampleSpec:
-        return cls(ArraySpec.of(pair[0]), ArraySpec.of(pair[1]))
+        return cls(tuple(ArraySpec.of(leaf) for leaf in leaves(pair)), structure_of(pair))
 
     def difference(self, pair: Pair) -> str | None:
         """How a sample differs from the spec, «uint8[8, 1], not uint8[8, 3]»; None if it does not."""
-        for array, spec in zip(pair, (self.input, self.target), strict=True):
-            if ArraySpec.of(array) != spec:
-                return f"{describe(array)}, not {spec}"
-        return None
+        same = structure_of(pair) == self.structure
+        if same and all(
+            ArraySpec.of(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)
+        ):
+            return None
+        for part, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
+            if (found := describe(part)) != (wanted := _spoken(spec)):
+                return f"{found}, not {wanted}"
+        return "in another order of bytes"
 
 
 class Slot(NamedTuple):
-    """Room for one batch: indices [rows], inputs [rows, ...], targets [rows, ...]."""
+    """Room for one batch: indices [rows]; inputs and targets, whose arrays are [rows, ...]."""
 
     indices: Array
-    inputs: Array
-    targets: Array
+    inputs: Arrays
+    targets: Arrays
+
+    def rows(self, first: int, stop: int) -> Slot:
+        """Some of its rows."""
+        return Slot(*(mapped(lambda array: array[first:stop], part) for part in self))
+
+    def fill(self, row: int | slice, inputs: Arrays, targets: Arrays) -> None:
+        """Writes one sample, or several, into its rows."""
+        for part, values in ((self.inputs, inputs), (self.targets, targets)):
+            for array, value in zip(leaves(part), leaves(values), strict=True):
+                array[row] = value
 
 
 class SharedBuffer:
@@ -68,7 +84,7 @@ class SharedBuffer:
 
     def __init__(self, spec: SampleSpec, rows: int, slots: int):
         self.spec = spec
-        parts = (ArraySpec("<i8", ()), spec.input, spec.target)
+        parts = (ArraySpec("<i8", ()), *spec.arrays)
         size = sum(_aligned(rows * part.bytes) for part in parts)
         memory = mmap.mmap(-1, max(slots * size, 1))
         self.slots: list[Slot] = []
@@ -78,7 +94,16 @@ class SharedBuffer:
             for part in parts:
                 arrays.append(_view(memory, offset, part, rows))
                 offset += _aligned(rows * part.bytes)
-            self.slots.append(Slot(*arrays))
+            self.slots.append(Slot(arrays[0], *unflatten(spec.structure, arrays[1:])))
+
+
+def _spoken(spec: Any) -> str:
+    """As `describe` says it of arrays."""
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key}: {_spoken(spec[key])}" for key in sorted(spec)) + "}"
+    if isinstance(spec, tuple):
+        return "(" + ", ".join(map(_spoken, spec)) + ")"
+    return str(spec)
 
 
 def _view(memory: mmap.mmap, offset: int, spec: ArraySpec, rows: int) -> Array:

@@ -18,9 +18,10 @@ import numpy as np
 
 from paddle_dp.data.randomness import seed_sample
 from paddle_dp.data.sample import (
-    Array,
+    Arrays,
     Dataset,
     MicroArrays,
+    Pair,
     is_stacked,
     name,
     read_sample,
@@ -39,6 +40,7 @@ from paddle_dp.data.worker import (
     WorkerMain,
 )
 from paddle_dp.errors import DataError
+from paddle_dp.structure import mapped
 
 
 class Prefetched:
@@ -70,7 +72,7 @@ class Prefetched:
                 micro_batches, row = [], 0
                 for indices, count in pending.popleft():
                     rows = slice(row, row := row + len(indices))
-                    micro_batches.append((inputs[rows], targets[rows], count))
+                    micro_batches.append((_some(inputs, rows), _some(targets, rows), count))
                 begin()
                 yield micro_batches
         finally:
@@ -134,9 +136,10 @@ class WorkerPool:
         """
         self._workers.append(Worker(spec_main(self.dataset, self.seed, index)))
         self._workers[0].send(command(epoch, 0, 0, 1))
-        parts = self._receive(0, epoch)["spec"]
+        reply = self._receive(0, epoch)
         self.end()
-        return SampleSpec(*(ArraySpec(dtype, tuple(shape)) for dtype, shape in parts))
+        arrays = tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in reply["spec"])
+        return SampleSpec(arrays, reply["structure"])
 
     def begin(self, epoch: int, indices: Indices) -> None:
         """Has the next slot filled with these samples; parts go round, so that all workers get equal work."""
@@ -151,7 +154,7 @@ class WorkerPool:
         self._pending.append((epoch, slot, filling))
         self._begun += 1
 
-    def finish(self) -> tuple[Array, Array]:
+    def finish(self) -> Pair:
         """Waits for the oldest slot that was begun; its inputs and targets."""
         if self.ended:
             raise RuntimeError("this iterator was ended by a newer read, or by the loader's close()")
@@ -204,8 +207,8 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
     def read_spec(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         progress[:] = 1, index
         inputs, targets = read_samples(dataset, np.array([index]), seed, epoch)
-        spec = SampleSpec.of((inputs[0], targets[0]))
-        return {"spec": [[part.dtype, part.shape] for part in (spec.input, spec.target)]}
+        spec = SampleSpec.of((_some(inputs, 0), _some(targets, 0)))
+        return {"spec": [[part.dtype, part.shape] for part in spec.arrays], "structure": spec.structure}
 
     return _answering(read_spec)
 
@@ -215,7 +218,7 @@ def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
     fill_rows = _fill_taken if is_stacked(dataset) else _fill_one_by_one
 
     def fill(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
-        rows = Slot(*(array[first:stop] for array in buffer.slots[slot]))
+        rows = buffer.slots[slot].rows(first, stop)
         fill_rows(dataset, (seed, epoch), rows, buffer.spec, progress)
         return {}
 
@@ -227,8 +230,8 @@ def _fill_taken(
 ) -> None:
     progress[:] = progress[0] + 1, rows.indices[0]
     inputs, targets = take(dataset, rows.indices)
-    _check(dataset, int(rows.indices[0]), spec, (inputs[0], targets[0]))
-    rows.inputs[:], rows.targets[:] = inputs, targets
+    _check(dataset, int(rows.indices[0]), spec, (_some(inputs, 0), _some(targets, 0)))
+    rows.fill(slice(None), inputs, targets)
 
 
 def _fill_one_by_one(
@@ -239,10 +242,15 @@ def _fill_one_by_one(
         seed_sample(*key, index)
         pair = read_sample(dataset, index)
         _check(dataset, index, spec, pair)
-        rows.inputs[row], rows.targets[row] = pair
+        rows.fill(row, *pair)
 
 
-def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: tuple[np.ndarray, np.ndarray]) -> None:
+def _some(arrays: Arrays, rows: int | slice) -> Arrays:
+    """One row of every array, or several."""
+    return mapped(lambda array: array[rows], arrays)
+
+
+def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: Pair) -> None:
     if difference := spec.difference(pair):
         raise DataError(
             f"{name(dataset, index)} is {difference} as others: they cannot be stacked to a batch"

@@ -1,0 +1,87 @@
+"""Inputs of more than one tensor: dicts and tuples, nested, with arrays or tensors as their leaves.
+
+A list is taken for a tuple, and a dict's entries in the order of their keys, so that two samples with the same keys have
+the same structure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Structure = Any
+"""None for a leaf, {key: Structure} for a dict, [Structure, …] for a tuple: JSON."""
+
+
+def structure_of(value: Any) -> Structure:
+    """The shape of the nesting, without the leaves."""
+    if isinstance(value, dict):
+        return {key: structure_of(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [structure_of(each) for each in value]
+    return None
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves in the order of the structure; [value] for a leaf."""
+    return [leaf for _, leaf in named_leaves(value)]
+
+
+def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, leaf): «image», «text.ids», «pair[0]»; «» for a leaf alone."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from named_leaves(value[key], f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (tuple, list)):
+        for place, each in enumerate(value):
+            yield from named_leaves(each, f"{name}[{place}]")
+    else:
+        yield name, value
+
+
+def unflatten(structure: Structure, flat: list[Any]) -> Any:
+    """`leaves` in their structure again, as dicts and tuples."""
+    rest = iter(flat)
+
+    def build(part: Structure) -> Any:
+        if isinstance(part, dict):
+            return {key: build(each) for key, each in part.items()}
+        if isinstance(part, list):
+            return tuple(build(each) for each in part)
+        return next(rest)
+
+    return build(structure)
+
+
+def mapped(function: Callable[..., Any], *values: Any) -> Any:
+    """The structure of the first value with `function` of the leaves of all of them, which have that structure."""
+    results = [function(*of_leaf) for of_leaf in zip(*map(leaves, values), strict=True)]
+    return unflatten(structure_of(values[0]), results)
+
+
+def call(function: Callable[..., Any], inputs: Any, of: Callable[..., Any] | None = None) -> Any:
+    """`function(**inputs)` for a dict, `function(*inputs)` for a tuple, `function(inputs)` for a tensor.
+
+    A function of one parameter gets the tuple as it is; so does one the dict whose keys are not its parameters. `of`,
+    by default the function itself, says by its signature which parameters there are.
+    """
+    if isinstance(inputs, dict):
+        names, several = _parameters(of or function)
+        whole = not several and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
+        return function(inputs) if whole else function(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        names, several = _parameters(of or function)
+        return function(tuple(inputs)) if len(names) == 1 and not several else function(*inputs)
+    return function(inputs)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """Each parameter's name and whether it has no default; and whether there may be more than those."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}, True
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {p.name: p.default is p.empty for p in parameters if p.kind not in open_ended}
+    return named, len(named) < len(parameters)
