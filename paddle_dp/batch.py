@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from paddle import Tensor
+from paddle_dp.structure import leaves
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """One forward and backward pass: inputs [n, ...], targets [n, ...], and how many of the n samples count.
+
+    Either may be a dict or a tuple of tensors, nested: then all of these have n rows.
 
     `samples` is 0 for a *dummy*: one sample that a data rank without any reads, so that it takes part in the
     collectives of the pass. Multiply its loss by zero.
@@ -20,12 +21,17 @@ class MicroBatch:
     `host_targets` are the targets in host memory, where the device is another: what is counted in them is known.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
     samples: int
     first: int = 0
     places: tuple[int, ...] | None = None
-    host_targets: Tensor | None = None
+    host_targets: Any = None
+
+    @property
+    def rows(self) -> int:
+        """n, of which `samples` count."""
+        return len(leaves(self.targets)[0])
 
     @property
     def is_dummy(self) -> bool:

@@ -1,7 +1,7 @@
 """Inputs of more than one tensor: dicts and tuples, nested, with arrays or tensors as their leaves.
 
-A list is taken for a tuple, and a dict's entries in the order of their keys, so that two samples with the same keys have
-the same structure.
+A list is taken for a tuple, and a dict's entries in the order of their keys: two samples with the same keys have the
+same structure.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def take(dataset: Any, indices: Indices) -> Pair:
 
 
 def _rows(arrays: Arrays) -> int:
-    """The rows of all its arrays; -1 where they have different ones."""
+    """The rows of all its arrays; -1 where these differ."""
     counts = {len(leaf) for leaf in leaves(arrays)}
     return counts.pop() if len(counts) == 1 else -1
 

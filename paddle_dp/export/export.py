@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import Checkpoint
-from paddle_dp.data.sample import class_names, read_sample
+from paddle_dp.data.sample import class_names, describe, read_sample
 from paddle_dp.errors import ExportError, NotFiniteError, UsageError
 from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity
@@ -111,7 +111,13 @@ def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Ch
 
 def _samples(dataset: Any, model: paddle.nn.Layer) -> np.ndarray[Any, Any]:
     """The first held-out inputs, in the dtype that the model reads: float64 only for a model with float64 weights."""
-    inputs = np.stack([read_sample(dataset, index)[0] for index in range(min(SAMPLES, len(dataset)))])
+    read = [read_sample(dataset, index)[0] for index in range(min(SAMPLES, len(dataset)))]
+    if not isinstance(read[0], np.ndarray):
+        raise ExportError(
+            f"samples are {describe(read[0])}, and a program is written for one input. Give the model a forward of one "
+            "tensor for that."
+        )
+    inputs = np.stack(read)
     wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())
     return inputs.astype("float32") if inputs.dtype == np.float64 and not wide else inputs
 

@@ -16,6 +16,7 @@ from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 from paddle_dp.parallel.tensor import misfit
 from paddle_dp.parallel.trial import random_state, trial
+from paddle_dp.structure import call
 
 # Relative to the largest output: above rounding in another order, below the effect of a misplaced head.
 TOLERANCE = {paddle.float64: 1e-9}
@@ -75,7 +76,7 @@ class CutCheck:
                 layer.training = False
             before = random_state()
             try:
-                outputs = model(self._inputs)
+                outputs = call(model, self._inputs, model.forward)
             except PaddleDPError:
                 raise
             except Exception as error:

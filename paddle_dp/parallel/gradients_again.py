@@ -17,6 +17,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.trial import buffers_before
+from paddle_dp.structure import leaves, structure_of, unflatten
 
 Named = Iterable[tuple[str, paddle.Tensor]]
 SEED = 20221
@@ -29,18 +30,21 @@ def shared(batch: Batch, mesh: Mesh) -> Batch:
     source, mine = mesh.ranks - 1, []
     rows = mesh.gather([_row(micro_batch) for micro_batch in batch.micro_batches])[source]
     for own, (parts, samples, first, places) in zip(batch.micro_batches, rows, strict=True):
-        inputs, targets = (
-            _broadcast(tensor if mesh.rank == source else paddle.zeros(shape, dtype), source)
-            for tensor, (shape, dtype) in zip((own.inputs, own.targets), parts, strict=True)
+        read = (own.inputs, own.targets)
+        inputs, targets = unflatten(
+            structure_of(read),
+            [
+                _broadcast(tensor if mesh.rank == source else paddle.zeros(shape, dtype), source)
+                for tensor, (shape, dtype) in zip(leaves(read), parts, strict=True)
+            ],
         )
         mine.append(MicroBatch(inputs, targets, samples, first, None if places is None else tuple(places)))
     return replace(batch, micro_batches=tuple(mine))
 
 
 def _row(micro_batch: MicroBatch) -> list[object]:
-    parts = [
-        [list(x.shape), str(x.dtype).rpartition(".")[2]] for x in (micro_batch.inputs, micro_batch.targets)
-    ]
+    read = leaves((micro_batch.inputs, micro_batch.targets))
+    parts = [[list(x.shape), str(x.dtype).rpartition(".")[2]] for x in read]
     return [parts, micro_batch.samples, micro_batch.first, micro_batch.places]
 
 

@@ -34,6 +34,7 @@ from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.samplewise import Samplewise
 from paddle_dp.parallel.trainable import Trainable
 from paddle_dp.parallel.trial import buffers_before, trial
+from paddle_dp.structure import call
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
@@ -376,7 +377,7 @@ class Learner(PlacedModel):
     def predict(self, inputs: Any) -> Any:
         """The model's outputs without gradients, in the recipe's precision. Collective if `predict_is_collective`."""
         with paddle.no_grad(), self.mixed.context():
-            return self.model(inputs)
+            return call(self.model, inputs, self.model.forward)
 
     def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
         """Around code that reads or writes the optimizer's states, which may be offloaded."""
@@ -389,7 +390,7 @@ class Learner(PlacedModel):
 
     def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
-            outputs = self.parallel_model(micro_batch.inputs)
+            outputs = call(self.parallel_model, micro_batch.inputs, self.model.forward)
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
@@ -398,7 +399,8 @@ class Learner(PlacedModel):
     ) -> tuple[paddle.Tensor, Count]:
         """Forward and loss of samples of `batch`, or of those that were kept, with the same dropout masks as before."""
         with self._draws.scope(self._batch_of(batch), micro_batch), self.mixed.context():
-            return self.loss(self.model(micro_batch.inputs), micro_batch.targets)
+            outputs = call(self.model, micro_batch.inputs, self.model.forward)
+            return self.loss(outputs, micro_batch.targets)
 
     def _batch_of(self, batch: Batch | None) -> Batch:
         """`batch`, or that of the samples that were kept."""

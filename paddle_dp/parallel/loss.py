@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import paddle
 
 from paddle_dp.errors import LossError, TargetError, UsageError
+from paddle_dp.structure import leaves
 
 if TYPE_CHECKING:
     from paddle_dp.part import Part
@@ -92,7 +93,7 @@ class WrappedLoss(Loss):
             self.counted = "samples" if getattr(given, "counts_samples", False) else "answers"
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
-        samples = int(targets.shape[0])
+        samples = int(leaves(targets)[0].shape[0])
         try:
             result = self.given(outputs, targets)
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target

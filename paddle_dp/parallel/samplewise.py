@@ -27,6 +27,7 @@ from paddle_dp.parallel.gradient_sketch import Sketches, farthest
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
 from paddle_dp.parallel.trial import random_state, restored
+from paddle_dp.structure import call, leaves
 
 Forward = Callable[[MicroBatch], tuple[paddle.Tensor, Count]]
 Backward = Callable[[paddle.Tensor], Sketches]
@@ -65,15 +66,15 @@ class Samplewise:
 
         Raises LossError for one whose counts do not add up, or that remembers what it was called with before.
         """
-        samples = int(targets.shape[0])
+        samples = int(leaves(targets)[0].shape[0])
         if not self._wanted or samples < 2:
             return
-        leaves = paddle.utils.flatten(outputs)
-        if not all(isinstance(x, paddle.Tensor) and x.ndim and x.shape[0] == samples for x in leaves):
+        cuttable = paddle.utils.flatten(outputs)
+        if not all(isinstance(x, paddle.Tensor) and x.ndim and x.shape[0] == samples for x in cuttable):
             return  # what cannot be cut is tried with the model, in `differences`
         self._wanted, half = False, samples // 2
         outputs = paddle.utils.map_structure(paddle.Tensor.detach, outputs)
-        parts = [(_rows(outputs, cut), targets[cut]) for cut in (slice(half), slice(half, None))]
+        parts = [(_rows(outputs, cut), _rows(targets, cut)) for cut in (slice(half), slice(half, None))]
         try:
             again, *halves = [self._numbers(*part) for part in [(outputs, targets), *parts]]
         except Exception:  # noqa: BLE001 - it cannot be tried so; its own calls will tell what is wrong, if anything
@@ -211,10 +212,14 @@ class Samplewise:
     def _refuse_counts(self, outputs: Any, targets: paddle.Tensor, whole: float, parts: list[float]) -> None:
         if abs(whole - sum(parts)) <= CLOSE * max(abs(whole), 1.0):
             return
-        samples = int(targets.shape[0])
+        samples = int(leaves(targets)[0].shape[0])
         if whole == parts[0] == parts[1]:
             hint = "Return the sum over the samples and their number, not a mean and a constant."
-        elif isinstance(outputs, paddle.Tensor) and outputs.ndim != targets.ndim:
+        elif (
+            isinstance(outputs, paddle.Tensor)
+            and isinstance(targets, paddle.Tensor)
+            and outputs.ndim != targets.ndim
+        ):
             hint = (
                 f"Outputs {list(outputs.shape)} and targets {list(targets.shape)} are probably broadcast, each "
                 "sample's output against every target: give them one shape, with squeeze(-1) or unsqueeze(-1)."
@@ -237,17 +242,16 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
     Two samples are computed together and alone, in evaluation and in the model's own mode, in which BatchNorm, looked
     at elsewhere, stays in evaluation. The model is left as it was. `exact`: dropout is every sample's own.
     """
-    if samples is None or len(pair := cast(samples(), read_by(model))) != 2:
+    if samples is None or len(leaves(pair := cast(samples(), read_by(model)))[0]) != 2:
         return []
     if exact:
         install()
     for evaluation in (True, False):
         watch, answers = Watch(), []
-        for place, part in ((0, pair), (0, pair[:1]), (1, pair[1:])):
+        for place, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
             try:
-                answers.append(
-                    _outputs(model, part, Scope(0, 0, 0, place, len(part)), exact, evaluation, watch)
-                )
+                scope = Scope(0, 0, 0, place, cut.stop - place)
+                answers.append(_outputs(model, _rows(pair, cut), scope, exact, evaluation, watch))
             except Exception as error:  # noqa: BLE001 - of two, the first update will tell
                 said = f"of one sample there is {type(error).__name__}: {error}"
                 return [_UNTRIED.format(type(model).__name__, said)] if answers else []
@@ -268,7 +272,7 @@ def _outputs(
     with restored(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
-        return _answers(model(part))
+        return _answers(call(model, part, model.forward))
 
 
 _MIXES = (
@@ -337,8 +341,8 @@ def _close(a: paddle.Tensor, b: paddle.Tensor) -> bool:
 
 
 def _bytes(micro_batch: MicroBatch) -> int:
-    leaves = paddle.utils.flatten([micro_batch.inputs, micro_batch.targets])
-    return sum(leaf.size * leaf.element_size() for leaf in leaves if isinstance(leaf, paddle.Tensor))
+    read = leaves((micro_batch.inputs, micro_batch.targets))
+    return sum(leaf.size * leaf.element_size() for leaf in read)
 
 
 @paddle.no_grad()

@@ -63,7 +63,7 @@ class Watch(Callback):
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *given: Any, **named: Any) -> Any:
-            self._read = taken(self.samples.read, sum(len(part.targets) for part in batch.micro_batches))
+            self._read = taken(self.samples.read, sum(part.rows for part in batch.micro_batches))
             return train_batch(batch, *given, **named)
 
         learner.train_batch = watched  # type: ignore[method-assign]

@@ -155,7 +155,7 @@ class Watched:
     def _learn(self, step: int, batch: Batch) -> None:
         """Does one step; records each in float64, else only the first that ends in an update."""
         rows, counted = (
-            [len(m.targets) for m in batch.micro_batches],
+            [m.rows for m in batch.micro_batches],
             [m.samples for m in batch.micro_batches],
         )
         read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)

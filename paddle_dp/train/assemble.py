@@ -20,6 +20,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.given_optimizer import check_within
+from paddle_dp.structure import mapped
 from paddle_dp.train import consistency, same_run
 from paddle_dp.train.certificate import CertificateWriter
 from paddle_dp.train.initial import load_initial
@@ -101,7 +102,7 @@ class Assembly:
         loader = self.train_loader if is_train_open else self.test_loader
         assert loader is not None, "there is training data"
         inputs, _ = read_samples(loader.dataset, np.arange(min(2, len(loader.dataset))), self.setup.seed, 0)
-        return paddle.to_tensor(inputs)
+        return mapped(paddle.to_tensor, inputs)
 
     def trainer(self, kind: type[Kind], resume: str | None = None, accept: Sequence[str] = ()) -> Kind:
         """A trainer ready to fit, new or resumed from a checkpoint.

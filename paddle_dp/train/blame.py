@@ -20,6 +20,7 @@ from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import name, read_samples
 from paddle_dp.errors import LossError, TargetError
 from paddle_dp.mesh import Mesh
+from paddle_dp.structure import leaves, named_leaves
 
 PATIENCE = 20.0  # seconds; less than gloo's own time limit of 30 s, or the ranks that wait would fail first
 _BFLOAT16 = "bfloat16"
@@ -67,7 +68,7 @@ def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
 def _bad_row(batch: Batch) -> dict[str, Any] | None:
     """This rank's first bad sample, by its place in the global batch; None without one."""
     for micro_batch in batch.micro_batches:
-        for part, tensor in (("inputs", micro_batch.inputs), ("targets", micro_batch.targets)):
+        for part, tensor in _parts(micro_batch.inputs, micro_batch.targets):
             if not tensor.is_floating_point() or micro_batch.is_dummy:
                 continue
             rows = tensor[: micro_batch.samples]
@@ -87,7 +88,7 @@ def of_target(
     for index in map(int, rows):
         with globals_kept():
             _, targets = read_samples(loader.dataset, np.array([index]), loader.sampler.seed, epoch)
-        if (np.asarray(targets) == error.value).any():
+        if any((np.asarray(leaf) == error.value).any() for leaf in leaves(targets)):
             return LossError(f"{name(loader.dataset, index)} of the {what} data: {error}")
     return LossError(f"{what} data: {error}")
 
@@ -102,11 +103,18 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
             inputs, targets = read_samples(
                 loader.dataset, indices, loader.sampler.seed, (step - 1) // loader.batches
             )
-        for part, array in (("inputs", inputs), ("targets", targets)):
+        for part, array in _parts(inputs, targets):
             row = _first_row(array)
             if row is not None:
                 return [{"step": step, "name": name(loader.dataset, int(indices[row])), "part": part}]
     return []
+
+
+def _parts(inputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
+    """(«inputs», array), or («inputs (image)», array) for each of several."""
+    for part, values in (("inputs", inputs), ("targets", targets)):
+        for where, leaf in named_leaves(values):
+            yield f"{part} ({where})" if where else part, leaf
 
 
 def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:

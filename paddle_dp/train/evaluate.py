@@ -57,7 +57,7 @@ def _predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     None for outputs of another kind, or with more than `MAX_CONFUSION_CLASSES`. The loss is asked, since under tensor
     parallelism this rank's outputs hold some of the classes only; collective over the ranks with one dp_rank.
     """
-    if not isinstance(outputs, paddle.Tensor) or outputs.ndim != 2:
+    if not isinstance(outputs, paddle.Tensor) or not isinstance(targets, paddle.Tensor) or outputs.ndim != 2:
         return None, 0
     if targets.is_floating_point() or targets.size != outputs.shape[0]:
         return None, 0

@@ -25,10 +25,12 @@ class Inputs:
     classes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, dataset: Any) -> Inputs:
-        """As the first sample of a data set has them."""
+    def of(cls, dataset: Any) -> Inputs | None:
+        """As the first sample of a data set has them; None for samples of several inputs."""
         with globals_kept():  # only one rank reads it
             first, _ = read_sample(dataset, 0)
+        if isinstance(first, (dict, tuple)):
+            return None
         return cls(shape=first.shape, dtype=str(first.dtype), classes=class_names(dataset))
 
     def write(self, folder: Path) -> None:

@@ -55,6 +55,8 @@ class Meter:
 def tokens(batch: Batch) -> int:
     """Tokens per sample, padding included; 0 unless inputs are integers [n, length]."""
     inputs = batch.micro_batches[0].inputs
+    if isinstance(inputs, (dict, tuple)):
+        return 0
     return inputs.shape[1] if len(inputs.shape) == 2 and "int" in str(inputs.dtype) else 0
 
 

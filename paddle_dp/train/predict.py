@@ -63,6 +63,10 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     files = list(_files(options["files"]))
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     inputs = Inputs.read(recipe.folder) or Inputs.of(recipe.dataset.build("test"))
+    if inputs is None:
+        raise UsageError(
+            f"dataset {recipe.dataset.name} has samples of several inputs, and predict reads files of one."
+        )
     model = _trained(recipe, options.get("checkpoint") or "newest", mesh)
     loss = as_loss(loss_of(recipe.loss, model, recipe.model.name))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))

@@ -84,3 +84,43 @@ def test_take_is_preferred_and_checked():
 
     with pytest.raises(DataError, match="2 inputs and 1 targets for 2 indices"):
         read_samples(Taking([0, 0]), np.array([0, 1]), seed=0, epoch=0)
+
+
+def test_two_arrays_are_two_inputs_and_a_list_of_numbers_is_one():
+    (one, other), target = read_sample([((np.zeros(3), np.zeros(3)), [1, 2])], 0)
+    assert one.shape == other.shape == (3,)
+    assert target.tolist() == [1, 2]
+    assert read_sample([([[1, 2], [3, 4]], 0)], 0)[0].shape == (2, 2)
+    assert read_sample([([np.float32(1), np.float32(2)], 0)], 0)[0].shape == (2,)
+
+
+def test_samples_of_several_inputs_are_stacked_leaf_by_leaf():
+    data = [({"ids": np.arange(3) + i, "pair": (np.full(2, i), float(i))}, i) for i in range(4)]
+    inputs, targets = read_samples(data, np.array([2, 0]), seed=0, epoch=0)
+    assert inputs["ids"].tolist() == [[2, 3, 4], [0, 1, 2]]
+    assert [part.shape for part in inputs["pair"]] == [(2, 2), (2,)]
+    assert inputs["pair"][1].dtype == np.float32
+    assert targets.tolist() == [2, 0]
+
+
+def test_another_structure_or_shape_is_named_with_both():
+    data = Named(
+        [({"a": np.zeros(2), "b": np.zeros(3)}, 0), ({"a": np.zeros(2), "b": np.zeros(4)}, 0), ({"a": 0}, 0)]
+    )
+    with pytest.raises(
+        DataError, match=r"1.jpg\) is {a: float64\[2\], b: float64\[4\]} but .*b: float64\[3\]}"
+    ):
+        read_samples(data, np.array([0, 1]), seed=0, epoch=0)
+    with pytest.raises(DataError, match=r"2.jpg\) is {a: int64\[\]} but"):
+        read_samples(data, np.array([0, 2]), seed=0, epoch=0)
+    with pytest.raises(DataError, match=r"sample 0 is of type <U1 at text, which no tensor can hold"):
+        read_sample([({"text": np.array(["a"]), "b": np.zeros(1)}, 0)], 0)
+
+
+def test_take_of_several_inputs_is_checked_in_each():
+    class Taking(list):
+        def take(self, indices):
+            return {"a": indices, "b": indices[:1]}, indices
+
+    with pytest.raises(DataError, match="-1 inputs and 2 targets for 2 indices"):
+        read_samples(Taking([0, 0]), np.array([0, 1]), seed=0, epoch=0)

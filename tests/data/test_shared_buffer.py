@@ -7,7 +7,7 @@ import pytest
 
 from paddle_dp.data.shared_buffer import ArraySpec, SampleSpec, SharedBuffer
 
-LAYOUT = SampleSpec(ArraySpec("<f4", (3, 5)), ArraySpec("<i8", ()))
+LAYOUT = SampleSpec((ArraySpec("<f4", (3, 5)), ArraySpec("<i8", ())))
 
 
 def test_slots_do_not_overlap_and_are_aligned():
@@ -32,7 +32,7 @@ def test_what_a_forked_process_writes_is_read_here():
 
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0, 2)])
 def test_samples_of_no_size_are_held_too(shape):
-    buffer = SharedBuffer(SampleSpec(ArraySpec("|u1", shape), ArraySpec("<f4", shape)), rows=2, slots=2)
+    buffer = SharedBuffer(SampleSpec((ArraySpec("|u1", shape), ArraySpec("<f4", shape))), rows=2, slots=2)
     assert buffer.slots[1].inputs.shape == (2, *shape)
 
 

@@ -46,6 +46,8 @@ def count(run: Run, given: float | None) -> Utilisation | str:
     with globals_kept():
         seed_sample(run.train_loader.sampler.seed, 0, 0)
         sample, _ = read_sample(dataset, 0)
+    if isinstance(sample, (dict, tuple)):
+        return "the model's FLOPs were not counted: it reads several inputs"
     try:
         flops = training_flops(run.recipe.model.build, sample.shape, str(sample.dtype))
     except Exception as error:  # noqa: BLE001 - tracing may fail in any way, for a model that trains well

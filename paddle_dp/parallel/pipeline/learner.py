@@ -42,8 +42,11 @@ class MicroBatchLoss:
         self.collect_metrics, self.sums = collect_metrics, []
         self.counted, self.first = 0, None
 
-    def __call__(self, outputs: Any, targets: Any) -> paddle.Tensor:
+    def __call__(self, outputs: Any, _: Any) -> paddle.Tensor:
         micro_batch, factor = next(self.upcoming)
+        targets = (
+            micro_batch.targets
+        )  # fleet's are the same, but detached, and only a tensor or a tuple of them
         total, count = self.loss(outputs, targets)
         self.counted = self.counted if micro_batch.is_dummy else self.counted + count
         if self.first is None and not micro_batch.is_dummy:

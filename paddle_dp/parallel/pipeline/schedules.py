@@ -27,6 +27,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.pipeline.p2p import GroupsByDirection, P2PWithGradGroup
 from paddle_dp.plan.pipeline_schedule import Work
+from paddle_dp.structure import leaves, structure_of
 
 Around = Callable[[Work], AbstractContextManager[Any]]
 MAX_SHAPES = 16  # batch shapes whose lists are kept; training has two, full and last, and so has evaluation
@@ -46,12 +47,13 @@ class Engine(PipelineParallel):
 
     def learn(self, inputs: list[Any], targets: list[Any]) -> None:
         """Forward and backward of all micro-batches, in this schedule's order. Collective over the pipeline."""
-        self._begin(("learn", *(tuple(x.shape) for x in inputs)))
+        self._begin(("learn", *(_shapes(x) for x in inputs)))
         if self.accumulate_steps != len(inputs):
             self.accumulate_steps = len(inputs)
             self._init_user_hooks()  # they depend on the number of micro-batches
         self.loss_fn_idx = 0
-        self.forward_backward_pipeline([inputs, targets], scaler=None)
+        self._layers.reads = structure_of(inputs[0])
+        self.forward_backward_pipeline([_by_leaf(inputs), _by_leaf(targets)], scaler=None)
 
     def predict(self, inputs: Any) -> Any:
         """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
@@ -59,8 +61,9 @@ class Engine(PipelineParallel):
         Not fleet's eval_batch, whose interleaved schedule needs as many micro-batches as there are stages. Stages do
         not wait for each other: the first may run the next micro-batch while the last runs this one.
         """
-        self._begin(("predict", tuple(inputs.shape)))
-        chunks, x = self._layers.get_num_virtual_stages(), inputs
+        self._begin(("predict", _shapes(inputs)))
+        chunks, x = self._layers.get_num_virtual_stages(), _flat(inputs)
+        self._layers.reads = structure_of(inputs)
         for chunk in range(chunks):
             self.set_virtual_pipeline_rank(chunk)
             if not self.is_pipeline_first_stage():
@@ -110,6 +113,22 @@ class Engine(PipelineParallel):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._meta_lists: dict[tuple[Any, ...], list[Any]] = {}
+
+
+def _shapes(inputs: Any) -> tuple[Any, ...]:
+    return tuple(tuple(leaf.shape) for leaf in leaves(inputs))
+
+
+def _flat(inputs: Any) -> Any:
+    """A tensor, or a tuple of the tensors of a structure: what fleet takes from stage to stage."""
+    return inputs if isinstance(inputs, paddle.Tensor) else tuple(leaves(inputs))
+
+
+def _by_leaf(micro_batches: list[Any]) -> Any:
+    """A list of each micro-batch's tensor; of structures a tuple of such lists, one for each leaf, as fleet has it."""
+    if isinstance(micro_batches[0], paddle.Tensor):
+        return micro_batches
+    return tuple(list(of_leaf) for of_leaf in zip(*map(leaves, micro_batches), strict=True))
 
 
 def _with_gradient(output: Any) -> Any:

@@ -17,6 +17,7 @@ from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.plan import Partition, stage_bounds
 from paddle_dp.plan.partition import check_partition, unlearning
+from paddle_dp.structure import Structure, call, unflatten
 
 Named = list[tuple[str, paddle.Tensor]]
 
@@ -30,6 +31,9 @@ class Stages(PipelineLayer):
     def __init__(
         self, blocks: Sequence[nn.Layer], bounds: Sequence[int], hcg: HCG, loss: Any, virtual_stages: int
     ):
+        self.reads: Structure = (
+            None  # of the model's inputs, which the first block gets as a tuple of their leaves
+        )
         super().__init__(
             layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=virtual_stages,
             seg_method="layer:" + ",".join(map(str, bounds)),  # the form that fleet requires
@@ -37,6 +41,16 @@ class Stages(PipelineLayer):
         self._layers_desc: list[
             nn.Layer
         ] = []  # drop the references to other ranks' blocks, so that they are freed
+
+    def forward(self, input: Any, chunk_id: int | None = None) -> Any:
+        if self.reads is None or self._stage_id or chunk_id:
+            return super().forward(input, chunk_id)
+        self.update_run_function(chunk_id)
+        first, *others = self.run_function
+        outputs = call(first, unflatten(self.reads, list(input)), first.forward)
+        for block in others:
+            outputs = block(outputs)
+        return outputs
 
     def _segment_network(self, seg_method: str) -> None:
         super()._segment_network(_bounds(seg_method))

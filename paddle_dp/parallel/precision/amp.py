@@ -19,6 +19,7 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision.emulated_amp import Rounder
 from paddle_dp.recipe import Precision
+from paddle_dp.structure import leaves
 
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
 HOPELESS = 50  # updates left out in a row; 16 halvings bring the scale from 65536 to 1
@@ -129,7 +130,7 @@ class MixedPrecision:
         """The micro-batch in the model's dtype: floating-point tensors become float64 under float64; otherwise float64
         tensors become float32 for a model that reads float32."""
         inputs, targets = micro_batch.inputs, micro_batch.targets
-        has_float64 = paddle.float64 in (_dtype(inputs), _dtype(targets))
+        has_float64 = any(leaf.dtype == paddle.float64 for leaf in leaves((inputs, targets)))
         if not self.double and not (self.reads == "float32" and has_float64):
             return micro_batch
         dtype = "float64" if self.double else "float32"
@@ -175,8 +176,3 @@ def cast(data: Any, dtype: str) -> Any:
     return paddle.utils.map_structure(
         lambda x: x.astype(dtype) if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data
     )
-
-
-def _dtype(data: Any) -> Any:
-    """The dtype of a tensor, or of the first one in a structure of tensors."""
-    return data.dtype if isinstance(data, paddle.Tensor) else paddle.utils.flatten(data)[0].dtype
