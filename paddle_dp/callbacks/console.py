@@ -12,7 +12,9 @@ from typing import Protocol, TextIO
 
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._bar import Bar
+from paddle_dp.plan import why_lines
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
+from paddle_dp.train.measured import Measured
 from paddle_dp.units import Every
 
 
@@ -80,6 +82,13 @@ class Console(Callback):
 
     def step(self, moment: Moment) -> None:
         self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
+
+    def measured(self, moment: Moment, measured: Measured) -> None:
+        if measured.watched:
+            for line in why_lines.lines(measured.parts, measured.facts, measured.first, measured.last):
+                self._say(line)
+        elif starved := why_lines.starved(measured.parts, measured.facts):
+            self._say(starved)
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self._found = evaluation

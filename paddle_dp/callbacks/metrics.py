@@ -16,6 +16,7 @@ from paddle_dp.errors import CheckpointError
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
+from paddle_dp.train.measured import Measured
 from paddle_dp.units import Every
 
 
@@ -29,8 +30,8 @@ class Config:
 
 
 class Metrics(Callback):
-    """Writes {"event": …, "epoch", "step", …}. Events: start, step, refused, epoch, evaluated, saved, save_failed, end,
-    failed.
+    """Writes {"event": …, "epoch", "step", …}. Events: start, step, refused, epoch, measured, evaluated, saved,
+    save_failed, end, failed.
 
     Only the main rank writes; the others have no journal.
     """
@@ -73,6 +74,9 @@ class Metrics(Callback):
             with contextlib.suppress(OSError):  # a full disk: steps that come again stand there twice
                 self._open(moment.progress.step)
         self._write(moment, as_fields(refusal))
+
+    def measured(self, moment: Moment, measured: Measured) -> None:
+        self._write(moment, measured.as_fields())
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self._write(moment, {**evaluation.numbers, "held_out": evaluation.samples})

@@ -74,6 +74,12 @@ def train(
             metavar="KEY,…", help="What --resume may find changed: loss,optimizer.clip (docs/checks.md)."
         ),
     ] = None,
+    why: Annotated[
+        bool,
+        typer.Option(
+            "--why", help="Show where the time of the steps goes, and what would make them shorter."
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe on any number of processes."""
     if accept is not None and resume is None:
@@ -96,9 +102,23 @@ def train(
             output_dir=output_dir,
             resume=resume,
             restarts=restarts,
-            extra={"accept": words(accept)} if accept else {},
+            extra={**({"accept": words(accept)} if accept else {}), **({"why": True} if why else {})},
         )
     )
+
+
+def why(
+    run: RunFolder,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Tell where the time of a run's steps goes, on each rank, and what would make them shorter.
+
+    Reads what the run has recorded, while it runs or afterwards: every training measures a few of its steps, after 10,
+    100, 1000, … (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
+    """
+    from paddle_dp.cli.why import told
+
+    typer.echo(told(run, json=json))
 
 
 def evaluate(
@@ -563,6 +583,7 @@ def _run(job: Job) -> NoReturn:
 # In the order of --help.
 VERBS = (
     train,
+    why,
     evaluate,
     verify,
     audit,

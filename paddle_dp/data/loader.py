@@ -50,6 +50,7 @@ class Loader:
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"
             )
         self.dataset, self.sampler, self._place = dataset, sampler, place
+        self.num_workers = num_workers
         self._source: Source = InProcess(dataset, sampler)
         if num_workers:
             self._source = Prefetched(dataset, sampler, num_workers, prefetch, timeout)
@@ -98,6 +99,10 @@ class Loader:
                 )
             )
             yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.sampler.seed)
+
+    def workers_busy(self) -> float:
+        """The CPU seconds of the workers that live now, so far; 0 without workers."""
+        return self._source.workers_busy()
 
     def close(self) -> None:
         """Ends the workers; a later `read` starts new ones."""

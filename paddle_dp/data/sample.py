@@ -200,6 +200,10 @@ class Source(Protocol):
     def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each global batch from `start` on; valid until the next one is taken."""
 
+    def workers_busy(self) -> float:
+        """The CPU seconds of its processes so far."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -218,6 +222,9 @@ class InProcess:
                     for indices, count in self.sampler.reads(epoch, k)
                 ]
             yield micro_batches
+
+    def workers_busy(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         pass

@@ -87,6 +87,9 @@ class Prefetched:
             self._pool.start(self.workers, self.sampler.rows, self.prefetch + 1, sample=(epoch, index))
         return self._pool
 
+    def workers_busy(self) -> float:
+        return 0.0 if self._pool is None else self._pool.busy_seconds()
+
     def close(self) -> None:
         """Ends the workers; the next read forks new ones."""
         if self._pool is not None:
@@ -116,6 +119,10 @@ class WorkerPool:
     def ended(self) -> bool:
         """Whether there are no workers: before `start` and after `end`."""
         return not self._workers
+
+    def busy_seconds(self) -> float:
+        """The CPU seconds of all workers so far."""
+        return sum(worker.busy_seconds() for worker in self._workers)
 
     def start(self, workers: int, rows: int, slots: int, sample: tuple[int, int]) -> None:
         """Makes a buffer for samples like `sample`, (epoch, index), and forks the workers."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paddle_dp.mesh.environment import Environment
+from paddle_dp.mesh.tape import Exchange, Tape
 
 PHASES = (
     "start",  # from the process's first statement to the first batch
@@ -67,6 +68,7 @@ class Heartbeat:
         self.stops = False
         self._since = self.born = time.monotonic()
         self._spent: dict[str, float] = {}
+        self.tape: Tape | None = None  # of the steps that are measured
 
     def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
         """From now on this record is the one at `place` of `memory`."""
@@ -75,6 +77,17 @@ class Heartbeat:
     def detach(self) -> None:
         """From now on nobody reads it: in a forked process, or at an entry point that does not say where it is."""
         self.attach(bytearray(_SLOT))
+        self.tape = None
+
+    def begin_tape(self, tape: Tape) -> None:
+        """What this rank does from now on is on `tape`."""
+        self._tally()
+        self.tape = tape
+
+    def end_tape(self) -> None:
+        """What this rank did until now is on the tape, and nothing after it."""
+        self._tally()
+        self.tape = None
 
     @property
     def phase(self) -> str:
@@ -104,16 +117,19 @@ class Heartbeat:
         self._write(now)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Around an exchange: the rank is where it is because others have not come."""
+    def waiting(self, what: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
+        """Around an exchange: the rank is where it is because others have not come. `exchange`: which one it is, for
+        a tape."""
         before, now = (self._what, self._waits), self._tally()
         self._what, self._waits = what.encode()[:48], True
         self._write(now)
         try:
             yield
         finally:
-            now = self._tally()
+            began, now = now, self._tally()
             self._what, self._waits = before
+            if self.tape is not None and not self._waits:
+                self.tape.wait(exchange, self._phase, began, now)
             self._write(now)
 
     def spent(self) -> dict[str, float]:
@@ -123,9 +139,13 @@ class Heartbeat:
 
     def _tally(self) -> float:
         """Adds the time since the last call to what was done in it, and returns now."""
+        if self.tape is not None and self.tape.settle is not None:
+            self.tape.settle()
         now = time.monotonic()
         if not self._waits:
             self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+            if self.tape is not None:
+                self.tape.add(self._phase, self._what.decode(errors="ignore"), now - self._since)
         self._since = now
         return now
 

@@ -64,14 +64,17 @@ class Arrivals:
         atexit.register(self._end, thread)
 
     @contextmanager
-    def waiting(self, group: str, members: Sequence[int], what: str) -> Iterator[None]:
-        """Around an exchange among `members`. Raises LostPeerError, naming the late ranks, after its limit."""
+    def waiting(
+        self, group: str, members: Sequence[int], what: str, computes: bool = False
+    ) -> Iterator[None]:
+        """Around an exchange among `members`. Raises LostPeerError, naming the late ranks, after its limit.
+        `computes`: this rank does so within it, too."""
         self.counts[group] = self.counts.get(group, 0) + 1
         wait = Wait(group, members, what, time.monotonic())
         self._changed = wait.since
         self._waits.append(wait)
         try:
-            with heartbeat.waiting(what):
+            with heartbeat.waiting(what, (f"{group} {members[0]}", self.counts[group], computes)):
                 yield
         except (RuntimeError, ValueError, OSError, LostPeerError) as error:
             waited = time.monotonic() - wait.since

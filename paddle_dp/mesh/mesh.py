@@ -119,10 +119,13 @@ class Mesh:
                 time.sleep(0.02)
                 arrived = self._store.add(key, 0)
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Around an exchange `what` of all ranks: if it takes long, each waiting rank prints which ranks are late."""
+    def waiting(self, what: str, computes: bool = False) -> AbstractContextManager[None]:
+        """Around an exchange `what` of all ranks: if it takes long, each waiting rank prints which ranks are late.
+        `computes`: the ranks do so within it, too."""
         arrivals = late_ranks.arrivals()
-        return nullcontext() if arrivals is None else arrivals.waiting("all", range(self.ranks), what)
+        if arrivals is None:
+            return nullcontext()
+        return arrivals.waiting("all", range(self.ranks), what, computes)
 
     @cached_property
     def _messages(self) -> Messages:

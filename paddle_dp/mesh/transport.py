@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,8 @@ class Endpoint:
             collections.deque
         )
         self._gone: set[int] = set()
+        self._sent: collections.Counter[tuple[int, int]] = collections.Counter()  # messages, by (group, rank)
+        self._received: collections.Counter[tuple[int, int]] = collections.Counter()
         self._outgoing: dict[int, Outgoing] = {}
         host, port = self._listener.getsockname()[:2]
         store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
@@ -65,15 +68,20 @@ class Endpoint:
         """Writes or queues `data` for a peer and returns; the caller must not change `data` afterwards."""
         if rank not in self._outgoing:
             self._outgoing[rank] = Outgoing(self._connect(rank))
+        self._sent[group, rank] += 1
+        if heartbeat.tape is not None:
+            heartbeat.tape.send(group, rank, self._sent[group, rank])
         self._outgoing[rank].send(group, data)
 
     def receive(self, group: int, rank: int) -> bytearray:
         """Waits for the next message of a peer in a group. Raises LostPeerError when the peer is gone, or after
         `Patience.seconds`."""
         inbox = self._inbox[group, rank]
+        self._received[group, rank] += 1
         with self._arrived:
             if not inbox:
-                with heartbeat.waiting(f"a message from rank {rank}"):
+                which = f"message {group} {rank}", self._received[group, rank], False
+                with heartbeat.waiting(f"a message from rank {rank}", which):
                     self._arrived.wait_for(lambda: inbox or rank in self._gone, timeout=Patience.seconds)
             if inbox:
                 return inbox.popleft()
@@ -111,8 +119,11 @@ class Endpoint:
                 return  # a port scanner, or a rank of another job that used this port before
             while (header := _read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
+                began = time.monotonic()
                 if (data := _read(connection, length)) is None:
                     break
+                if (tape := heartbeat.tape) is not None:
+                    tape.transfer(began, length)
                 with self._arrived:
                     self._inbox[group, rank].append(data)
                     self._arrived.notify_all()
@@ -173,9 +184,12 @@ class Outgoing:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._queue))
                 piece = self._queue[0]
+            began, size = time.monotonic(), len(piece)
             if not self._broken:
                 with contextlib.suppress(OSError):
                     self._connection.sendall(piece)
+            if (tape := heartbeat.tape) is not None:
+                tape.transfer(began, size)
             with self._changed:
                 self._queue.popleft()  # only now: an empty queue means that all is written
                 self._changed.notify_all()

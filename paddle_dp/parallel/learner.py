@@ -196,19 +196,21 @@ class Learner(PlacedModel):
     def gradients_again(self, batch: Batch) -> dict[str, list[int]]:
         """Digests of the gradients that this rank computes from its samples of a batch, by parameter, before any
         exchange. Nothing is changed. Collective."""
+        with gradients_again.watched(self._named_trainable) as found:
+            self.compute_alone(batch)
+        return dict(sorted(found.items()))
+
+    def compute_alone(self, batch: Batch) -> None:
+        """Forward and backward of a batch, in which no gradient is exchanged. Nothing is changed. Collective."""
         self._exchanges = False
         try:
-            with (
-                gradients_again.untouched(self.model, self.loss.owner),
-                gradients_again.watched(self._named_trainable) as found,
-            ):
+            with gradients_again.untouched(self.model, self.loss.owner):
                 self._forward_backward(batch, batch.samples, False)
                 self._finish_exchange()
         finally:
             self._exchanges = True
         for parameter in self.trainable:
             parameter.clear_gradient(False)
-        return dict(sorted(found.items()))
 
     def _blocks_of_layers(self) -> dict[int, int]:
         """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
@@ -265,7 +267,7 @@ class Learner(PlacedModel):
 
     def _waiting_for_exchange(self) -> AbstractContextManager[None]:
         """Around the backward in which DataParallel exchanges the gradients."""
-        return self.mesh.waiting("the exchange of gradients")
+        return self.mesh.waiting("the exchange of gradients", computes=True)
 
     def _all_reduce_gradients(self) -> None:
         """All-reduces gradients after backward; here nothing, but checks that backward left none out."""

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from paddle_dp.parallel import Learner
     from paddle_dp.train.evaluation import Evaluation
     from paddle_dp.train.judge import Refusal
+    from paddle_dp.train.measured import Measured
 
 Name = Literal[
-    "start", "step", "epoch", "rewinding", "refused", "evaluated", "saved", "save_failed", "interrupted", "end",
-    "failed",
+    "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "saved", "save_failed", "interrupted",
+    "end", "failed",
 ]  # fmt: skip
 
 
@@ -84,7 +85,7 @@ class Callback:
     """Reacts to moments of a training. Override the methods you need; the others cost nothing.
 
     Each method gets a Moment with the progress (`moment.progress`) and the training (`moment.trainer`, a `Training`);
-    five get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
+    six get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
     do collective work if it does so on every rank; only the main rank should write to a screen or a file
     (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all callbacks is
     called.
@@ -115,6 +116,9 @@ class Callback:
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         """After an update that the guard refused: skipped, and counted in the progress, or undone with others by going
         back to a checkpoint, from which `moment.progress` counts. `step` of callbacks that read is not called then."""
+
+    def measured(self, moment: Moment, measured: Measured) -> None:
+        """After some steps were measured: where their time went, on every rank (docs/why-slow.md)."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """After every evaluation; the same `evaluation` on every rank."""

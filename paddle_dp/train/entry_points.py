@@ -16,7 +16,7 @@ BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has
 
 def train(recipe: Recipe, options: dict[str, Any]) -> None:
     """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, from which
-    the settings in options["accept"] may differ."""
+    the settings in options["accept"] may differ. With options["why"], it is shown where the time of the steps goes."""
     from paddle_dp import checkpoint
     from paddle_dp.recipe.folder import claim
     from paddle_dp.train.build import build
@@ -34,6 +34,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
     if mesh.is_main and (inputs := Inputs.of(trainer.loader.dataset)) is not None:
         inputs.write(recipe.folder)
+    trainer.measurements.watched = bool(options.get("why"))
     trainer.fit(recipe.train.length)
 
 

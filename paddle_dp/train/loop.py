@@ -30,6 +30,7 @@ from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import EMA, Evaluation
 from paddle_dp.train.judge import Judge, Refusal
+from paddle_dp.train.measured import Measurements
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
@@ -82,6 +83,7 @@ class TrainingLoop:
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
         self.meter = Meter(self.mesh)
         self.stragglers: Stragglers | None = None
+        self.measurements = Measurements(learner, loader, self.run)
         for callback in callbacks:
             self.add(callback)
 
@@ -264,6 +266,7 @@ class TrainingLoop:
 
     def _train(self) -> None:
         self.meter.read()
+        self.measurements.plan(self.progress.step, self.total_steps)
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
         while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):
@@ -319,6 +322,7 @@ class TrainingLoop:
         self._check_processors(batch, step)
         if not last and not self.stopped:
             self._interrupted = self._requests.due(step)
+        self._measure(step, batch)
         heartbeat.enter("data")
 
     def _advance(self, batch: Batch) -> None:
@@ -327,6 +331,16 @@ class TrainingLoop:
         if self.averages is not None:
             self.averages.update(self.progress.step)
         heartbeat.step = self.progress.step
+
+    def _measure(self, step: int, batch: Batch) -> None:
+        """Where it is due: begins to measure where the time of steps goes, or tells it. Collective."""
+        if step != self.measurements.due:
+            return
+        with self.meter.paused():
+            measured = self.measurements.after(step, batch)
+        if measured is not None:
+            moment = self._moment("measured")
+            self._call("measured", self.callbacks, lambda c: c.measured(moment, measured))
 
     def _check_processors(self, batch: Batch, step: int) -> None:
         """Where it is due (guard.recompute): raises ProcessorError if ranks compute different gradients. Collective."""
@@ -368,6 +382,7 @@ class TrainingLoop:
             self.progress, self.soundness.step = restored, None
             self.judge.go_back(checkpoint.state.get("guard"), batch)
         heartbeat.step = self.progress.step
+        self.measurements.drop()
         self._requests.went_back()
         self._tell_refused(refusal, back_to=self.progress.step)
         heartbeat.enter("data")

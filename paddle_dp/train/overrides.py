@@ -23,6 +23,7 @@ MOMENTS = {
     "epoch": ("moment",),
     "rewinding": ("moment",),
     "refused": ("moment", "refusal"),
+    "measured": ("moment", "measured"),
     "evaluated": ("moment", "evaluation"),
     "saved": ("moment", "path"),
     "save_failed": ("moment", "error"),

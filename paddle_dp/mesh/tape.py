@@ -1,0 +1,70 @@
+"""What one rank did in some steps: its own time by phase, each wait for others, and what was carried beside its work.
+
+A tape hangs on the heartbeat for the steps that are measured, and is filled at the moments that the heartbeat sees
+anyway: there is no second clock, and without a tape nothing is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+MANY = 20_000  # waits, sends or transfers that a tape holds: what comes after is not told apart by rank
+LARGE = 4096  # bytes of the smallest message whose transfer counts: less is there before anybody could wait for it
+
+Exchange = tuple[str, int, bool]
+"""Which exchange a rank waits in: its group, the how manieth of the group, whether the rank computes in it, too."""
+
+
+class Tape:
+    """One rank's record. Times are seconds of the machine's monotonic clock.
+
+    `own`: seconds without waiting, by (phase, what). `cpu`: of these, in which this thread was on a core, by phase.
+    `waits`: [group, number, phase, start, stop, computes] of each wait that is not within another. `sends`:
+    [group, to, number, time] of messages; `transfers`: [start, stop] in which a thread of the carrier read or wrote
+    one. `settle` is called before each reading of the clock: on an accelerator it waits for the device.
+    """
+
+    def __init__(self, settle: Callable[[], None] | None = None):
+        self.settle = settle
+        self.own: dict[tuple[str, str], float] = {}
+        self.cpu: dict[str, float] = {}
+        self.waits: list[tuple[str, int, str, float, float, bool]] = []
+        self.sends: list[tuple[int, int, int, float]] = []
+        self.transfers: list[tuple[float, float]] = []
+        self._thread = time.thread_time()
+
+    def add(self, phase: str, what: str, seconds: float) -> None:
+        """This rank did this for so long."""
+        self.own[phase, what] = self.own.get((phase, what), 0.0) + seconds
+        now = time.thread_time()
+        self.cpu[phase] = self.cpu.get(phase, 0.0) + now - self._thread
+        self._thread = now
+
+    def wait(self, exchange: Exchange, phase: str, start: float, stop: float) -> None:
+        """This rank waited in an exchange."""
+        self._thread = time.thread_time()
+        if len(self.waits) < MANY:
+            group, number, computes = exchange
+            self.waits.append((group, number, phase, start, stop, computes))
+
+    def send(self, group: int, to: int, number: int) -> None:
+        """This rank has sent the `number`-th message of a group to a rank."""
+        if len(self.sends) < MANY:
+            self.sends.append((group, to, number, time.monotonic()))
+
+    def transfer(self, start: float, size: int) -> None:
+        """A thread has just carried a message of `size` bytes, and began at `start`."""
+        if size >= LARGE and len(self.transfers) < MANY:
+            self.transfers.append((start, time.monotonic()))
+
+    def as_json(self) -> dict[str, Any]:
+        """For the ranks that compare theirs: lists and numbers."""
+        return {
+            "own": [[phase, what, seconds] for (phase, what), seconds in self.own.items()],
+            "cpu": self.cpu,
+            "waits": self.waits,
+            "sends": self.sends,
+            "transfers": self.transfers,
+        }

@@ -1,0 +1,227 @@
+"""Where a step's time went on each rank, from the ranks' tapes: arithmetic on numbers that all ranks gathered.
+
+A wait for others ends when all have come and the bytes are there. Until the last rank came it was for that rank
+(`waiting`), afterwards it was for the wire (`exchange`). What was carried while the rank did something else is
+`hidden`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+Tapes = Sequence[Mapping[str, Any]]
+"""Of each rank: `host`; `zero`, when the first step began; `seconds` and `steps` measured; `tape` (mesh/tape.py);
+`alone`: seconds that a step's gradients take when nothing else is done, 0 if not measured; `bare`: seconds of a step's
+backward without exchange, or None; `busy`: CPU seconds of the process, `workers_busy` of its data workers."""
+
+OF_PHASE = {
+    "data": "data", "forward": "forward", "backward": "backward", "exchange": "exchange", "update": "update",
+    "evaluate": "callbacks", "checkpoint": "callbacks", "callbacks": "callbacks",
+}  # fmt: skip
+OWN = ("data", "forward", "backward", "update", "callbacks")
+
+
+@dataclass(kw_only=True)
+class RankParts:
+    """Seconds of one rank's step. `exchange` is what it waited for the wire, `waiting` for ranks that came later, by
+    rank in `waits_for`; `hidden` was carried beside its own work, and is no part of `step`.
+
+    `wire`: the exchange by the phase in which it was; `exchanges`: how many a step. `works`: seconds of each callback.
+    `reading_on_core`: the share of `data` in which a core was used; `busy`, `workers_busy`: CPU seconds.
+    """
+
+    rank: int
+    host: str
+    step: float
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    exchange: float = 0.0
+    hidden: float = 0.0
+    waiting: float = 0.0
+    update: float = 0.0
+    callbacks: float = 0.0
+    exchanges: float = 0.0
+    busy: float = 0.0
+    workers_busy: float = 0.0
+    reading_on_core: float = 1.0
+    waits_for: dict[int, float] = field(default_factory=dict)
+    wire: dict[str, float] = field(default_factory=dict)
+    works: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def own(self) -> float:
+        """What the rank itself did, without waiting."""
+        return sum(getattr(self, part) for part in OWN)
+
+    @property
+    def other(self) -> float:
+        """What no phase accounts for."""
+        return max(0.0, self.step - self.own - self.exchange - self.waiting)
+
+    def as_json(self) -> dict[str, Any]:
+        """Rounded to 0.1 µs."""
+        return {
+            name: {str(key): round(one, 7) for key, one in value.items()} if isinstance(value, dict)
+            else round(value, 7) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }  # fmt: skip
+
+    @classmethod
+    def of_json(cls, row: Mapping[str, Any]) -> RankParts:
+        waits_for = {int(rank): seconds for rank, seconds in row["waits_for"].items()}
+        return cls(**{**row, "waits_for": waits_for})
+
+
+@dataclass(frozen=True)
+class _Wait:
+    rank: int
+    phase: str
+    start: float
+    stop: float
+    computes: bool
+
+
+def attribute(tapes: Tapes) -> list[RankParts]:
+    """The parts of a step of every rank, in the order of the ranks."""
+    shifts = _shifts(tapes)
+    parts = [_own(rank, row) for rank, row in enumerate(tapes)]
+    sent = _sent(tapes, shifts)
+    for (group, number), waits in _exchanges(tapes, shifts).items():
+        if group.startswith("message "):
+            _, channel, source, to = group.split()
+            came = sent.get((int(channel), int(source), int(to), number), waits[0].start)
+            _note(parts[int(to)], waits[0], waits[0].start, came, int(source))
+        elif any(wait.computes for wait in waits):
+            _with_compute(waits, tapes, parts)
+        else:
+            _split(waits, parts)
+    for part, row in zip(parts, tapes, strict=True):
+        part.hidden += _beside(row["tape"]["transfers"], [(w[3], w[4]) for w in row["tape"]["waits"]])
+        _per_step(part, row["steps"])
+        inside = sum(part.wire.get(phase, 0.0) for phase in ("backward", "exchange"))
+        part.hidden = max(part.hidden, row["alone"] - inside, 0.0) if row["alone"] else part.hidden
+    return parts
+
+
+def slowest(parts: Sequence[RankParts]) -> tuple[RankParts, float, str] | None:
+    """The rank for which the others wait the longest, the seconds of a step that each of them does on average, and the
+    part in which it takes more time than they do. None if nobody waits for anybody."""
+    if len(parts) < 2:
+        return None
+    waited = [sum(other.waits_for.get(one.rank, 0.0) for other in parts) for one in parts]
+    most = max(waited)
+    if most <= 0:
+        return None
+    one = parts[waited.index(most)]
+    others = [other for other in parts if other is not one]
+    more = {part: getattr(one, part) - median(getattr(other, part) for other in others) for part in OWN}
+    return one, most / len(others), max(more, key=lambda part: more[part])
+
+
+def _own(rank: int, row: Mapping[str, Any]) -> RankParts:
+    tape = row["tape"]
+    part = RankParts(rank=rank, host=row["host"], step=row["seconds"], busy=row["busy"])
+    part.workers_busy = row["workers_busy"]
+    for phase, what, seconds in tape["own"]:
+        name = OF_PHASE.get(phase)
+        if name == "exchange":  # packing, comparing: nobody has to be waited for
+            part.exchange += seconds
+            part.wire["exchange"] = part.wire.get("exchange", 0.0) + seconds
+        elif name is not None:
+            setattr(part, name, getattr(part, name) + seconds)
+        if name == "callbacks":
+            called = what or phase
+            part.works[called] = part.works.get(called, 0.0) + seconds
+    read = part.data
+    part.reading_on_core = min(1.0, tape["cpu"].get("data", 0.0) / read) if read > 0 else 1.0
+    return part
+
+
+def _shifts(tapes: Tapes) -> list[float]:
+    """What to add to each rank's times to have them by the first one's clock. Ranks of one machine share a clock."""
+    first = tapes[0]
+    return [0.0 if row["host"] == first["host"] else first["zero"] - row["zero"] for row in tapes]
+
+
+def _exchanges(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[str, int], list[_Wait]]:
+    """Each exchange with the ranks that waited in it; a message has one, and its source's number in its name."""
+    found: dict[tuple[str, int], list[_Wait]] = defaultdict(list)
+    for rank, (row, shift) in enumerate(zip(tapes, shifts, strict=True)):
+        for group, number, phase, start, stop, computes in row["tape"]["waits"]:
+            name = f"{group} {rank}" if group.startswith("message ") else group
+            found[name, number].append(_Wait(rank, phase, start + shift, stop + shift, computes))
+    return found
+
+
+def _sent(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[int, int, int, int], float]:
+    """When each message was sent, by (group, source, destination, number)."""
+    return {
+        (group, source, to, number): when + shift
+        for source, (row, shift) in enumerate(zip(tapes, shifts, strict=True))
+        for group, to, number, when in row["tape"]["sends"]
+    }
+
+
+def _split(waits: Sequence[_Wait], parts: Sequence[RankParts]) -> None:
+    last = max(waits, key=lambda wait: wait.start)
+    for wait in waits:
+        _note(parts[wait.rank], wait, wait.start, last.start, last.rank)
+
+
+def _with_compute(waits: Sequence[_Wait], tapes: Tapes, parts: Sequence[RankParts]) -> None:
+    """Of a backward that exchanges: each rank computes, waits for the last to have computed, and for the wire.
+
+    How long a rank computes is measured (`bare`), or follows from what is: the exchange alone takes `alone`, and all
+    end together. Backward takes each rank so many times its forward, the same number of times on all of them: as large
+    a number as the rank that is last can have.
+    """
+    end = max(wait.stop for wait in waits)
+    bare = [tapes[wait.rank]["bare"] for wait in waits]
+    if any(seconds is None for seconds in bare):
+        forwards = [max(parts[wait.rank].forward / tapes[wait.rank]["steps"], 1e-9) for wait in waits]
+        room = [end - tapes[wait.rank]["alone"] - wait.start for wait in waits]
+        times = max(0.0, min(left / forward for left, forward in zip(room, forwards, strict=True)))
+        bare = [times * forward for forward in forwards]
+    ready = [min(wait.start + seconds, wait.stop) for wait, seconds in zip(waits, bare, strict=True)]
+    last = waits[ready.index(max(ready))]
+    for wait, when in zip(waits, ready, strict=True):
+        parts[wait.rank].backward += when - wait.start
+        _note(parts[wait.rank], wait, when, max(ready), last.rank)
+
+
+def _note(part: RankParts, wait: _Wait, since: float, last: float, culprit: int) -> None:
+    """A wait from `since` on, for the rank `culprit` until it came, at `last`."""
+    late = max(0.0, min(wait.stop, last) - since) if culprit != part.rank else 0.0
+    carried = max(0.0, wait.stop - since - late)
+    if late:
+        part.waiting += late
+        part.waits_for[culprit] = part.waits_for.get(culprit, 0.0) + late
+    part.exchange += carried
+    part.wire[wait.phase] = part.wire.get(wait.phase, 0.0) + carried
+    part.exchanges += 1
+
+
+def _beside(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float]]) -> float:
+    """Seconds in which something was carried and the rank did not wait."""
+    edges = [(start, 1, 0) for start, _ in transfers] + [(stop, -1, 0) for _, stop in transfers]
+    edges += [(start, 0, 1) for start, _ in waits] + [(stop, 0, -1) for _, stop in waits]
+    carried = waiting = 0
+    total, before = 0.0, 0.0
+    for when, of_transfer, of_wait in sorted(edges):
+        if carried > 0 and waiting == 0:
+            total += when - before
+        carried, waiting, before = carried + of_transfer, waiting + of_wait, when
+    return total
+
+
+def _per_step(part: RankParts, steps: int) -> None:
+    for name in ("step", *OWN, "exchange", "hidden", "waiting", "exchanges", "busy", "workers_busy"):
+        setattr(part, name, getattr(part, name) / steps)
+    part.waits_for = {rank: seconds / steps for rank, seconds in part.waits_for.items()}
+    part.wire = {phase: seconds / steps for phase, seconds in part.wire.items()}
+    part.works = {called: seconds / steps for called, seconds in part.works.items()}

@@ -1,0 +1,175 @@
+"""Measures where the time of some steps goes, on all ranks: soon after the start, and ever more rarely afterwards.
+
+The clock is the heartbeat, which has a tape for these steps; `plan.step_parts` makes parts of all ranks' tapes. A
+measurement costs the ranks one message each, before and after. On an accelerator they wait for the device between the
+parts of the steps that are measured, so these are a little longer than others, and in no other step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import paddle
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.degrees import AXES
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.tape import Tape
+from paddle_dp.plan.changes import Facts
+from paddle_dp.plan.step_parts import RankParts, attribute
+from paddle_dp.train.meter import peak_memory
+
+if TYPE_CHECKING:
+    from paddle_dp.data import Batch, Loader
+    from paddle_dp.parallel import Learner
+    from paddle_dp.train.run import Run
+
+AFTER = 10  # steps before the first measurement: the first ones are slower
+STEPS = 5  # of a measurement
+RARER = 10  # times as many steps until the next one
+OFTEN = 50  # steps until the next one, where somebody watches
+PIECE = 32 << 20  # bytes of gradients that are exchanged to see how long it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Where the time of the steps `first` to `last` went, on every rank. `watched`: it is to be shown whole."""
+
+    first: int
+    last: int
+    parts: list[RankParts]
+    facts: Facts
+    watched: bool = False
+
+    def as_fields(self) -> dict[str, Any]:
+        """For a line of JSON."""
+        ranks = [part.as_json() for part in self.parts]
+        return {"first": self.first, "last": self.last, "ranks": ranks, "facts": asdict(self.facts)}
+
+
+class Measurements:
+    """Decides which steps are measured, and measures them. `watched`: somebody looks at each (`train --why`)."""
+
+    def __init__(self, learner: Learner, loader: Loader, run: Run, watched: bool = False):
+        self.learner, self.loader, self.run, self.watched = learner, loader, run, watched
+        self.mesh: Mesh = learner.mesh
+        self.due = -1  # the step after which something begins or ends; -1: none
+        self._first, self._local_ranks = 0, 1
+        self._tape: Tape | None = None
+        self._zero = self._busy = self._workers = 0.0
+
+    def plan(self, step: int, total: int) -> None:
+        """Before the first update of `total`: `step` are done."""
+        left = total - step
+        self._first = step + min(AFTER, left // 3)
+        self.due = self._first if left >= 3 else -1
+
+    def after(self, step: int, batch: Batch) -> Measured | None:
+        """To be called after update `due`: begins a measurement, or ends it and returns it. Collective."""
+        if self._tape is not None:
+            return self._end(step, batch)
+        self._begin(step)
+        return None
+
+    def drop(self) -> None:
+        """The training goes back: what was begun is not measured."""
+        if self._tape is not None:
+            heartbeat.end_tape()
+            self._tape = None
+            self.due = -1
+
+    def _begin(self, step: int) -> None:
+        self.due = step + STEPS
+        self._tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
+        self._busy, self._workers = time.process_time(), self.loader.workers_busy()
+        hosts = self.mesh.gather(self.mesh.host)  # all begin together, and those of other machines know when
+        self._local_ranks = hosts.count(self.mesh.host)
+        self._zero = time.monotonic()
+        heartbeat.begin_tape(self._tape)
+
+    def _end(self, step: int, batch: Batch) -> Measured:
+        heartbeat.end_tape()
+        seconds, tape = time.monotonic() - self._zero, self._tape
+        assert tape is not None
+        self._tape = None
+        row = {
+            "host": self.mesh.host, "zero": self._zero, "seconds": seconds, "steps": STEPS, "tape": tape.as_json(),
+            "busy": time.process_time() - self._busy, "workers_busy": self.loader.workers_busy() - self._workers,
+        }  # fmt: skip
+        inside = any(computes for *_, computes in tape.waits)  # the same on every rank
+        with heartbeat.within("callbacks", "measuring a step"):
+            row["alone"] = self._exchange_alone() if inside else 0.0
+            row["bare"] = self._bare_backward(batch) if self.watched and inside else None
+            parts = attribute(self.mesh.gather(row))
+        first, length = step - STEPS, step - STEPS - self._first
+        self.due = step + OFTEN if self.watched else self._first + RARER * max(AFTER, length)
+        return Measured(first=first + 1, last=step, parts=parts, facts=self._facts(), watched=self.watched)
+
+    def _exchange_alone(self) -> float:
+        """The seconds in which the gradients of a step are all-reduced while nothing else is done; of more than 32 MB a
+        part is, and the rest takes as long for each byte. Collective."""
+        size = sum(parameter.size * parameter.element_size() for parameter in self.learner.trainable)
+        buffer = paddle.zeros([max(min(size, PIECE) // 4, 1)], "float32")
+        took = []
+        for _ in range(2):
+            self.mesh.gather(0)
+            began = time.monotonic()
+            self.mesh.sum_tensor(buffer)
+            if self.mesh.device != "cpu":
+                paddle.device.synchronize()
+            took.append(time.monotonic() - began)
+        return min(took) * max(size / PIECE, 1.0)
+
+    def _bare_backward(self, batch: Batch) -> float:
+        """The seconds of the last micro-batch's backward when no gradient is exchanged. Collective."""
+        took = []
+        for _ in range(2):
+            tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
+            with _taped(tape):
+                self.learner.compute_alone(batch)
+            took.append(sum(seconds for (phase, _), seconds in tape.own.items() if phase == "backward"))
+        return min(took) / len(batch.micro_batches)
+
+    def _facts(self) -> Facts:
+        sampler, axes = self.loader.sampler, self.mesh.axes
+        return Facts(
+            batch=sampler.batch,
+            micro_batches=sampler.micro_batches,
+            num_workers=self.loader.num_workers,
+            cores=_cores(),
+            local_ranks=self._local_ranks,
+            degrees={axis: axes[axis] for axis in AXES if axes[axis] > 1},
+            recompute=str(self.run.layout.recompute),
+            device=self.mesh.device,
+            free=_free_memory(self.mesh.device, self._local_ranks),
+            peak=peak_memory(self.mesh.device),
+        )
+
+
+@contextmanager
+def _taped(tape: Tape) -> Iterator[None]:
+    heartbeat.begin_tape(tape)
+    try:
+        yield
+    finally:
+        heartbeat.end_tape()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_memory(device: str, ranks: int) -> int:
+    """Bytes that one more rank's share of could be used: of the device, or of this machine's memory."""
+    if device.startswith("gpu"):
+        total = int(paddle.device.cuda.get_device_properties(device).total_memory)
+        return total - int(paddle.device.max_memory_reserved(device))
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(ranks, 1)
+    except (ValueError, OSError):
+        return 0
