@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from paddle_dp.plan.step_parts import RankParts, slowest
 
-MATTERS = 0.03  # of a step: what gains less is not worth a line
+MATTERS = 0.05  # of a step: what gains less is not worth a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Change:
 
 
 def changes(parts: Sequence[RankParts], facts: Facts) -> list[Change]:
-    """What gains at least 3 % of a step, the largest gain first; settings before hardware."""
+    """What gains at least 5 % of a step, the largest gain first; settings before hardware."""
     step = _step(parts)
     found = [
         change
@@ -93,9 +93,11 @@ def _step(parts: Sequence[RankParts], own: Callable[[RankParts], float] = lambda
 
 def _workers(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     needed, seconds = workers_that_would_do(parts, facts)
-    if needed == facts.num_workers:
-        return
     read = max(part.data for part in parts)
+    if needed == facts.num_workers or read < 2 * MATTERS * _step(
+        parts
+    ):  # to hand a batch over takes time, too
+        return
     yield Change(
         what=f"loader.num_workers={needed}",
         why=f"{_ms(read)} of a step are spent waiting for data, with {facts.num_workers} workers a rank",

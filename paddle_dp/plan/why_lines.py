@@ -85,10 +85,10 @@ def _called(one: RankParts, where: str) -> str:
 
 def _advice(step: float, found: Sequence[Change]) -> Iterator[str]:
     if not found:
-        yield "Nothing that is known here would gain 3 %."
+        yield "Nothing that is known here would gain 5 %."
         return
     for change, word in zip(found[:3], ("Change", "or", "or"), strict=False):
-        faster = f"{_shown(step)} → {_shown(change.seconds)} ms, {step / change.seconds:.2g} × as fast"
+        faster = f"{_shown(step)} → {_shown(change.seconds)} ms, {step / change.seconds:.3g} × as fast"
         yield from _wrapped(f"{word}: {change.what}: {faster}. {change.why[:1].upper()}{change.why[1:]}.")
 
 
