@@ -205,14 +205,18 @@ def test_a_slow_rank_is_named_and_what_it_costs(tmp_path, strategy):
     fast, slow = before["parts"]
     assert fast["waits_for"] == {"1": pytest.approx(0.080, rel=0.25)}
     assert slow["waiting"] < 0.1 * fast["waiting"]
-    expected = next(seconds for what, seconds in before["changes"] if what.startswith("mend what slows rank 1"))
+    expected = next(
+        seconds for what, seconds in before["changes"] if what.startswith("mend what slows rank 1")
+    )
     after = run_ranks(train, 2, str(tmp_path / "b"), computing=0.006, strategy=strategy)[0]
     assert after["step"] == pytest.approx(expected, rel=0.25)
 
 
 @pytest.mark.long
 def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path):
-    before = run_ranks(train, 2, str(tmp_path / "a"), computing=0.006, link=0.1, strategy={"use": "hybrid"})[0]
+    before = run_ranks(train, 2, str(tmp_path / "a"), computing=0.006, link=0.1, strategy={"use": "hybrid"})[
+        0
+    ]
     fast, _ = before["parts"]
     assert fast["exchange"] == pytest.approx(0.1, rel=0.3)
     expected = next(seconds for what, seconds in before["changes"] if what.startswith("train.batch=16"))
