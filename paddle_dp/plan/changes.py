@@ -87,8 +87,11 @@ def workers_that_would_do(parts: Sequence[RankParts], facts: Facts) -> tuple[int
 
 def _step(parts: Sequence[RankParts], own: Callable[[RankParts], float] = lambda part: part.own) -> float:
     """The step if each rank's own time were `own`: the longest one's, and what all wait for the wire."""
-    wire = max(0.0, max(part.step for part in parts) - max(part.own for part in parts))
-    return max(own(part) for part in parts) + wire
+    return max(own(part) for part in parts) + _wire(parts)
+
+
+def _wire(parts: Sequence[RankParts]) -> float:
+    return max(0.0, max(part.step for part in parts) - max(part.own for part in parts))
 
 
 def _workers(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
@@ -144,7 +147,8 @@ def _bubble(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
 
 def _larger_batch(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     """Twice the samples need the gradients' exchange and the update once: they take twice the rest."""
-    once = min(part.wire.get("exchange", 0.0) + _of_gradients(part) + part.update for part in parts)
+    wire = min(max(_of_parameters(part, facts) for part in parts), _wire(parts))
+    once = wire + min(part.update for part in parts)
     if len(parts) > 1 and facts.degrees.get("pipeline", 1) == 1:
         yield Change(
             what=f"train.batch={2 * facts.batch}, with the learning rate that fits it",
@@ -153,9 +157,12 @@ def _larger_batch(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
         )
 
 
-def _of_gradients(part: RankParts) -> float:
-    """The wire's time in backward, which is the gradients' unless forward has the same exchanges."""
-    return max(0.0, part.wire.get("backward", 0.0) - 2 * part.wire.get("forward", 0.0))
+def _of_parameters(part: RankParts, facts: Facts) -> float:
+    """The wire's time for gradients and parameters, of which there are as many for any number of samples. Cut layers
+    exchange activations, as many in forward as in backward; that is all they do in forward."""
+    if facts.degrees.keys() & {"tensor", "sequence"}:
+        return max(0.0, part.exchange - 2 * part.wire.get("forward", 0.0))
+    return part.exchange
 
 
 def _fewer_ranks(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:

@@ -1,14 +1,16 @@
 """Where a step's time went on each rank, from the ranks' tapes: arithmetic on numbers that all ranks gathered.
 
 A wait for others ends when all have come and the bytes are there. Until the last rank came it was for that rank
-(`waiting`), afterwards it was for the wire (`exchange`). What was carried while the rank did something else is
-`hidden`.
+(`waiting`), afterwards it was for the wire (`exchange`). A rank that waited itself meanwhile is not to blame, but what
+it waited for is. What was carried while the rank did something else is `hidden`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -22,6 +24,7 @@ OF_PHASE = {
     "data": "data", "forward": "forward", "backward": "backward", "exchange": "exchange", "update": "update",
     "evaluate": "callbacks", "checkpoint": "callbacks", "callbacks": "callbacks",
 }  # fmt: skip
+_WIRE = -1
 OWN = ("data", "forward", "backward", "update", "callbacks")
 
 
@@ -90,16 +93,17 @@ def attribute(tapes: Tapes) -> list[RankParts]:
     """The parts of a step of every rank, in the order of the ranks."""
     shifts = _shifts(tapes)
     parts = [_own(rank, row) for rank, row in enumerate(tapes)]
-    sent = _sent(tapes, shifts)
+    sent, waited = _sent(tapes, shifts), _Waited(len(tapes))
     for (group, number), waits in _exchanges(tapes, shifts).items():
         if group.startswith("message "):
             _, channel, source, to = group.split()
             came = sent.get((int(channel), int(source), int(to), number), waits[0].start)
-            _note(parts[int(to)], waits[0], waits[0].start, came, int(source))
+            waited.note(waits[0], waits[0].start, came, int(source))
         elif any(wait.computes for wait in waits):
-            _with_compute(waits, tapes, parts)
+            _with_compute(waits, tapes, parts, waited)
         else:
-            _split(waits, parts)
+            _split(waits, waited)
+    waited.blame(parts)
     for part, row in zip(parts, tapes, strict=True):
         part.hidden += _beside(row["tape"]["transfers"], [(w[3], w[4]) for w in row["tape"]["waits"]])
         _per_step(part, row["steps"])
@@ -167,13 +171,71 @@ def _sent(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[int, int, int, in
     }
 
 
-def _split(waits: Sequence[_Wait], parts: Sequence[RankParts]) -> None:
+@dataclass(frozen=True, order=True)
+class _Piece:
+    """A stretch of a wait: for the rank `late` to come, or for the wire (-1)."""
+
+    start: float
+    stop: float
+    late: int
+    phase: str
+
+
+class _Waited:
+    """What each rank waited for, and when; `blame` makes parts of it."""
+
+    def __init__(self, ranks: int):
+        self.of_rank: list[list[_Piece]] = [[] for _ in range(ranks)]
+        self.exchanges = [0] * ranks
+
+    def note(self, wait: _Wait, since: float, last: float, culprit: int) -> None:
+        """A wait from `since` on, for the rank `culprit` until it came, at `last`, and then for the wire."""
+        came = since if culprit == wait.rank else min(max(last, since), wait.stop)
+        pieces = _Piece(since, came, culprit, wait.phase), _Piece(came, wait.stop, _WIRE, wait.phase)
+        self.of_rank[wait.rank] += [piece for piece in pieces if piece.stop > piece.start]
+        self.exchanges[wait.rank] += 1
+
+    def blame(self, parts: Sequence[RankParts]) -> None:
+        """Adds every wait to what it was for in the end."""
+        for pieces in self.of_rank:
+            pieces.sort()
+        for part, pieces, count in zip(parts, self.of_rank, self.exchanges, strict=True):
+            part.exchanges += count
+            for piece in pieces:
+                for seconds, culprit in self._causes(piece, piece.start, piece.stop, {part.rank}):
+                    if culprit == _WIRE:
+                        part.exchange += seconds
+                        part.wire[piece.phase] = part.wire.get(piece.phase, 0.0) + seconds
+                    else:
+                        part.waiting += seconds
+                        part.waits_for[culprit] = part.waits_for.get(culprit, 0.0) + seconds
+
+    def _causes(
+        self, piece: _Piece, start: float, stop: float, seen: AbstractSet[int]
+    ) -> Iterator[tuple[float, int]]:
+        """The seconds between `start` and `stop`, each with the rank that worked then, or the wire."""
+        if piece.late == _WIRE or piece.late in seen:
+            yield stop - start, _WIRE
+            return
+        theirs, now = self.of_rank[piece.late], start
+        for other in theirs[max(0, bisect_left(theirs, start, key=lambda one: one.start) - 1) :]:
+            if other.start >= stop:
+                break
+            began, ended = max(other.start, now), min(other.stop, stop)
+            if ended > began:
+                yield began - now, piece.late
+                yield from self._causes(other, began, ended, seen | {piece.late})
+                now = ended
+        yield stop - now, piece.late
+
+
+def _split(waits: Sequence[_Wait], waited: _Waited) -> None:
     last = max(waits, key=lambda wait: wait.start)
     for wait in waits:
-        _note(parts[wait.rank], wait, wait.start, last.start, last.rank)
+        waited.note(wait, wait.start, last.start, last.rank)
 
 
-def _with_compute(waits: Sequence[_Wait], tapes: Tapes, parts: Sequence[RankParts]) -> None:
+def _with_compute(waits: Sequence[_Wait], tapes: Tapes, parts: Sequence[RankParts], waited: _Waited) -> None:
     """Of a backward that exchanges: each rank computes, waits for the last to have computed, and for the wire.
 
     How long a rank computes is measured (`bare`), or follows from what is: the exchange alone takes `alone`, and all
@@ -191,19 +253,7 @@ def _with_compute(waits: Sequence[_Wait], tapes: Tapes, parts: Sequence[RankPart
     last = waits[ready.index(max(ready))]
     for wait, when in zip(waits, ready, strict=True):
         parts[wait.rank].backward += when - wait.start
-        _note(parts[wait.rank], wait, when, max(ready), last.rank)
-
-
-def _note(part: RankParts, wait: _Wait, since: float, last: float, culprit: int) -> None:
-    """A wait from `since` on, for the rank `culprit` until it came, at `last`."""
-    late = max(0.0, min(wait.stop, last) - since) if culprit != part.rank else 0.0
-    carried = max(0.0, wait.stop - since - late)
-    if late:
-        part.waiting += late
-        part.waits_for[culprit] = part.waits_for.get(culprit, 0.0) + late
-    part.exchange += carried
-    part.wire[wait.phase] = part.wire.get(wait.phase, 0.0) + carried
-    part.exchanges += 1
+        waited.note(wait, when, max(ready), last.rank)
 
 
 def _beside(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float]]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from paddle_dp.plan.changes import Change, Facts, changes, workers_that_would_do
 from paddle_dp.plan.step_parts import RankParts, slowest
@@ -69,6 +70,8 @@ def _sentence(parts: Sequence[RankParts]) -> str:
         return f"{even} of the step is {where}: {getattr(one, where) / step:.0%}.{_called(one, where)}"
     one, lost, where = found
     others = [getattr(other, where) for other in parts if other is not one]
+    if one.own - median(other.own for other in parts if other is not one) < lost / 4:
+        return f"The ranks wait for each other, {_shown(lost)} ms of each step, though none has more to do than others."
     return (
         f"Slowest is rank {one.rank} on {one.host}: the others wait {_shown(lost)} ms of each step for it. Most of "
         f"that is {where}, {_shown(getattr(one, where))} ms, for the others {_shown(sum(others) / len(others))}."

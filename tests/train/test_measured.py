@@ -213,14 +213,11 @@ def test_a_slow_rank_is_named_and_what_it_costs(tmp_path, strategy):
 
 
 @pytest.mark.long
-def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path):
-    before = run_ranks(train, 2, str(tmp_path / "a"), computing=0.006, link=0.1, strategy={"use": "hybrid"})[
-        0
-    ]
-    fast, _ = before["parts"]
-    assert fast["exchange"] == pytest.approx(0.1, rel=0.3)
+@pytest.mark.parametrize("strategy", [{"use": "hybrid"}, {"use": "hybrid", "sharding": 2}])
+def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path, strategy):
+    slow = {"computing": 0.006, "link": 0.1, "strategy": strategy}
+    before = run_ranks(train, 2, str(tmp_path / "a"), **slow)[0]
+    assert all(part["exchange"] > 0.5 * part["step"] for part in before["parts"])
     expected = next(seconds for what, seconds in before["changes"] if what.startswith("train.batch=16"))
-    after = run_ranks(
-        train, 2, str(tmp_path / "b"), computing=0.006, link=0.1, strategy={"use": "hybrid"}, batch=16
-    )[0]
+    after = run_ranks(train, 2, str(tmp_path / "b"), **slow, batch=16)[0]
     assert after["step"] / 2 == pytest.approx(expected, rel=0.2)
