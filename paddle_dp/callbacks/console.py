@@ -13,8 +13,8 @@ from typing import Protocol, TextIO
 from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._bar import Bar
 from paddle_dp.plan import why_lines
+from paddle_dp.plan.measured import Measured
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
-from paddle_dp.train.measured import Measured
 from paddle_dp.units import Every
 
 
@@ -85,9 +85,9 @@ class Console(Callback):
 
     def measured(self, moment: Moment, measured: Measured) -> None:
         if measured.watched:
-            for line in why_lines.lines(measured.parts, measured.facts, measured.first, measured.last):
+            for line in why_lines.lines(measured):
                 self._say(line)
-        elif starved := why_lines.starved(measured.parts, measured.facts):
+        elif starved := why_lines.starved(measured):
             self._say(starved)
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from paddle_dp.callbacks._journal import Journal
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.errors import CheckpointError
+from paddle_dp.plan.measured import Measured
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
-from paddle_dp.train.measured import Measured
 from paddle_dp.units import Every
 
 

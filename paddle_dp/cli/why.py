@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json as json_text
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.changes import Facts, changes
-from paddle_dp.plan.step_parts import RankParts
+from paddle_dp.plan.changes import changes
+from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.why_lines import lines
 
 
 def told(run: Path, json: bool = False) -> str:
     """The lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
     found = _last(run)
-    parts, facts = [RankParts.of_json(row) for row in found["ranks"]], Facts(**found["facts"])
+    measured = Measured.of_fields(found)
     if not json:
-        return "\n".join(lines(parts, facts, found["first"], found["last"]))
-    advice = [{"what": one.what, "why": one.why, "seconds": one.seconds} for one in changes(parts, facts)]
-    return json_text.dumps({**found, "changes": advice}, indent=2)
+        return "\n".join(lines(measured))
+    advice = [asdict(change) for change in changes(measured.parts, measured.facts)]
+    return json_text.dumps({**measured.as_fields(), "changes": advice}, indent=2)
 
 
 def _last(run: Path) -> dict[str, Any]:
@@ -43,4 +44,4 @@ def _last(run: Path) -> dict[str, Any]:
             "done, and a shorter one after a third of its steps. Train on, or look at it live: paddle-dp train "
             "RECIPE --why."
         )
-    return {key: found[key] for key in ("first", "last", "ranks", "facts")}
+    return found

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from paddle_dp.plan.changes import Change, Facts, changes, workers_that_would_do
+from paddle_dp.plan.changes import Change, changes, workers_that_would_do
+from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.step_parts import RankParts, slowest
 
 WIDTH = 80
@@ -16,8 +17,9 @@ _COLUMNS = ("data", "forward", "backward", "exchange", "hidden", "waits for", "u
 _WIDTHS = (7, 8, 9, 9, 7, 11, 7, 10, 6)
 
 
-def lines(parts: Sequence[RankParts], facts: Facts, first: int, last: int) -> list[str]:
-    """All that is to be said of the steps `first` to `last`."""
+def lines(measured: Measured) -> list[str]:
+    """All that is to be said of the steps that were measured."""
+    parts, facts, first, last = measured.parts, measured.facts, measured.first, measured.last
     step = max(part.step for part in parts)
     found = [
         f"Where a step of {_shown(step)} ms goes, in ms (steps {first} to {last}):",
@@ -27,8 +29,9 @@ def lines(parts: Sequence[RankParts], facts: Facts, first: int, last: int) -> li
     return [*found, *_advice(step, changes(parts, facts))]
 
 
-def starved(parts: Sequence[RankParts], facts: Facts) -> str:
+def starved(measured: Measured) -> str:
     """«82 % of the time waits for data: loader.num_workers=3 would do …»; "" unless it is a fifth and workers help."""
+    parts, facts = measured.parts, measured.facts
     step, read = max(part.step for part in parts), max(part.data for part in parts)
     needed, seconds = workers_that_would_do(parts, facts)
     if read < STARVED * step or needed == facts.num_workers or seconds > 0.9 * step:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from paddle_dp.errors import CheckpointError
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner
+    from paddle_dp.plan.measured import Measured
     from paddle_dp.train.evaluation import Evaluation
     from paddle_dp.train.judge import Refusal
-    from paddle_dp.train.measured import Measured
 
 Name = Literal[
     "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "saved", "save_failed", "interrupted",

@@ -11,8 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import paddle
 
@@ -21,7 +20,8 @@ from paddle_dp.mesh.degrees import AXES
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import Tape
 from paddle_dp.plan.changes import Facts
-from paddle_dp.plan.step_parts import RankParts, attribute
+from paddle_dp.plan.measured import Measured
+from paddle_dp.plan.step_parts import attribute
 from paddle_dp.train.meter import peak_memory
 
 if TYPE_CHECKING:
@@ -34,22 +34,6 @@ STEPS = 5  # of a measurement
 RARER = 10  # times as many steps until the next one
 OFTEN = 50  # steps until the next one, where somebody watches
 PIECE = 32 << 20  # bytes of gradients that are exchanged to see how long it takes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Where the time of the steps `first` to `last` went, on every rank. `watched`: it is to be shown whole."""
-
-    first: int
-    last: int
-    parts: list[RankParts]
-    facts: Facts
-    watched: bool = False
-
-    def as_fields(self) -> dict[str, Any]:
-        """For a line of JSON."""
-        ranks = [part.as_json() for part in self.parts]
-        return {"first": self.first, "last": self.last, "ranks": ranks, "facts": asdict(self.facts)}
 
 
 class Measurements:

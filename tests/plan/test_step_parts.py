@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.plan.changes import Facts, changes, workers_that_would_do
+from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.step_parts import OWN, RankParts, attribute, slowest
 from paddle_dp.plan.why_lines import lines, starved
 
@@ -122,6 +123,10 @@ def facts(**more: Any) -> Facts:
     return Facts(**{"batch": 32, "degrees": {"data": 2}, "cores": 8, **more})
 
 
+def measured(parts: list[RankParts], **more: Any) -> Measured:
+    return Measured(first=11, last=15, parts=parts, facts=facts(**more))
+
+
 def test_so_many_workers_that_a_batch_is_there_in_each_step():
     waiting = part(data=0.080, forward=0.020, backward=0.010, busy=0.030, reading_on_core=0.0)
     assert workers_that_would_do([waiting], facts()) == (3, pytest.approx(0.030))
@@ -130,10 +135,10 @@ def test_so_many_workers_that_a_batch_is_there_in_each_step():
     assert workers_that_would_do([on_core], facts(cores=2)) == (2, pytest.approx(0.055))
     two = part(data=0.020, forward=0.020, busy=0.02, workers_busy=0.0)  # two workers have 80 ms of reading
     assert workers_that_would_do([two], facts(num_workers=2)) == (4, pytest.approx(0.020))
-    assert "80%" not in starved([two], facts(num_workers=2)) and "num_workers=4" in starved(
-        [two], facts(num_workers=2)
+    assert starved(measured([two], num_workers=2)) == (
+        "50% of the time waits for data: loader.num_workers=4 would do (2 now; 40 → 20 ms a step)"
     )
-    assert starved([part(data=0.001, forward=0.02)], facts()) == ""
+    assert starved(measured([part(data=0.001, forward=0.02)])) == ""
 
 
 def test_gains_follow_from_the_parts():
@@ -168,7 +173,6 @@ def test_lines_fit_80_columns_for_many_ranks_and_long_names():
         )
         for n in range(12)
     ]  # fmt: skip
-    shown = lines(ranks, facts(), 11, 15)
+    shown = lines(measured(ranks))
     assert max(map(len, shown)) <= 80 and "(4 ranks with less" in "\n".join(shown)
-    again = [RankParts.of_json(one.as_json()) for one in ranks]
-    assert lines(again, facts(), 11, 15) == shown
+    assert lines(Measured.of_fields(measured(ranks).as_fields())) == shown

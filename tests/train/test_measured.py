@@ -153,8 +153,8 @@ def train(
     return {
         "step": (watch.ends[-1] - watch.ends[-11]) / 10, "parts": [part.as_json() for part in parts],
         "changes": [[one.what, one.seconds] for one in changes(parts, facts)],
-        "lines": lines(parts, facts, watch.found.first, watch.found.last),
-        "starved": starved(parts, facts),
+        "lines": lines(watch.found),
+        "starved": starved(watch.found),
     }  # fmt: skip
 
 
