@@ -38,7 +38,9 @@ def measured(file: Path, words: list[str], steps: int) -> dict[str, float]:
     from paddle_dp.mesh.heartbeat import heartbeat
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
+    from tools.benchmark import slow_device
 
+    slow_device.install()
     with tempfile.TemporaryDirectory() as folder:
         own = [
             "strategy={use: single}",

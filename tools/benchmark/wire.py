@@ -32,10 +32,10 @@ from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.plan.bound import Compute, bound
-from paddle_dp.plan.exchange import mean_bytes, sent
+from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
+from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, end, why_not
 from tools.benchmark.wire_table import Row, picture, read, table
 
@@ -154,30 +154,15 @@ class Bench:
 
     def layout(self, layout: Layout) -> Iterator[Row]:
         """Trains one layout over every link."""
-        from paddle_dp.parallel.meta_init import describe_weights
-        from paddle_dp.part import lazily
-        from paddle_dp.recipe import read_recipe
-        from paddle_dp.train.forecast import between, layout_of, order_of
-
         nodes, words = self.box.size, layout.words(self.box.size)
-        recipe = read_recipe(layout.recipe, words)
-        with lazily():
-            blocks = describe_weights(recipe.model.build())
-        plan, micro_batches = layout_of(recipe, nodes), recipe.train.micro_batches
-        activations, order = between(recipe, plan), order_of(plan, micro_batches)
-        planned = mean_bytes(blocks, plan, micro_batches, activations)
-        exchange = sent(blocks, plan, 0, micro_batches, activations)
-        alone = self.compute(layout.recipe, recipe.train.batch // nodes)
-        split = plan.degrees.tensor * plan.degrees.pipeline * plan.degrees.sharding
-        own = Compute(forward=alone.forward, backward=alone.backward, update=alone.update / split)
+        forecast = Forecast.of(layout.recipe, words, nodes)
+        alone = self.compute(layout.recipe, forecast.batch // nodes)
         took, size = self.job(layout.recipe, [*words, f"train.length={self.steps * len(self.links)} steps"])
         for link, ms in zip(self.links, took, strict=True):
-            best, worst = (
-                1e3 * bound(own, exchange, link.bytes_per_second, order, overlap) for overlap in (True, False)
-            )
+            best, worst = forecast.milliseconds(alone, link.bytes_per_second)
             yield Row(
                 layout=layout.name.format(n=nodes), nodes=nodes, link=str(link), ms=ms, bound_ms=best,
-                exposed_ms=worst, mb=size / 1e6, formula_mb=planned / 1e6,
+                exposed_ms=worst, mb=size / 1e6, formula_mb=forecast.bytes / 1e6,
             )  # fmt: skip
 
     def wire(self, size: float) -> Iterator[Row]:

@@ -1,0 +1,59 @@
+"""What plan says of one layout of a recipe: bytes a step, and the bound for a measured compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_dp.plan.bound import Compute, Order, bound
+from paddle_dp.plan.exchange import Sent, mean_bytes, sent
+from paddle_dp.plan.rank_memory import Layout
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """`bytes`: what a rank sends in a step, the mean over the ranks; `batch`: the recipe's global batch."""
+
+    layout: Layout
+    batch: int
+    bytes: float
+    exchange: list[Sent]
+    order: Order
+
+    @classmethod
+    def of(cls, file: Path, words: list[str], ranks: int) -> Forecast:
+        """Of a recipe with overrides; builds the model without memory for its weights."""
+        from paddle_dp.parallel.meta_init import describe_weights
+        from paddle_dp.part import lazily
+        from paddle_dp.recipe import read_recipe
+        from paddle_dp.train.forecast import between, layout_of, order_of
+
+        recipe = read_recipe(file, words)
+        with lazily():
+            blocks = describe_weights(recipe.model.build())
+        layout, micro_batches = layout_of(recipe, ranks), recipe.train.micro_batches
+        activations = between(recipe, layout)
+        return cls(
+            layout=layout,
+            batch=recipe.train.batch,
+            bytes=mean_bytes(blocks, layout, micro_batches, activations),
+            exchange=sent(blocks, layout, 0, micro_batches, activations),
+            order=order_of(layout, micro_batches),
+        )
+
+    def compute(self, alone: Compute) -> Compute:
+        """A rank's, from that of one process with 1/ranks of the batch: the same products, and its share of the update.
+
+        Axes that split the model multiply a rank's samples by as much as they divide its layers.
+        """
+        degrees = self.layout.degrees
+        split = degrees.tensor * degrees.pipeline * degrees.sharding
+        return Compute(forward=alone.forward, backward=alone.backward, update=alone.update / split)
+
+    def milliseconds(self, alone: Compute, link: float) -> tuple[float, float]:
+        """The bound, and a step in which nothing is sent while the rank computes, over `link` bytes a second."""
+        own = self.compute(alone)
+        best, worst = (
+            1e3 * bound(own, self.exchange, link, self.order, overlap) for overlap in (True, False)
+        )
+        return best, worst

@@ -1,0 +1,149 @@
+"""Measures on the simulated accelerator how much of each layout's exchange hides behind compute. Needs g++, no GPU.
+
+    python tools/benchmark/overlap.py                          # every layout on 2 or 4 ranks: some minutes
+    python tools/benchmark/overlap.py --only "sharding 2"
+
+The accelerator (tests/sim) has asynchronous streams and collectives over a link that sleeps; its products take the
+time of a device of --flops (slow_device.py), and sleep, too: what overlaps is real, whatever else this machine does.
+For each layout the link is chosen so that the bytes of its formula take as long as its compute, which one process
+measures. A row has the bound (paddle_dp/plan/bound.py), the step, and the step with SIM_SYNC=1, in which each call of a
+stream is carried out at once, so that nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.plan.bound import Compute
+from tests.sim.build import built, why_not
+from tools.benchmark.compute import variables
+from tools.benchmark.forecast import Forecast
+from tools.benchmark.slow_device import VARIABLE
+
+HERE = Path(__file__).resolve().parent
+RECIPE = HERE / "gpt_sim.yaml"
+FLOPS = 4e9  # about 0.5 s a step for 1.3 million multiplications for each of 128 tokens
+STEPS = 16
+LATENCY = "1e-4"
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str
+    ranks: int
+    strategy: str
+    micro_batches: int = 1
+
+    @property
+    def words(self) -> list[str]:
+        return [f"strategy={{{self.strategy}}}", f"train.micro_batches={self.micro_batches}"]
+
+
+LAYOUTS = [
+    Layout(
+        "data_parallel", 2, "use: data_parallel, comm_buffer_size: 1 MB"
+    ),  # of 11: the default is all in one
+    Layout("data 2", 2, "use: hybrid, data: 2"),
+    *(
+        Layout(f"sharding 2, stage {s}", 2, f"use: hybrid, sharding: 2, sharding_stage: {s}")
+        for s in (1, 2, 3)
+    ),
+    Layout("tensor 2", 2, "use: hybrid, tensor: 2"),
+    Layout("data 2 × tensor 2", 4, "use: hybrid, data: 2, tensor: 2"),
+    Layout("pipeline 2", 2, "use: hybrid, pipeline: 2", 4),
+    Layout("data 2 × pipeline 2", 4, "use: hybrid, data: 2, pipeline: 2", 4),
+]
+HEAD = "| layout | ranks | MB a step | link, MB/s | compute, ms | bound | step | ratio | nothing overlaps | ratio |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="LAYOUT", help="beginnings of their names")
+    parser.add_argument("--flops", type=float, default=FLOPS, help=f"of a device (default {FLOPS:g})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"a multiple of 4 (default {STEPS})")
+    given = parser.parse_args()
+    if reason := why_not():
+        print(reason, file=sys.stderr)
+        return 2
+    device = {**variables(), "CUSTOM_DEVICE_ROOT": str(built()), VARIABLE: str(given.flops)}
+    print(HEAD, "|---" * HEAD.count(" |") + "|", sep="\n")
+    alone: dict[tuple[int, int], Compute] = {}
+    for layout in LAYOUTS:
+        if not given.only or any(layout.name.startswith(each) for each in given.only):
+            key = layout.ranks, layout.micro_batches
+            if key not in alone:
+                alone[key] = compute(layout, device)
+            print(row(layout, alone[key], device, given.steps), flush=True)
+    return 0
+
+
+def row(layout: Layout, alone: Compute, device: dict[str, str], steps: int) -> str:
+    """The table's line of a layout."""
+    forecast = Forecast.of(RECIPE, layout.words, layout.ranks)
+    own = forecast.compute(alone)
+    link = forecast.bytes / own.total
+    best, _ = forecast.milliseconds(alone, link)
+    slow = {**device, "SIM_BANDWIDTH": f"{link:.0f}", "SIM_LATENCY": LATENCY}
+    took, exposed = (1e3 * step(layout, {**slow, "SIM_SYNC": sync}, steps) for sync in "01")
+    return (
+        f"| {layout.name} | {layout.ranks} | {forecast.bytes / 1e6:.2f} | {link / 1e6:.1f} | {1e3 * own.total:.0f} | "
+        f"{best:.0f} | {took:.0f} | {took / best:.2f} | {exposed:.0f} | {exposed / best:.2f} |"
+    )
+
+
+def compute(layout: Layout, device: dict[str, str]) -> Compute:
+    """What one process with a rank's share of the batch computes in a step."""
+    batch = Forecast.of(RECIPE, layout.words, layout.ranks).batch // layout.ranks
+    words = [f"train.batch={batch}", f"train.micro_batches={min(layout.micro_batches, batch)}"]
+    command = [sys.executable, str(HERE / "compute.py"), str(RECIPE), *words]
+    done = subprocess.run(
+        command, env={**os.environ, **device}, check=True, capture_output=True, text=True, timeout=300
+    )
+    return Compute(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def step(layout: Layout, device: dict[str, str], steps: int) -> float:
+    """Seconds of a step of a job in this layout, the median of means over 4 steps, but for the first."""
+    with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
+        words = {
+            "entry_point": "tools.benchmark.slow_device:train", "ranks": layout.ranks, "quiet": True,
+            "overrides": [*layout.words, f"train.length={steps} steps"], "output_dir": f"{folder}/run",
+            "recipe": str(RECIPE),
+        }  # fmt: skip
+        command = [sys.executable, str(HERE / "start.py"), json.dumps(words)]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **device},
+            cwd=HERE.parents[1],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        if done.returncode:
+            raise RuntimeError(
+                f"{layout.name}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
+        return statistics.median(list(windows(Path(folder, "run", "metrics.jsonl")))[1:])
+
+
+def windows(metrics: Path) -> Iterator[float]:
+    for line in map(json.loads, metrics.read_text().splitlines()):
+        if line["event"] == "step":
+            yield line["seconds_per_step"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
