@@ -13,7 +13,8 @@ from contextlib import nullcontext
 from paddle_dp.mesh import late_ranks, transport
 
 LENGTH = struct.Struct("<Q")
-CHANNELS = {"all": -1, "sharding": -2, "gradients": -3, "values": -4}  # below 0: the bridge counts from 0
+# Below 0: the bridge counts from 0.
+CHANNELS = {"all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6}
 
 
 class Messages:

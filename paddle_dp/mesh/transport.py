@@ -58,6 +58,8 @@ class Endpoint:
         self._gone: set[int] = set()
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()  # messages, by (group, rank)
         self._received: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._answers: dict[int, Callable[[int, bytearray], None]] = {}
+        self._connecting = threading.Lock()
         self._outgoing: dict[int, Outgoing] = {}
         host, port = self._listener.getsockname()[:2]
         store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
@@ -66,12 +68,26 @@ class Endpoint:
 
     def send(self, group: int, rank: int, data: memoryview) -> None:
         """Writes or queues `data` for a peer and returns; the caller must not change `data` afterwards."""
-        if rank not in self._outgoing:
-            self._outgoing[rank] = Outgoing(self._connect(rank))
+        self.connect(rank)
         self._sent[group, rank] += 1
         if heartbeat.tape is not None:
             heartbeat.tape.send(group, rank, self._sent[group, rank])
         self._outgoing[rank].send(group, data)
+
+    def connect(self, rank: int) -> None:
+        """Connects to a peer, if that is not done yet; else its first message does."""
+        with self._connecting:
+            if rank not in self._outgoing:
+                self._outgoing[rank] = Outgoing(self._connect(rank))
+
+    def answer(self, group: int, answer: Callable[[int, bytearray], None]) -> None:
+        """From now on `answer(rank, data)` is called with each message of a group, those that wait here first, whatever
+        this process does meanwhile: in the thread that has read it, and not in two threads for one rank."""
+        with self._arrived:
+            for (channel, rank), inbox in list(self._inbox.items()):
+                while channel == group and inbox:
+                    answer(rank, inbox.popleft())
+            self._answers[group] = answer
 
     def receive(self, group: int, rank: int) -> bytearray:
         """Waits for the next message of a peer in a group. Raises LostPeerError when the peer is gone, or after
@@ -125,8 +141,12 @@ class Endpoint:
                 if (tape := heartbeat.tape) is not None:
                     tape.transfer(began, length)
                 with self._arrived:
-                    self._inbox[group, rank].append(data)
-                    self._arrived.notify_all()
+                    answer = self._answers.get(group)
+                    if answer is None:
+                        self._inbox[group, rank].append(data)
+                        self._arrived.notify_all()
+                if answer is not None:
+                    answer(rank, data)
             with self._arrived:
                 self._gone.add(rank)
                 self._arrived.notify_all()

@@ -1,104 +1,280 @@
-"""ZeRO-3: a parameter is stored on its owner only, and broadcast around its layer's forward and backward."""
+"""ZeRO-3: a parameter is stored on its owner only, and gathered around its layer's forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
-import paddle.distributed as dist
 from paddle import nn
 
-from paddle_dp.parallel.hcg import Group
+from paddle_dp.parallel.sharding.order import Diary, Need, Order
+
+LONGEST_REST = 64  # passes in which an order that was left is not offered again, at most
+
+
+class Lender(Protocol):
+    """How parameters come from their owners, and gradients go there, by place."""
+
+    strict: bool  # whether all ranks must follow one order: then one that leaves it serves the others to their end
+
+    def begin(self, order: Order | None, need: Need) -> bool:
+        """At the first event of a pass: whether this rank follows its order. If not, and all ranks must, those of the
+        `need` with which the pass begins are under way."""
+        ...
+
+    def ask(self, places: Need) -> None:
+        """Following the order: has these under way."""
+        ...
+
+    def fetch(self, places: Need) -> None:
+        """Outside of an order: has these under way."""
+        ...
+
+    def take(self, place: int) -> paddle.Tensor:
+        """The values of a parameter that is under way; waits for them."""
+        ...
+
+    def gradient(self, place: int, follows: bool) -> None:
+        """A gradient is there."""
+        ...
+
+    def leave(self, order: Order, asked: int, gradients: int, midway: bool) -> None:
+        """This rank goes on without the order, of which it has asked for so many needs and sent so many gradients."""
+        ...
+
+    def finish(self) -> None:
+        """At the end of a pass: gradients are at their owners, and no rank needs anything more. Collective."""
+        ...
+
+    def meet(self) -> None:
+        """Before a layer exchanges with all ranks, where `strict`: the same without an end. Collective."""
+        ...
 
 
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
-    A layer's forward, and again its backward, begin with a broadcast of its own parameters. They are released after
-    the forward of the last layer that uses them, and after their gradient is computed. A rank that does not run the
-    layer takes part in the broadcast nevertheless: `request` begins a round (`Rounds`) for parameters that this rank
-    needs, in which all ranks call `broadcast` for each. Autograd keeps a reference to the parameter, not to its values,
-    so it reads those that are gathered before the backward. (`_clear_data` and `_share_buffer_to` are private to
-    Paddle; fleet's GroupShardedStage3 uses them in the same way.)
+    A layer's forward, and again its backward, begin with what it needs. It is released after the forward of the last
+    layer that uses it, and after its gradient is computed. Autograd keeps a reference to the parameter, not to its
+    values, so it reads those that are gathered before the backward. (`_clear_data` and `_share_buffer_to` are private
+    to Paddle; fleet's GroupShardedStage3 uses them in the same way.)
+
+    A *pass* goes on until `finish`. What it needs, and when, is written down; the next pass that begins in the same way
+    follows that order: with the needs of one layer those of `ahead` chunks more are asked for (`Order`), and a
+    parameter whose next need is within them is not given away. A pass that leaves its order fetches what it needs when
+    it needs it, and writes a new one. `most` is the bytes of other ranks' parameters that were here or under way at
+    once. Parameters are called by their place in `parameters`, and `mine` are those that this rank owns.
     """
 
     def __init__(
         self,
         model: nn.Layer,
-        group: Group,
         parameters: Sequence[paddle.Tensor],
-        owner: Callable[[paddle.Tensor], int],
-        request: Callable[[Sequence[paddle.Tensor]], None],
+        mine: Sequence[bool],
+        lender: Lender,
+        ahead: int = 1,
     ):
-        self.group, self._managed, self._owner = group, {id(parameter) for parameter in parameters}, owner
-        self._request, self._parameters = request, parameters
-        # What this rank has requested. The owner requests its own parameters, too, although they are never empty: ranks
-        # that run the same layers then begin the same rounds.
-        self._gathered: set[int] = set()
-        self._requested: set[int] = set()  # those in the round that begins now
-        self._users: dict[int, int] = {}
+        self._model, self._parameters, self._mine, self._lender = model, parameters, mine, lender
+        self._ahead = ahead
+        self._sizes = [int(p.size) * int(p.element_size()) for p in parameters]
+        self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self._here: set[int] = set()  # gathered for layers at work; also own ones, so that ranks note the same needs
+        self._users: Counter[int] = Counter()
+        self._kept: set[int] = set()  # not at work, but to be needed again soon
+        self._on_way: Counter[int] = Counter()
+        self._bytes = self.most = 0
+        self._orders: dict[Any, Order] = {}
+        self._rests: dict[Any, tuple[int, int]] = {}  # after an order was left: passes without it, and those to come
+        self._diary = Diary()
+        self._begun = self._followed = False
+        self._key: Any = None
+        self._order: Order | None = None  # the one that is followed
+        self._at = self._asked = 0  # the next need in it, and the first that is not asked for
+        self._since: dict[int, int] = {}  # by place: which of the order's needs it was gathered for
         for layer in model.sublayers(include_self=True):
-            own = [p for p in layer.parameters(include_sublayers=False) if id(p) in self._managed]
+            own = [
+                self._places[id(p)] for p in layer.parameters(include_sublayers=False) if id(p) in self._places
+            ]
             if own:
                 self._hook(layer, own)
-        for parameter in parameters:
-            self._empty(parameter)
+        for place, parameter in enumerate(parameters):
+            if not mine[place]:
+                parameter._clear_data()
+            parameter._register_backward_hook(partial(self._after_gradient, place))
 
-    def _hook(self, layer: nn.Layer, own: list[paddle.Tensor]) -> None:
+    def _hook(self, layer: nn.Layer, own: list[int]) -> None:
         hook = layer.register_forward_pre_hook(partial(self._before, own))
         # Before all other hooks: those of emulated low precision read the weights.
         layer._forward_pre_hooks.move_to_end(hook._hook_id, last=False)
         layer.register_forward_post_hook(partial(self._after, own))
 
-    def _before(self, own: list[paddle.Tensor], *_: Any) -> None:
-        for parameter in own:
-            self._users[id(parameter)] = self._users.get(id(parameter), 0) + 1
+    def _before(self, own: list[int], *_: Any) -> None:
+        self._users.update(own)
         self._gather(own)
 
-    def _after(self, own: list[paddle.Tensor], layer: nn.Layer, inputs: Any, outputs: Any) -> None:
-        for parameter in own:
-            self._users[id(parameter)] -= 1
-            if not self._users[id(parameter)]:
-                self.release(parameter)
+    def _after(self, own: list[int], layer: nn.Layer, inputs: Any, outputs: Any) -> None:
+        for place in own:
+            self._users[place] -= 1
+            if not self._users[place]:
+                self._release(place)
         for output in paddle.utils.flatten(outputs):
             if isinstance(output, paddle.Tensor) and not output.stop_gradient:
                 output.register_hook(partial(self._backward, own))
 
-    def _backward(self, own: list[paddle.Tensor], gradient: paddle.Tensor) -> None:
+    def _backward(self, own: list[int], gradient: paddle.Tensor) -> None:
         """Runs when the gradient of a layer's output is computed, before the layer's own gradients are."""
         self._gather(own)
 
-    def _gather(self, own: list[paddle.Tensor]) -> None:
-        missing = [parameter for parameter in own if id(parameter) not in self._gathered]
-        if missing:
-            self._requested = {id(parameter) for parameter in missing}
-            self._gathered |= self._requested
-            self._request(missing)
-            self._requested = set()
+    def _gather(self, own: list[int]) -> None:
+        need = tuple(place for place in own if place not in self._here)
+        if not need:
+            return
+        self._here.update(need)
+        self._begin(need, ())
+        self._diary.need(need)
+        if self._order is not None and not self._goes_on(self._order, need):
+            self._leave(midway=True)
+        if self._order is None:
+            self._fetch(need)
+        for place in need:
+            if not self._mine[place]:
+                self._fill(place)
 
-    @paddle.no_grad()
-    def broadcast(self, parameter: paddle.Tensor) -> None:
-        """Broadcasts the owner's values; only ranks that have requested them keep them. Collective."""
-        owner = self._owner(parameter)
-        is_owner = owner == self.group.rank
-        whole = parameter if is_owner else paddle.empty(parameter.shape, parameter.dtype)
-        dist.broadcast(whole, self.group.ranks[owner], self.group)
-        if not is_owner and id(parameter) in self._requested:
-            whole._share_buffer_to(parameter)
+    def _begin(self, need: Need, gradient: Need) -> None:
+        """At the first event of a pass: chooses the order of the last one that began with it."""
+        if self._begun:
+            return
+        self._begun, self._followed = True, False
+        self._diary, self._at, self._asked = Diary(), 0, 0
+        self._since.clear()
+        self._key = need, gradient, paddle.is_grad_enabled(), self._model.training
+        order = self._orders.get(self._key)
+        rest, _ = self._rests.get(self._key, (0, 0))
+        if rest:
+            self._rests[self._key] = rest - 1, self._rests[self._key][1]
+            order = None
+        if self._lender.begin(order, need):
+            self._order, self._followed = order, True
+        elif self._lender.strict:
+            self._note_on_way(need)
 
-    def release(self, parameter: paddle.Tensor) -> None:
-        """Frees a gathered parameter; does nothing where it is not gathered."""
-        if id(parameter) in self._gathered:
-            self._gathered.discard(id(parameter))
-            self._empty(parameter)
+    def _goes_on(self, order: Order, need: Need) -> bool:
+        """Asks for what the order says at this need, and the chunks after it; False if it is another need."""
+        at = self._at
+        if not self._lender.strict:  # a layer may have been left out
+            while at < len(order.needs) and order.needs[at] != need:
+                at += 1
+        if at >= len(order.needs) or order.needs[at] != need:
+            return False
+        self._followed &= at == self._at
+        self._at = at + 1
+        for number in range(max(self._asked, at), order.until(at, self._ahead)):
+            self._lender.ask(order.travels[number])
+            self._note_on_way(order.travels[number])
+            self._asked = number + 1
+        for place in need:
+            self._since[place] = at
+        if self._lender.strict:
+            return True
+        self._fetch(need)  # what this rank did not keep, because it came here by another way
+        return True
 
-    def release_all(self) -> None:
-        """After a forward or a backward: frees the parameters that are still gathered."""
-        for parameter in self._parameters:
-            self.release(parameter)
+    def _fetch(self, need: Need) -> None:
+        lacking = tuple(place for place in need if place not in self._kept and not self._on_way[place])
+        if lacking:
+            self._lender.fetch(lacking)
+            self._note_on_way(lacking)
 
-    def _empty(self, parameter: paddle.Tensor) -> None:
-        if self._owner(parameter) != self.group.rank:
-            parameter._clear_data()
+    def _note_on_way(self, places: Need) -> None:
+        others = [place for place in places if not self._mine[place]]
+        self._on_way.update(others)
+        self._count(sum(self._sizes[place] for place in others))
+
+    def _count(self, added: int) -> None:
+        self._bytes += added
+        self.most = max(self.most, self._bytes)
+
+    def _fill(self, place: int) -> None:
+        """Gives a parameter its values: those that have stayed, or those that come."""
+        if place in self._kept:
+            self._kept.discard(place)
+            return
+        self._on_way[place] -= 1
+        self._lender.take(place)._share_buffer_to(self._parameters[place])
+
+    def _release(self, place: int) -> None:
+        """After a parameter's use: frees it, unless the order needs it again soon. Does nothing where it is freed."""
+        if place not in self._here:
+            return
+        self._here.discard(place)
+        self._diary.release(place)
+        if self._mine[place]:
+            return
+        if self._order is not None and (self._since.get(place, -1), place) in self._order.kept:
+            self._kept.add(place)
+        else:
+            self._free(place)
+
+    def _free(self, place: int) -> None:
+        self._parameters[place]._clear_data()
+        self._count(-self._sizes[place])
+
+    def _after_gradient(self, place: int, *_: Any) -> None:
+        """When backward has computed a gradient: it goes to its owner."""
+        if self._parameters[place].grad is None:
+            return
+        self._begin((), (place,))
+        order, number = self._order, len(self._diary.gradients)
+        self._diary.gradient(place)
+        if order is not None and self._lender.strict and order.gradients[number : number + 1] != (place,):
+            self._diary.gradients.pop()
+            self._leave(midway=True)
+            self._diary.gradient(place)
+        self._lender.gradient(place, follows=self._order is not None)
+        self._release(place)
+
+    def _leave(self, midway: bool) -> None:
+        """Leaves the order, for the rest of the pass and, where that costs the others, for some passes more."""
+        order, self._order, self._followed = self._order, None, False
+        if order is None:
+            return
+        if self._lender.strict:
+            rest = min(2 * self._rests.get(self._key, (0, 0))[1] or 1, LONGEST_REST)
+            self._rests[self._key] = rest, rest
+        self._lender.leave(order, self._asked, len(self._diary.gradients), midway)
+
+    def meet(self, *_: Any) -> None:
+        """Before a layer exchanges with all ranks: where all must follow one order, a pass ends here. Collective."""
+        if self._lender.strict:
+            self._end()
+            self._lender.meet()
+
+    def finish(self) -> None:
+        """After the backwards of an update, or a forward without one: gradients are at their owners, and everything
+        gathered is freed. Collective, whatever layers each rank ran."""
+        self._end()
+        for place, count in self._on_way.items():
+            for _ in range(count):
+                self._lender.take(place)
+                self._count(-self._sizes[place])
+        self._on_way.clear()
+        self._lender.finish()
+        for place in [*self._here, *self._kept]:
+            if not self._mine[place]:
+                self._free(place)
+        self._here.clear()
+        self._kept.clear()
+
+    def _end(self) -> None:
+        """Ends a pass: keeps the order that it had, if it was a new one."""
+        if not self._begun:
+            return
+        order, diary = self._order, self._diary
+        if order is not None and (self._at, len(diary.gradients)) != (len(order.needs), len(order.gradients)):
+            self._leave(midway=False)
+        if not self._followed:
+            self._orders[self._key] = diary.order(self._sizes, self._ahead)
+        self._order, self._begun = None, False
