@@ -9,7 +9,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
-from paddle_dp.units import Positive
+from paddle_dp.units import Count, Positive
 
 Counts = tuple[Positive, ...]
 
@@ -47,6 +47,9 @@ class Config(StrategyConfig):
 
     sharding_stage: Literal[1, 2, 3] = 1
     """What is sharded along the sharding axis (ZeRO): 1 optimizer states, 2 gradients too, 3 parameters too."""
+
+    prefetch: Count = 1
+    """Layers whose parameters travel ahead of the one at work (sharding_stage 3); 0: as they are needed."""
 
     offload: bool = False
     """Keep optimizer states in host memory between updates (GPU only)."""
@@ -254,8 +257,15 @@ class Hybrid:
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")
         leave_frozen_out(prepared.optimizer)
-        stage, offload = self.config.sharding_stage, self.config.offload
-        return Zero(prepared.model, prepared.optimizer, self.hcg, placements, stage, offload)
+        return Zero(
+            prepared.model,
+            prepared.optimizer,
+            self.hcg,
+            placements,
+            self.config.sharding_stage,
+            self.config.offload,
+            self.config.prefetch,
+        )
 
     def _engine(self, stages: Any) -> Any:
         from paddle.distributed import fleet

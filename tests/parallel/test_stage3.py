@@ -29,10 +29,12 @@ def gathered():
     see()
     total = model(paddle.ones([2, 4])).sum()
     total.backward()
+    zero.finish()
     see()
     grads = [p.grad is not None for p in model.parameters()]
     with paddle.no_grad():
         model(paddle.ones([2, 4]))
+    zero.finish()
     see()
     return {
         "owner": zero.owner(first) == zero.group.rank,

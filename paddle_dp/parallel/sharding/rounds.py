@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import paddle
 
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.parallel.hcg import Group
+
+NO_ORDER = bytes(8)
 
 
 class Rounds:
@@ -32,19 +35,95 @@ class Rounds:
         """One round, for what this rank needs. Collective: matches any round of the other ranks."""
         self._round(needed, done=False)
 
+    def agree(self, order: bytes, needed: Iterable[int]) -> bool:
+        """One round that offers to go on without rounds, in an order with this digest of 8 bytes: whether all ranks
+        have offered the same. If not, it is a round like any other. Collective, as any round."""
+        return self._round(needed, done=False, order=order) is None
+
     def finish(self, needed: Iterable[int] = ()) -> None:
         """Returns when no rank needs anything more. Collective."""
         while not self._round(needed, done=True):
             needed = ()
 
-    def _round(self, needed: Iterable[int], done: bool) -> bool:
-        """One round; returns whether all ranks are done."""
+    def _round(self, needed: Iterable[int], done: bool, order: bytes = NO_ORDER) -> bool | None:
+        """One round; returns whether all ranks are done, or None where all have offered the same order."""
         flags = np.zeros(self._size + 1, bool)
         flags[list(needed)] = True
         flags[-1] = not done
-        of_ranks = self._messages.gather(np.packbits(flags).tobytes(), "the choice of the next collectives")
+        mine = order + np.packbits(flags).tobytes()
+        of_ranks = self._messages.gather(mine, "the choice of the next collectives")
+        if order != NO_ORDER and all(one.startswith(order) for one in of_ranks):
+            return None
         *wanted, unfinished = np.unpackbits(
-            np.bitwise_or.reduce([np.frombuffer(one, np.uint8) for one in of_ranks]), count=flags.size
+            np.bitwise_or.reduce([np.frombuffer(one, np.uint8, offset=len(NO_ORDER)) for one in of_ranks]),
+            count=flags.size,
         )
         self._serve(np.flatnonzero(wanted).tolist())
         return not unfinished
+
+
+class OwnerRounds:
+    """Rounds for parameters with one owner each: for their gradients, which wait until they are some, and their values.
+
+    Things are called by their parameter's place. In a round all ranks call `reduce(place)` or `lend(place)`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        parameters: Sequence[paddle.Tensor],
+        mine: Sequence[bool],
+        reduce: Callable[[int], None],
+        lend: Callable[[int], None] | None = None,
+    ):
+        self._mine, self._sizes, self._reduce, self._lend = (
+            mine,
+            [size_of(p) for p in parameters],
+            reduce,
+            lend,
+        )
+        self._rounds = Rounds(group, 2 * len(parameters), self._serve)
+        self._pending: list[int] = []  # this rank's gradients that are to be sent to their owners
+        self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
+        self._round_bytes = max(self._sizes) // 2
+
+    def gradient(self, place: int) -> None:
+        """Queues a gradient unless this rank owns it. A round begins once the gradients of half the largest parameter's
+        size are there, so that rounds are few."""
+        if not self._mine[place]:
+            self._pending.append(place)
+        self._pending_bytes += self._sizes[place]
+        if self._pending_bytes >= self._round_bytes:
+            self._rounds.begin(self._take_pending())
+
+    def fetch(self, values: Iterable[int]) -> None:
+        """Begins a round for the values of parameters; it takes the pending gradients, too."""
+        self._rounds.begin([*self._take_pending(), *self._as_values(values)])
+
+    def agree(self, order: bytes, values: Iterable[int]) -> bool:
+        """The same, or no more rounds until `finish` where all ranks offer the same order."""
+        return self._rounds.agree(order, [*self._take_pending(), *self._as_values(values)])
+
+    def finish(self) -> None:
+        """Takes part in rounds until no rank needs another one. Collective."""
+        self._rounds.finish(self._take_pending())
+
+    def _as_values(self, places: Iterable[int]) -> list[int]:
+        return [len(self._sizes) + place for place in places]
+
+    def _take_pending(self) -> list[int]:
+        """The pending gradients, which are pending no more."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        return pending
+
+    def _serve(self, places: Sequence[int]) -> None:
+        for place in places:
+            if place < len(self._sizes):
+                self._reduce(place)
+            elif self._lend is not None:
+                self._lend(place - len(self._sizes))
+
+
+def size_of(parameter: paddle.Tensor) -> int:
+    """Its bytes, also while its memory is freed."""
+    return int(parameter.size) * int(parameter.element_size())

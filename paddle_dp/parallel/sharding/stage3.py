@@ -81,13 +81,17 @@ class Stage3:
         self._ahead = ahead
         self._sizes = [int(p.size) * int(p.element_size()) for p in parameters]
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._here: set[int] = set()  # gathered for layers at work; also own ones, so that ranks note the same needs
+        self._here: set[int] = (
+            set()
+        )  # gathered for layers at work; also own ones, so that ranks note the same needs
         self._users: Counter[int] = Counter()
         self._kept: set[int] = set()  # not at work, but to be needed again soon
         self._on_way: Counter[int] = Counter()
         self._bytes = self.most = 0
         self._orders: dict[Any, Order] = {}
-        self._rests: dict[Any, tuple[int, int]] = {}  # after an order was left: passes without it, and those to come
+        self._rests: dict[
+            Any, tuple[int, int]
+        ] = {}  # after an order was left: passes without it, and those to come
         self._diary = Diary()
         self._begun = self._followed = False
         self._key: Any = None
@@ -96,7 +100,9 @@ class Stage3:
         self._since: dict[int, int] = {}  # by place: which of the order's needs it was gathered for
         for layer in model.sublayers(include_self=True):
             own = [
-                self._places[id(p)] for p in layer.parameters(include_sublayers=False) if id(p) in self._places
+                self._places[id(p)]
+                for p in layer.parameters(include_sublayers=False)
+                if id(p) in self._places
             ]
             if own:
                 self._hook(layer, own)

@@ -7,7 +7,6 @@ why stages 2 and 3 are not fleet's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,8 +21,10 @@ from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.exchange.pushed_owners import PushedOwners
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
+from paddle_dp.parallel.sharding.broadcasts import Broadcasts
 from paddle_dp.parallel.sharding.offload import Offload
-from paddle_dp.parallel.sharding.rounds import Rounds
+from paddle_dp.parallel.sharding.pull import Pull
+from paddle_dp.parallel.sharding.rounds import OwnerRounds
 from paddle_dp.parallel.sharding.stage3 import Stage3
 
 
@@ -31,10 +32,11 @@ class Zero:
     """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
     The owner of every trainable parameter is recorded in `placements`; `optimizer` then has only this rank's own.
-    Collective. Raises UsageError where a rank would own nothing.
+    `prefetch`: how many layers' parameters travel ahead in stage 3. Collective. Raises UsageError where a rank would
+    own nothing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it takes apart, and three settings of the strategy
         self,
         model: nn.Layer,
         optimizer: Any,
@@ -42,6 +44,7 @@ class Zero:
         placements: Placements,
         stage: int,
         offload: bool = False,
+        prefetch: int = 1,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
         # Only the assignment is fleet's: the step of its sharding optimizer refuses a parameter with a regularizer.
@@ -55,28 +58,31 @@ class Zero:
         self.parameters = [p for p in model.parameters() if id(p) in self._owner]
         for parameter in self.parameters:
             placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
-        self._rounds = Rounds(self.group, 2 * len(self.parameters), self._serve)
         self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
-        self._pending: list[int] = []  # places of this rank's gradients that are to be sent to their owners
-        self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
-        self._round_bytes = max(map(_bytes, self.parameters)) // 2
+        self._mine = [self.owner(parameter) == self.group.rank for parameter in self.parameters]
         on_hosts = all(parameter.place.is_cpu_place() for parameter in self.parameters)
         owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
-        self._pushed = (
-            PushedOwners(self.group, self.parameters, owners, each_micro_batch=stage == 2)
-            if on_hosts and stage < 3
-            else None
-        )
-        if stage >= 2 and self._pushed is None:
+        self._pushed: PushedOwners | None = None
+        self._rounds: OwnerRounds | None = None
+        self.stage3: Stage3 | None = None
+        if stage == 3:
+            lender = (
+                Pull(self.group, self.parameters, owners) if on_hosts else self._broadcasts(hcg, prefetch)
+            )
+            self.stage3 = Stage3(model, self.parameters, self._mine, lender, prefetch)
+        elif on_hosts:
+            self._pushed = PushedOwners(self.group, self.parameters, owners, each_micro_batch=stage == 2)
+        elif stage == 2:
+            self._rounds = OwnerRounds(
+                self.group, self.parameters, self._mine, lambda place: self._reduce(self.parameters[place])
+            )
             for parameter in self.parameters:
                 parameter._register_backward_hook(partial(self._after_gradient, parameter))
+        if self.stage3 is not None or self._rounds is not None:
             for layer in model.sublayers(include_self=True):
                 if isinstance(layer, SyncBatchNorm):
                     layer.register_forward_pre_hook(self._meet)
                     layer.register_forward_post_hook(self._meet_in_backward)
-        self.stage3 = (
-            Stage3(model, self.group, self.parameters, self.owner, self._request) if stage == 3 else None
-        )
         self.offload = Offload(optimizer) if offload else None
 
     def owner(self, parameter: paddle.Tensor) -> int:
@@ -107,10 +113,10 @@ class Zero:
     def finish(self) -> None:
         """After the backwards of an update (in stage 3 also after the forward of an evaluation): takes part in rounds
         until no rank needs another one. Collective, whatever layers each rank ran."""
-        if self.stage >= 2 and self._pushed is None:
-            self._rounds.finish(self._take_pending())
+        if self._rounds is not None:
+            self._rounds.finish()
         if self.stage3 is not None:
-            self.stage3.release_all()
+            self.stage3.finish()
 
     def exchange(self) -> None:
         """Stage 1: reduces each gradient to its owner; every parameter must have one. In stages 2 and 3 that is done
@@ -131,57 +137,39 @@ class Zero:
                 dist.broadcast(parameter, self.group.ranks[self.owner(parameter)], self.group)
 
     def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
-        """Stages 2 and 3, when backward has computed a gradient: queues it unless this rank owns it.
-
-        A round begins once the gradients of half the largest parameter's size are there, so that rounds are few.
-        """
-        if parameter.grad is None:
-            return
-        if not self.keeps_gradient(parameter):
-            self._pending.append(self._places[id(parameter)])
-        if self.stage3 is not None:
-            self.stage3.release(parameter)
-        self._pending_bytes += _bytes(parameter)
-        if self._pending_bytes >= self._round_bytes:
-            self._rounds.begin(self._take_pending())
+        """Stage 2 on an accelerator, when backward has computed a gradient."""
+        if self._rounds is not None and parameter.grad is not None:
+            self._rounds.gradient(self._places[id(parameter)])
 
     def _meet(self, *_: Any) -> None:
-        """Before a layer exchanges with all ranks: takes part in rounds until all of them have come to it."""
-        self._rounds.finish(self._take_pending())
+        """Before a layer exchanges with all ranks: until all of them have come to it, no rank waits for this one."""
+        if self._rounds is not None:
+            self._rounds.finish()
+        if self.stage3 is not None:
+            self.stage3.meet()
 
     def _meet_in_backward(self, layer: nn.Layer, inputs: Any, output: paddle.Tensor) -> None:
         if not output.stop_gradient:
             output.register_hook(self._meet)
 
-    def _request(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """Begins a round for the values of parameters; it takes the pending gradients, too."""
-        values = [len(self.parameters) + self._places[id(parameter)] for parameter in parameters]
-        self._rounds.begin([*self._take_pending(), *values])
-
-    def _take_pending(self) -> list[int]:
-        """The places of the pending gradients, which are pending no more."""
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        return pending
-
-    def _serve(self, places: Sequence[int]) -> None:
-        for place in places:
-            if place < len(self.parameters):
-                self._reduce(self.parameters[place])
-            elif self.stage3 is not None:
-                self.stage3.broadcast(self.parameters[place - len(self.parameters)])
+    def _broadcasts(self, hcg: HCG, prefetch: int) -> Broadcasts:
+        """The lender of an accelerator, with a process group of its own. Collective."""
+        fetches: Any = None
+        for ranks in hcg.topology().get_comm_list("sharding"):  # all ranks make all groups
+            group = dist.new_group(ranks)
+            fetches = group if dist.get_rank() in ranks else fetches
+        owners = [self.owner(parameter) for parameter in self.parameters]
+        coupled = hcg.get_sep_parallel_world_size() > 1
+        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled)
 
     @paddle.no_grad()
     def _reduce(self, parameter: paddle.Tensor) -> None:
         """Sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros.
 
-        In stages 2 and 3 the owner's gradient contains the earlier micro-batches; the others' were freed after each.
+        In stage 2 the owner's gradient contains the earlier micro-batches; the others' were freed after each.
         """
         if parameter.grad is None:
             parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)
         dist.reduce(parameter.grad, self.group.ranks[self.owner(parameter)], group=self.group)
         if self.owner(parameter) != self.group.rank:
             parameter.clear_gradient(False)
-
-
-def _bytes(parameter: paddle.Tensor) -> int:
-    return int(parameter.size) * int(parameter.element_size())

@@ -63,19 +63,17 @@ def stale_loan() -> AbstractContextManager[None]:
     """ZeRO-3: a rank keeps the first values that it gathered, and computes with them for ever."""
     first: dict[int, Any] = {}
 
-    def make(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-        def keeping_the_first(self: Any, parameter: Any) -> None:
-            broadcast(self, parameter)
-            if self._owner(parameter) == self.group.rank or id(parameter) not in self._requested:
-                return
-            if id(parameter) in first:
-                first[id(parameter)].clone()._share_buffer_to(parameter)
+    def make(fill: Callable[..., Any]) -> Callable[..., Any]:
+        def keeping_the_first(self: Any, place: int) -> None:
+            fill(self, place)
+            if place in first:
+                first[place].clone()._share_buffer_to(self._parameters[place])
             else:
-                first[id(parameter)] = parameter.detach().clone()
+                first[place] = self._parameters[place].detach().clone()
 
         return keeping_the_first
 
-    return replaced("paddle_dp.parallel.sharding.stage3:Stage3.broadcast", make)
+    return replaced("paddle_dp.parallel.sharding.stage3:Stage3._fill", make)
 
 
 def norm_of_the_own_part() -> AbstractContextManager[None]:

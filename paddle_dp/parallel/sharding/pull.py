@@ -1,0 +1,166 @@
+"""ZeRO-3 on CPUs: a rank asks the owner for a parameter, whose host answers whatever the owner does meanwhile."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.mesh import late_ranks, transport
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.parallel.exchange.memory import bytes_of
+from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.push_reduce import PushReduce
+from paddle_dp.parallel.hcg import Group
+from paddle_dp.parallel.sharding.order import Need, Order
+
+HEADER = struct.Struct("<qq")  # of a loan: which lender of the process, which parameter
+Pass = tuple[int, int]  # the number of the lender in its process, and of the pass in the lender
+
+
+class Pull:
+    """Lends parameters by question and answer, straight from the owner, and pushes gradients to it.
+
+    (n - 1)/n of the parameters' bytes leave a rank in each pass over them, and as much of gradients. Each rank asks in
+    its own order, so that none waits for another one's layers: an owner's threads answer from the memory of the
+    parameter itself, as soon as the owner has begun the same pass, which means that its update before is done. It
+    cannot begin the next update before all ranks have ended the pass.
+    """
+
+    strict = False
+
+    def __init__(self, group: Group, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
+        """`owners`: a global rank for each of the parameters."""
+        self.id, self.ranks = CHANNELS["lent"], list(group.ranks)
+        self.parameters, self._owners, self._me = parameters, owners, group.ranks[group.rank]
+        self._reduce = PushReduce(Push("gradients", self.ranks, self._me), parameters, owners)
+        self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: what was asked for
+        self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by place
+        self._begun = False
+        for rank in self.ranks:
+            if rank != self._me:
+                transport.endpoint().connect(rank)
+        self._number = answers.lend(self)
+
+    def begin(self, order: Order | None, need: Need) -> bool:
+        self._begin()
+        return order is not None
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            answers.begin_pass(self._number)
+
+    def ask(self, places: Need) -> None:
+        by_owner: defaultdict[int, list[int]] = defaultdict(list)
+        for place in places:
+            if self._owners[place] != self._me:
+                by_owner[self._owners[place]].append(place)
+        for owner, asked in by_owner.items():
+            self._expected[owner].extend(asked)
+            answers.ask(owner, asked)
+
+    fetch = ask
+
+    @paddle.no_grad()
+    def take(self, place: int) -> paddle.Tensor:
+        if not self._arrived[place]:
+            self._wait(place)
+        data, parameter = self._arrived[place].popleft(), self.parameters[place]
+        whole = paddle.empty(parameter.shape, parameter.dtype)
+        bytes_of(whole)[:] = np.frombuffer(data, np.uint8)
+        return whole
+
+    def _wait(self, place: int) -> None:
+        owner, endpoint = self._owners[place], transport.endpoint()
+        arrivals = late_ranks.arrivals()
+        what = f"the parameters of rank {owner}"
+        # Counted in a group that the owner never enters: in a wait here, only the owner can be late.
+        late: Any = (
+            nullcontext() if arrivals is None else arrivals.waiting(f"from {owner}", (self._me, owner), what)
+        )
+        with transport.around(self), late:
+            while not self._arrived[place]:
+                number, came = HEADER.unpack(endpoint.receive(self.id, owner))
+                data = endpoint.receive(self.id, owner)
+                if number == self._number:  # else of a lender that was given up in the midst of a pass
+                    assert came == self._expected[owner].popleft()
+                    self._arrived[came].append(data)
+
+    def gradient(self, place: int, follows: bool) -> None:
+        self._reduce.send(place)
+        self._reduce.take()
+
+    def leave(self, order: Order, asked: int, gradients: int, midway: bool) -> None:
+        """Nothing: no other rank knows this rank's order."""
+
+    def finish(self) -> None:
+        self._begin()  # the others may need what this rank has, although it needs nothing
+        self._reduce.finish()
+        self._begun = False
+
+    def meet(self) -> None:
+        """Nothing: no rank waits for another's layers."""
+
+
+class Answers:
+    """The process's answers to questions for parameters, of one lender at a time.
+
+    A question that comes before this process has begun the pass that it is asked in waits for that.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pass: Pass = (0, 0)
+        self._lender: weakref.ReferenceType[Pull] | None = None
+        self._waiting: list[tuple[int, Pass, list[int]]] = []
+
+    def lend(self, lender: Pull) -> int:
+        """From now on its parameters are asked for; the number of this lender, the same on all its ranks: every rank
+        makes its lenders in the same order."""
+        with self._lock:
+            self._pass, self._lender = (self._pass[0] + 1, 0), weakref.ref(lender)
+            number = self._pass[0]
+        transport.endpoint().answer(CHANNELS["asked"], self._asked)
+        return number
+
+    def begin_pass(self, number: int) -> None:
+        """The parameters of this lender are now what they stay until all ranks have ended the pass."""
+        with self._lock:
+            self._pass = number, self._pass[1] + 1
+            due = [one for one in self._waiting if one[1] <= self._pass]
+            self._waiting = [one for one in self._waiting if one[1] > self._pass]
+            for rank, _, places in due:
+                self._send(rank, places)
+
+    def ask(self, owner: int, places: Sequence[int]) -> None:
+        """Asks for parameters in the pass of this rank."""
+        question = np.array([*self._pass, *places], "<i8")
+        transport.endpoint().send(CHANNELS["asked"], owner, question.view(np.uint8).data)
+
+    def _asked(self, rank: int, data: bytearray) -> None:
+        number, count, *places = np.frombuffer(data, "<i8").tolist()
+        with self._lock:
+            if (number, count) > self._pass:
+                self._waiting.append((rank, (number, count), places))
+            else:
+                self._send(rank, places)
+
+    def _send(self, rank: int, places: Sequence[int]) -> None:
+        """Without a copy: until all ranks have ended the pass, nobody changes a parameter."""
+        endpoint, lender = transport.endpoint(), self._lender() if self._lender else None
+        if lender is None:
+            return  # its training was given up
+        for place in places:
+            endpoint.send(CHANNELS["lent"], rank, memoryview(HEADER.pack(self._pass[0], place)))
+            endpoint.send(CHANNELS["lent"], rank, bytes_of(lender.parameters[place]).data)
+
+
+answers = Answers()
