@@ -48,9 +48,11 @@ class Broadcasts:
         self._wanted: frozenset[int] = frozenset()  # by this rank, in the round that begins now
         self._coming: defaultdict[int, deque[tuple[paddle.Tensor, Any]]] = defaultdict(deque)
         self._last: Any = None  # the task of the last broadcast
+        self._hollow: set[int] = set()  # own gradients that were begun with zeros
         self._reduces: deque[tuple[int, paddle.Tensor, Any]] = deque()
         self._reduced_bytes = 0  # of gradients that are being reduced
-        self._most_reduced = 2 * max(size_of(parameter) for parameter in parameters)
+        self._sizes = [size_of(parameter) for parameter in parameters]
+        self._most_reduced = 2 * max(self._sizes)
 
     def begin(self, order: Order | None, need: Need) -> bool:
         digest = NO_ORDER if order is None or not self._ahead else order.digest()
@@ -80,10 +82,16 @@ class Broadcasts:
             if not self._mine[place]:
                 self._coming[place].append((whole, self._last))
 
-    def _launch(self, place: int, group: Group, sync: bool) -> tuple[paddle.Tensor, Any]:
-        parameter, owner = self._parameters[place], group.ranks[self._owners[place]]
-        whole = parameter if self._mine[place] else paddle.empty(parameter.shape, parameter.dtype)
-        return whole, dist.broadcast(whole, owner, group, sync_op=sync)
+    def _launch(
+        self, place: int, group: Group, sync: bool, into: paddle.Tensor | None = None
+    ) -> tuple[paddle.Tensor, Any]:
+        parameter = self._parameters[place]
+        whole = into
+        if self._mine[place]:
+            whole = parameter
+        elif whole is None:
+            whole = paddle.empty(parameter.shape, parameter.dtype)
+        return whole, dist.broadcast(whole, group.ranks[self._owners[place]], group, sync_op=sync)
 
     def take(self, place: int) -> paddle.Tensor:
         whole, task = self._coming[place].popleft()
@@ -93,12 +101,13 @@ class Broadcasts:
 
     @paddle.no_grad()
     def gradient(self, place: int, follows: bool) -> None:
+        self._rounds.computed(place)
         if not follows:
             self._rounds.gradient(place)
             return
-        # Taken away at the owner, too: backward may add to it again before the reduce is done.
-        gradient, own = paddle.empty([0], self._parameters[place].dtype), self._parameters[place].grad
-        own._share_buffer_to(gradient)
+        # Taken away at the owner, too: backward may add to it again before the reduce is done. (A view keeps memory.)
+        own = self._parameters[place].grad
+        gradient = own.view(own.shape)
         self._parameters[place].clear_gradient(False)
         self._launch_reduce(place, gradient)
         while self._reduced_bytes > self._most_reduced:
@@ -107,14 +116,14 @@ class Broadcasts:
     def _launch_reduce(self, place: int, gradient: paddle.Tensor) -> None:
         task = dist.reduce(gradient, self._group.ranks[self._owners[place]], group=self._group, sync_op=False)
         self._reduces.append((place, gradient, task))
-        self._reduced_bytes += size_of(gradient)
+        self._reduced_bytes += self._sizes[place]
 
     @paddle.no_grad()
     def _settle(self) -> None:
         """Waits for the first of the reduces under way: the device, not the host."""
         place, gradient, task = self._reduces.popleft()
         task.wait()
-        self._reduced_bytes -= size_of(gradient)
+        self._reduced_bytes -= self._sizes[place]
         if self._mine[place]:
             parameter = self._parameters[place]
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
@@ -127,14 +136,32 @@ class Broadcasts:
                 "backward, as where a gate chooses among experts. Together with the sequence axis the parameters of "
                 "sharding_stage 3 cannot be fetched ahead then: set strategy.prefetch=0."
             )
-        for need in order.travels[asked:]:
-            for place in need:
-                _, self._last = self._launch(place, self._fetches, sync=False)
-                self._last.wait()  # before the device gives the memory to somebody else
-        for place in order.gradients[gradients:]:
-            parameter = self._parameters[place]
-            self._launch_reduce(place, paddle.zeros(parameter.shape, parameter.dtype))
-            self._settle()
+        places = [place for need in order.travels[asked:] for place in need]
+        sums = order.gradients[gradients:]
+        # Everything is made before the first launch: until the last one, the others may stand still where they wait
+        # for this rank, and what this device still waits for comes from them.
+        unread = self._scratch([place for place in places if not self._mine[place]], zero=False)
+        nothing = self._scratch([place for place in sums if not self._mine[place]], zero=True)
+        self._hollow |= {
+            place for place in sums if self._mine[place] and self._parameters[place].grad is None
+        }
+        own = [paddle.zeros_like(self._parameters[place]) for place in sums if self._mine[place]]
+        for place in places:
+            _, self._last = self._launch(place, self._fetches, sync=False, into=unread.get(place))
+        for place in sums:
+            self._launch_reduce(place, own.pop(0) if self._mine[place] else nothing[place])
+
+    def _scratch(self, places: Sequence[int], zero: bool) -> dict[int, paddle.Tensor]:
+        """Tensors in one memory for parameters that nobody reads, and for gradients of which there are none."""
+        kinds = {p.dtype for p in (self._parameters[place] for place in places)}
+        sizes = {
+            kind: [int(self._parameters[p].size) for p in places if self._parameters[p].dtype == kind]
+            for kind in kinds
+        }
+        make = paddle.zeros if zero else paddle.empty
+        whole = {kind: make([max(of_kind)], kind) for kind, of_kind in sizes.items()}
+        views = {(kind, size): whole[kind][:size] for kind in kinds for size in set(sizes[kind])}
+        return {p: views[self._parameters[p].dtype, int(self._parameters[p].size)] for p in places}
 
     def finish(self) -> None:
         while self._reduces:
@@ -142,7 +169,10 @@ class Broadcasts:
         if self._last is not None:
             self._last.wait()  # until then the owner's parameters are read
             self._last = None
-        self._rounds.finish()
+        computed = self._rounds.finish()
+        for place in self._hollow - computed:  # nobody has one: then nothing is updated
+            self._parameters[place].clear_gradient(False)
+        self._hollow.clear()
 
     meet = finish
 

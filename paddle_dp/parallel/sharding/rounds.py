@@ -82,7 +82,9 @@ class OwnerRounds:
             reduce,
             lend,
         )
-        self._rounds = Rounds(group, 2 * len(parameters), self._serve)
+        self._rounds = Rounds(group, 3 * len(parameters), self._serve)
+        self._computed: set[int] = set()  # gradients that this rank has had since the last `finish`
+        self._told: set[int] = set()  # those of all ranks
         self._pending: list[int] = []  # this rank's gradients that are to be sent to their owners
         self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
         self._round_bytes = max(self._sizes) // 2
@@ -104,9 +106,18 @@ class OwnerRounds:
         """The same, or no more rounds until `finish` where all ranks offer the same order."""
         return self._rounds.agree(order, [*self._take_pending(), *self._as_values(values)])
 
-    def finish(self) -> None:
-        """Takes part in rounds until no rank needs another one. Collective."""
-        self._rounds.finish(self._take_pending())
+    def computed(self, place: int) -> None:
+        """Notes that this rank has had a gradient, however it is sent."""
+        self._computed.add(place)
+
+    def finish(self) -> set[int]:
+        """Takes part in rounds until no rank needs another one. Returns which gradients were `computed` on any rank
+        since the last time. Collective."""
+        computed = [2 * len(self._sizes) + place for place in self._computed]
+        self._computed = set()
+        self._rounds.finish([*self._take_pending(), *computed])
+        told, self._told = self._told, set()
+        return told
 
     def _as_values(self, places: Iterable[int]) -> list[int]:
         return [len(self._sizes) + place for place in places]
@@ -118,10 +129,13 @@ class OwnerRounds:
 
     def _serve(self, places: Sequence[int]) -> None:
         for place in places:
-            if place < len(self._sizes):
+            kind, place = divmod(place, len(self._sizes))
+            if kind == 0:
                 self._reduce(place)
+            elif kind == 2:
+                self._told.add(place)
             elif self._lend is not None:
-                self._lend(place - len(self._sizes))
+                self._lend(place)
 
 
 def size_of(parameter: paddle.Tensor) -> int:

@@ -1,0 +1,57 @@
+"""ZeRO-3 on the device: an order that all ranks follow, ranks that leave it, and parameters that travel ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.parallel import test_missing_gradients
+from tests.ranks import run_ranks
+
+ALL = [0, 1, 2, 0, 1, 2, 0, 1]  # on each of two ranks, and of four halves, every expert but the third in the last
+BATCHES = [ALL, ALL, ALL, [0, 1, 2, 0, 1, 1, 0, 1], ALL, ALL, ALL, ALL, [1, 1, 2, 0, 0, 0, 0, 1], ALL, ALL, [1, 1, 2]]
+
+
+def learn(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """In a rank: what the cases learn, how many passes followed an order, and how often this rank left one."""
+    from paddle_dp.parallel.sharding.broadcasts import Broadcasts
+
+    counts = {"followed": 0, "left": 0, "midway": 0}
+    begin, leave = Broadcasts.begin, Broadcasts.leave
+
+    def begun(self: Any, *given: Any) -> bool:
+        follows = begin(self, *given)
+        counts["followed"] += follows
+        return follows
+
+    def left(self: Any, order: Any, asked: int, gradients: int, midway: bool) -> None:
+        counts["midway" if midway else "left"] += 1
+        leave(self, order, asked, gradients, midway)
+
+    Broadcasts.begin, Broadcasts.leave = begun, left  # type: ignore[method-assign]
+    test_missing_gradients.ROUTES[:] = BATCHES
+    try:
+        return {"learned": test_missing_gradients.learn_each(cases), "counts": counts}
+    finally:
+        Broadcasts.begin, Broadcasts.leave = begin, leave  # type: ignore[method-assign]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "axes"),
+    [(2, {}), (2, {"sync_batch_norm": True}), (2, {"prefetch": 0}), (4, {"pipeline": 2}), (4, {"data": 2})],
+)
+def test_a_rank_that_leaves_the_order_learns_what_one_process_learns(ranks: int, axes: dict[str, Any]) -> None:
+    norm = "sync_batch_norm" in axes
+    layout = test_missing_gradients.hybrid(sharding=2, sharding_stage=3, **axes)
+    cases = [{"strategy": layout, "micro_batches": n, "norm": norm} for n in (1, 2)]
+    truth = run_ranks(learn, 1, [{**case, "strategy": {"use": "single"}} for case in cases])[0]["learned"]
+    for found in run_ranks(learn, ranks, cases, timeout=300):
+        print(found["counts"])
+        for ours, one in zip(found["learned"], truth, strict=True):
+            np.testing.assert_allclose(ours["rows"], one["rows"], rtol=1e-9)
+            assert ours["held_out"] == pytest.approx(one["held_out"], rel=1e-9)
+            for name, weight in ours["weights"].items():
+                np.testing.assert_allclose(weight, one["weights"][name], atol=1e-9, err_msg=name)
