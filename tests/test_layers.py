@@ -31,12 +31,13 @@ LAYERS: dict[str, float] = {
     "": 0,  # the package itself: its version, and words that are loaded when they are used
 }  # fmt: skip
 REACH: dict[str, float] = {  # the highest layer that may be imported, where it is not «every layer below mine»
-    "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "callbacks": 4, "models": -1,
+    "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 3, "adapters": 3, "callbacks": 4,
+    "models": -1,
     # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.
     "launch": 1.5, "launch.worker": 4, "launch.resume": 3, "launch.initial": 3,
     "": -1,  # paddle_dp/__init__.py loads its words when they are used
 }  # fmt: skip
-SHELVES = ("callbacks", "datasets", "losses", "models", "optimizers", "schedules", "strategies")
+SHELVES = ("adapters", "callbacks", "datasets", "losses", "models", "optimizers", "schedules", "strategies")
 STDLIB_ONLY = ("errors", "units")  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))
 

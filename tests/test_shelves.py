@@ -25,6 +25,7 @@ BUILD: dict[str, str] = {  # what a part's build() is called with, after self
     "schedules": "(*, steps, steps_per_epoch, batch)",
     "strategies": "(mesh)",
     "callbacks": "(run)",
+    "adapters": "(model, seed)",
 }
 
 

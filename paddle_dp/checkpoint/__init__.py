@@ -21,7 +21,7 @@ from paddle_dp.checkpoint.folder import (
 from paddle_dp.checkpoint.host_memory import HostMemory
 from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import Checks, UnusableError, checkpoints, content_of, step_name, step_of
-from paddle_dp.checkpoint.merge import merge
+from paddle_dp.checkpoint.merge import is_adapter, merge
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.saving import NotWrittenError, Snapshot, save, still_not
@@ -31,7 +31,7 @@ from paddle_dp.checkpoint.tensors import dtype_of, fill, put, tensor_shard
 __all__ = [
     "BackgroundSave", "Box", "Checkpoint", "Checks", "HostMemory", "NotWrittenError", "Snapshot",
     "TensorShard", "UnusableError", "best", "best_numbers", "check", "checkpoints", "clean", "content_of", "dtype_of",
-    "fill", "find", "load", "load_optimizer", "load_rng_state", "merge", "newest", "newest_good",
+    "fill", "find", "is_adapter", "load", "load_optimizer", "load_rng_state", "merge", "newest", "newest_good",
     "optimizer_name", "optimizer_tensors", "prune", "put", "rng_state", "save", "set_best", "step_name",
     "step_of", "still_not", "tensor_shard",
 ]  # fmt: skip

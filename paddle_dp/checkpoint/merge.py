@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from paddle_dp.checkpoint.loading import Checkpoint, load
@@ -25,12 +26,20 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
         raise CheckpointError(
             f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
         )
+    averaged = averages_in(saved) if ema else frozenset()
     names = [name for name in saved.names if name.startswith(_MODEL)]
-    shards, averaged = {}, averages_in(saved) if ema else frozenset()
+    shards = {}
     for name in names:
         key = name.removeprefix(_MODEL)
         name = _EMA + key if key in averaged else name
         shards[key] = TensorShard.whole(key, saved.read(name), saved.dtype(name))
+    write_merged(out, shards)
+    return len(shards)
+
+
+def write_merged(out: Path, shards: Mapping[str, TensorShard]) -> None:
+    """Writes whole tensors into the file `out`, which appears whole or not at all. Raises CheckpointError if it cannot
+    be written."""
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -41,7 +50,6 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
         raise CheckpointError(f"{out} was not written: {error.strerror}.") from error
     finally:
         partial.unlink(missing_ok=True)
-    return len(shards)
 
 
 def averages_in(saved: Checkpoint) -> frozenset[str]:
@@ -50,3 +58,8 @@ def averages_in(saved: Checkpoint) -> frozenset[str]:
     if not names:
         raise CheckpointError(f"{saved.folder} holds no averages of weights: it was trained without `ema:`.")
     return names
+
+
+def is_adapter(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds an adapter alone, without the weights that it stands on."""
+    return "base" in load(checkpoint, verify=False).state

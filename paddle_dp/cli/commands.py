@@ -43,6 +43,8 @@ from paddle_dp.units import Duration, LinkSpeed, Quantity
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
+_PLAIN = ("strategy.use=single", "train.precision=float32")  # the model as one process has it
+
 
 def train(
     recipe: RecipeFile,
@@ -287,13 +289,37 @@ def merge(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run with an adapter: the adapter alone.")
+    ] = False,
 ) -> None:
-    """Write a checkpoint of any layout as one safetensors file: the plain one-process model."""
+    """Write a checkpoint of any layout as one safetensors file: the plain one-process model.
+
+    An adapter is added to the weights that it stands on, and the file is the plain model's, too.
+    """
     from paddle_dp import checkpoint as checkpoints
+    from paddle_dp.recipe import resolved
 
     folder = run / "checkpoints"
     found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
-    typer.echo(f"{out}: {checkpoints.merge(found, out, ema=ema)} tensors of {found}")
+    is_adapter = checkpoints.is_adapter(found)
+    if adapter and not is_adapter:
+        raise UsageError(f"--adapter: {found} holds no adapter.")
+    if adapter or not is_adapter:
+        typer.echo(f"{out}: {checkpoints.merge(found, out, ema=ema)} tensors of {found}")
+        return
+    folder = found.resolve().parent.parent
+    _run(
+        Job(
+            entry_point="merge",
+            recipe=resolved(folder),
+            overrides=_PLAIN,
+            ranks=1,
+            output_dir=folder,
+            quiet=True,
+            extra={"to": str(out), "checkpoint": str(found), **averaged(ema)},
+        )
+    )
 
 
 def generate(
@@ -370,12 +396,11 @@ def predict(
         "csv": as_csv,
         "out": None if out is None else str(out.with_suffix(".npz")),
     }
-    plain = ("strategy.use=single", "train.precision=float32")
     _run(
         Job(
             entry_point="predict",
             recipe=resolved(run),
-            overrides=plain,
+            overrides=_PLAIN,
             ranks=1,
             output_dir=run,
             quiet=True,
@@ -416,7 +441,6 @@ def export(
         return
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
-    plain = ("strategy.use=single", "train.precision=float32")
     options = {
         "to": None if out is None else str(out),
         "checkpoint": checkpoint,
@@ -427,7 +451,7 @@ def export(
         Job(
             entry_point="export",
             recipe=resolved(run),
-            overrides=plain,
+            overrides=_PLAIN,
             ranks=1,
             output_dir=run,
             quiet=True,

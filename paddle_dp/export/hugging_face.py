@@ -12,7 +12,7 @@ from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
-from paddle_dp.errors import CheckpointError, ExportError
+from paddle_dp.errors import CheckpointError, ExportError, UsageError
 from paddle_dp.export.export import INFO, check_target, replace
 from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
@@ -35,6 +35,11 @@ def write(recipe: Recipe, checkpoint: Path, folder: Path, *, ema: bool = False) 
     if bad := saved.first_nan():
         raise CheckpointError(
             f"'{bad}' in {saved.folder} holds NaN, so nothing was written: name an earlier one."
+        )
+    if "base" in saved.state:
+        raise UsageError(
+            f"--hf: {saved.folder} holds an adapter without the weights that it stands on: paddle-dp merge RUN -o FILE "
+            "writes the plain model, under its own names."
         )
     with lazily():
         model = recipe.model.build()

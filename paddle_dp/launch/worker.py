@@ -35,6 +35,7 @@ from paddle_dp.mesh.heartbeat import heartbeat, join_board
 ENTRY_POINTS = {
     "train": "paddle_dp.train.entry_points:train",
     "evaluate": "paddle_dp.train.entry_points:evaluate",
+    "merge": "paddle_dp.train.entry_points:merge",
     "generate": "paddle_dp.train.generate:generate",
     "predict": "paddle_dp.train.predict:predict",
     "export": "paddle_dp.export.export:export",

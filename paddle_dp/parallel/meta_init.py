@@ -9,6 +9,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
+from paddle_dp.parallel import lora
 from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
@@ -17,9 +18,7 @@ from paddle_dp.part.annotation import attention_methods_of, cut_entries
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.rank_memory import Weight
 
-CUT_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "rowwise": ("weight",)
-}  # of ways that leave some parameters whole
+WHOLE_PARAMETERS: dict[str, tuple[str, ...]] = {"rowwise": ("bias", lora.B)}  # those that a cut leaves whole
 
 
 def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
@@ -105,7 +104,7 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
         for cut in cut_entries(parent)
         if isinstance(cut.value, nn.Layer)
         for word, parameter in cut.value.named_parameters(include_sublayers=False)
-        if word in CUT_PARAMETERS.get(cut.way, (word,))
+        if word not in WHOLE_PARAMETERS.get(cut.way, (lora.A,))
     }
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -6,7 +6,7 @@ Paddle's parameter groups, which are clipped each by its own norm, and cannot be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import paddle
@@ -15,18 +15,27 @@ from paddle.regularizer import L2Decay
 
 from paddle_dp.parallel.blocks import blocks_of
 from paddle_dp.parallel.given_optimizer import parameters_of
-from paddle_dp.part.groups import Group, choose, depth_scales, freeze, matches, named_parameters
+from paddle_dp.part.groups import (
+    Group,
+    choose,
+    depth_scales,
+    freeze,
+    keeps_statistics,
+    matches,
+    named_parameters,
+)
 
 _DECAY = "weight_decay"  # in a parameter's optimize_attr, beside Paddle's own learning_rate
 _GIVEN = "given_learning_rate"
 
 
-def group(model: nn.Layer, groups: Sequence[Group]) -> None:
-    """Sets on the parameters of a whole model what the groups say of them, before it is placed.
+def group(model: nn.Layer, groups: Sequence[Group], others: Collection[str] = ()) -> None:
+    """Sets on the parameters of a whole model what the groups say of them, before it is placed; `others` are frozen
+    unless a group says otherwise.
 
     Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside of blocks.
     """
-    freeze(model, groups)
+    freeze(model, groups, others)
     for parameter, scale, decay in _settings(model, groups):
         attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
         given = float(attributes.setdefault(_GIVEN, attributes["learning_rate"]) or 0.0)
@@ -56,6 +65,19 @@ def _settings(
             (choice.lr_scale or 1.0) * (1.0 if by_depth is None else by_depth),
             choice.weight_decay,
         )
+
+
+def base_of(model: nn.Layer, before: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of what an adapter stands on, and of what it added: the frozen parameters `before` it, with the
+    statistics of BatchNorms that keep theirs; and the new parameters. None without an adapter."""
+    if not before:
+        return frozenset(), frozenset()
+    norms = [layer for layer in model.sublayers(include_self=True) if keeps_statistics(layer)]
+    statistics = {id(t): bool(n._use_global_stats) for n in norms for t in (n._mean, n._variance)}
+    named = model.named_parameters(remove_duplicate=False)
+    base = {name for name, p in named if p.stop_gradient and statistics.get(id(p), True)}
+    known = {name for names, _ in named_parameters(model) for name in names}
+    return frozenset(base), frozenset(known - set(before))
 
 
 def told(model: nn.Layer, groups: Sequence[Group]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,12 +25,13 @@ class PlacedModel:
     """The interface of a placed model for checkpoints, comparisons and proofs.
 
     Whatever part of the model this rank has, tensors have their whole-model names. `placements` has each tensor's slice
-    and which of its replicas counts.
+    and which of its replicas counts. `base`: names of what is not saved, because an adapter stands on it.
     """
 
     model: nn.Layer
     mesh: Mesh
     placements: Placements = field(default_factory=Placements)
+    base: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self._statistics = statistics(self.model)
@@ -60,8 +61,17 @@ class PlacedModel:
     def shards(self) -> Iterator[Placed]:
         """The parts of parameters, statistics and buffers that this rank saves. Call `sync_buffers` first: until then
         running statistics differ between ranks."""
+        return self._parts(lambda name: name not in self.base)
+
+    def base_shards(self) -> Iterator[Placed]:
+        """The parts of the base that this rank would save."""
+        return self._parts(self.base.__contains__)
+
+    def _parts(self, wanted: Callable[[str], bool]) -> Iterator[Placed]:
         at = self.mesh.coords
         for name, tensor in self.state().items():
+            if not wanted(name):
+                continue
             # A tied weight is saved under each of its names, so its copy on another stage is no replica.
             placement = replace(self.placements.of(tensor), first_copy=True)
             if placement.is_main_replica(at):

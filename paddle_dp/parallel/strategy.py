@@ -35,6 +35,7 @@ class Task:
     `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
     `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
     right shape is not refused before.
+    `base`: names of what an adapter stands on, which is frozen, and not saved; `added`: of its own parameters.
     """
 
     model: nn.Layer
@@ -46,6 +47,8 @@ class Task:
     noticed: Sequence[str] = ()
     samples: Callable[[], Any] | None = None
     compared: bool = False
+    base: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":
@@ -96,6 +99,7 @@ class Prepared:
             mesh=self.mesh,
             loss=self.task.loss,
             dropout=self.task.dropout,
+            base=self.task.base,
             noticed=[*self.task.noticed, *noticed],
             **{"parallel_model": self.model, **fields},
         )

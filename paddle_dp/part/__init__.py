@@ -6,7 +6,7 @@ in `recipe/`; the parts themselves are in the shelves' folders.
 
 from paddle_dp.part.annotation import Annotation, annotate
 from paddle_dp.part.config import settings_of
-from paddle_dp.part.groups import Group, Groups, freeze
+from paddle_dp.part.groups import Group, Groups, adapted, freeze
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.part import Part, find, read_part
 from paddle_dp.part.settings import Owner, read_settings
@@ -19,6 +19,7 @@ __all__ = [
     "Groups",
     "Owner",
     "Part",
+    "adapted",
     "annotate",
     "find",
     "freeze",

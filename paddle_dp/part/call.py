@@ -20,6 +20,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "optimizers": ("learning_rate", "named_parameters"),
     "strategies": ("mesh",),
     "callbacks": ("run",),
+    "adapters": ("model", "seed"),
 }
 GIVEN_BY_NAME: dict[str, tuple[str, ...]] = {"schedules": ("steps", "steps_per_epoch", "batch")}
 

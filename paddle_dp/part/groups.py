@@ -7,10 +7,10 @@ Names are those of the one-process model, whatever its layout. Of a model this u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.units import AboveZero, Fraction, Rate
@@ -128,18 +128,33 @@ def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
     return (f" Did you mean '{guess}'?" if guess else "") + f" Some are {some}."
 
 
-def freeze(model: Any, groups: Sequence[Group], *, others: bool = False) -> None:
+class Adapter(Protocol):
+    """What adds parameters to a model: a part of the shelf `adapters`."""
+
+    def build(self, *given: Any) -> Any: ...
+
+
+def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozenset[str]]:
+    """The model with an adapter, and the names of the parameters that it had before; without one, it and none."""
+    if adapter is None:
+        return model, frozenset()
+    before = frozenset(name for names, _ in named_parameters(model) for name in names)
+    return adapter.build(model, seed), before
+
+
+def freeze(model: Any, groups: Sequence[Group], others: Collection[str] = ()) -> None:
     """Freezes, in place, the parameters that the groups freeze, and the statistics of BatchNorms all of whose
-    parameters are frozen; `others`: also what no group mentions. Raises RecipeError as `choose` does."""
+    parameters are frozen; `others`: names of parameters that are frozen unless a group says otherwise. Raises
+    RecipeError as `choose` does."""
     named = named_parameters(model)
-    for (_, parameter), choice in zip(named, choose(groups, [names for names, _ in named]), strict=True):
-        frozen = choice.frozen if choice.frozen is not None else (others or None)
+    for (names, parameter), choice in zip(named, choose(groups, [names for names, _ in named]), strict=True):
+        frozen = choice.frozen if choice.frozen is not None else (names[0] in others or None)
         if frozen is not None:
             parameter.stop_gradient = frozen
     if not groups and not others:
         return
     for name, layer in model.named_sublayers(include_self=True):
-        if keeps_statistics(layer) and _is_frozen(name, layer, groups, others):
+        if keeps_statistics(layer) and _is_frozen(name, layer, groups, bool(others)):
             layer._use_global_stats = True
 
 

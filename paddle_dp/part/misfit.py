@@ -16,6 +16,7 @@ from typing import Any
 # bases; neither has to be imported here. Where any class will do that has some methods, these.
 BASES = {
     "models": ("Layer", "paddle", "paddle.nn.Layer"),
+    "adapters": ("Layer", "paddle", "paddle.nn.Layer"),
     "optimizers": ("Optimizer", "paddle", "paddle.optimizer.Optimizer"),
     "schedules": ("LRScheduler", "paddle", "paddle.optimizer.lr.LRScheduler"),
     "callbacks": ("Callback", "paddle_dp", "paddle_dp.Callback"),

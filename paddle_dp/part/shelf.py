@@ -22,6 +22,7 @@ SHELVES: dict[str, str] = {
     "optimizers": "optimizer",
     "schedules": "schedule",
     "strategies": "strategy",
+    "adapters": "adapter",
     "callbacks": "callback",
 }
 _PACKAGE = Path(__file__).resolve().parent.parent

@@ -85,8 +85,8 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
 def _gradients(layout: Layout, memory: RankMemory, micro_batches: int) -> Iterator[Sent]:
     """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
     degrees, owners = layout.degrees, layout.degrees.sharding
-    gradients = memory.parameters * layout.widths.gradient
-    parameters = memory.parameters * layout.widths.parameter
+    gradients = memory.trained * layout.widths.gradient
+    parameters = memory.trained * layout.widths.parameter
     part, stage = (owners - 1) / owners, layout.sharding_stage
     if owners > 1:
         times = micro_batches if stage > 1 else 1
@@ -146,5 +146,5 @@ def _shared_by_stages(blocks: Blocks, layout: Layout, memory: RankMemory) -> flo
     tensor, mine = layout.degrees.tensor, {w.name for number in memory.blocks for w in blocks[number]}
     others = [number for number in range(len(blocks)) if number not in memory.blocks]
     shared = [[w for w in blocks[number] if w.name in mine] for number in others]
-    sizes = distinct(shared, range(len(shared)), tensor)
+    sizes = distinct(shared, range(len(shared)), tensor, frozen=False)
     return float(sum(sizes)) * layout.widths.gradient  # 2(k−1)/k of two stages

@@ -52,12 +52,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, and bytes."""
+    """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
+    `trained`, and bytes."""
 
     rank: int
     coords: dict[str, int]
     stages: tuple[tuple[int, ...], ...]
     parameters: int
+    trained: int
     state: StateBytes
 
     @property
@@ -95,7 +97,12 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     kept = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
     kept = replace(kept, parameters=kept.parameters + sum(frozen) * layout.widths.parameter)
     return RankMemory(
-        rank=rank, coords=coords, stages=stages, parameters=sum(trained) + sum(frozen), state=kept
+        rank=rank,
+        coords=coords,
+        stages=stages,
+        parameters=sum(trained) + sum(frozen),
+        trained=sum(trained),
+        state=kept,
     )
 
 

@@ -40,9 +40,14 @@ def check_all(
                     f"  not compared with the model's layers: {_tables(recipe)} (--ranks N builds it)",
                     flush=True,
                 )
-            if recipe.optimizer.groups and forecast is None:
+            named = [
+                key
+                for key, said in (("optimizer.groups", recipe.optimizer.groups), ("adapter", recipe.adapter))
+                if said
+            ]
+            if named and forecast is None:
                 print(
-                    "  not compared with the model's parameters: optimizer.groups (--ranks N builds it)",
+                    f"  not compared with the model's parameters: {', '.join(named)} (--ranks N builds it)",
                     flush=True,
                 )
             for line in forecast(recipe) if forecast else ():

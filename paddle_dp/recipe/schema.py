@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
 
 from paddle_dp.errors import UsageError, near
-from paddle_dp.part import Part, freeze, lazily
+from paddle_dp.part import Part, adapted, freeze, lazily
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
 from paddle_dp.units import Count, Duration, Every, Length, Positive, Probability, Sigmas
@@ -250,6 +250,9 @@ class Recipe(BaseModel):
     guard: Guard = Guard()
     """What is done about an update whose numbers are wrong."""
 
+    adapter: Annotated[Part, OnShelf("adapters", "adapter")] | None = None
+    """Small parameters beside those of the model, which are frozen then: a part. They alone are trained and saved."""
+
     ema: Ema | None = None
     """An average of the weights: `{decay: 0.999, every: 1 step}`; evaluated as `ema_loss`, `ema_acc1` …."""
 
@@ -261,8 +264,9 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _groups_fit(self, info: ValidationInfo) -> Recipe:
-        """Compares the groups of the optimizer with the model, where it can be built without memory."""
-        if self.optimizer.groups and (info.context or {}).get("tries", True):
+        """Compares the groups of the optimizer, and the adapter, with the model, where it can be built without
+        memory."""
+        if (self.optimizer.groups or self.adapter) and (info.context or {}).get("tries", True):
             try:
                 with lazily():
                     self.build_model()
@@ -273,11 +277,12 @@ class Recipe(BaseModel):
         return self
 
     def build_model(self) -> Any:
-        """The whole model as it is trained: what `optimizer.groups` freeze is frozen. Raises RecipeError for groups
-        that do not fit it."""
+        """The whole model as it is trained: with its adapter, and frozen what that and `optimizer.groups` freeze.
+        Raises RecipeError for groups, or an adapter, that do not fit it."""
         model = self.model.build()
         if "optimizer" in self.model_fields_set:  # not in what stands for a script's recipe
-            freeze(model, self.optimizer.groups)
+            model, before = adapted(model, self.adapter, self.train.seed)
+            freeze(model, self.optimizer.groups, before)
         return model
 
     @property

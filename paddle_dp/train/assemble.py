@@ -81,7 +81,7 @@ class Assembly:
 
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
         """The placed task, for `steps` updates. From here on every rank draws its own random numbers."""
-        return self._placed(self._task(steps, steps_per_epoch))
+        return self._begun(self._task(steps, steps_per_epoch), resumes=True)
 
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
         """The task before placement, the same on every rank. Collective."""
@@ -94,6 +94,18 @@ class Assembly:
     def _placed(self, task: Task) -> Learner:
         learner = self.strategy.place(task)
         seed_ranks(self.setup.seed, self.mesh)
+        return learner
+
+    def _begun(self, task: Task, *, resumes: bool) -> Learner:
+        """The placed task with the weights to begin with; where others come from a checkpoint (`resumes`), only with
+        those that an adapter stands on, which no checkpoint of it holds. Collective."""
+        load = self.setup.load if not resumes or task.base else None
+        tables = None if load is None else names_of(task.model)
+        learner = self._placed(task)
+        if load is not None and tables is not None:
+            lines = load_initial(load, learner, tables, task.added)
+            if self.mesh.is_main and not resumes:
+                print("\n".join(lines), flush=True)
         return learner
 
     def _samples(self) -> Any:
@@ -137,12 +149,7 @@ class Assembly:
             changes=tuple(changes),
             max_time=self.setup.max_time,
         )
-        tables = names_of(task.model) if resumed is None and self.setup.load is not None else None
-        learner = self._placed(task)
-        if self.setup.load is not None and tables is not None:
-            lines = load_initial(self.setup.load, learner, tables)
-            if self.mesh.is_main:
-                print("\n".join(lines), flush=True)
+        learner = self._begun(task, resumes=resumed is not None)
         trainer = kind(
             learner,
             self.train_loader,

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import paddle
 
+from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.loss import loss_of
-from paddle_dp.parallel.parameter_groups import group
+from paddle_dp.parallel.parameter_groups import base_of, group
+from paddle_dp.part import adapted, read_part
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.initial import load_initial
 from paddle_dp.train.setup import Setup
 from paddle_dp.train.trainer import Trainer
 
@@ -56,8 +59,9 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     The model's first weights are drawn from the recipe's seed, the same on every rank.
     """
     paddle.seed(recipe.train.seed)
-    model = recipe.model.build()
-    group(model, recipe.optimizer.groups)
+    model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+    group(model, recipe.optimizer.groups, before)
+    base, added = base_of(model, before)
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
     return Task(
         model=model,
@@ -66,7 +70,19 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
         schedule=schedule,
         precision=recipe.train.precision,
         dropout=recipe.train.dropout,
+        base=base,
+        added=added,
     )
+
+
+def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
+    """The recipe's model on this process alone, with the weights that an adapter stands on. No data set is opened."""
+    made = task(recipe, 1, 1)
+    tables = names_of(made.model)
+    learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(made)
+    if recipe.load is not None and made.base:
+        load_initial(recipe.load, learner, tables, made.added)
+    return learner
 
 
 def learner_of(recipe: Recipe, mesh: Mesh) -> Learner:

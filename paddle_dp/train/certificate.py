@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
-from paddle_dp.checkpoint.digest import TensorSum, digests_of, shard_sum
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import CheckpointError
@@ -28,7 +27,7 @@ from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.facts import Identity, recipe_facts
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.run import Run
-from paddle_dp.train.state import placed_shard
+from paddle_dp.train.state import placed_digest
 
 NAME = "certificate.json"
 FORMAT = 1
@@ -169,17 +168,7 @@ def read(folder: Path) -> Content:
 
 def model_digest(learner: Learner) -> str:
     """The digest of the weights and buffers of all ranks together, the same in any layout. Collective."""
-    # One copy at a time: a model may fill half of the memory.
-    shards = (placed_shard(f"model/{name}", *where) for name, *where in learner.shards())
-    mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
-    found: dict[str, TensorSum] = {}
-    seen = set()
-    for name, dtype, shape, offset, part in (row for rows in learner.mesh.gather(mine) for row in rows):
-        if (name, tuple(offset)) not in seen:
-            seen.add((name, tuple(offset)))
-            before = found[name].sum if name in found else 0
-            found[name] = TensorSum(dtype, tuple(shape), (before + int(part)) % 2**64)
-    return digests_of(found).get("model", "")
+    return placed_digest(learner.shards(), learner.mesh)
 
 
 def recipe_digest(recipe: Recipe | None, identity: Identity) -> str:

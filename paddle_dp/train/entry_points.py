@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import NotFiniteError, UsageError
@@ -86,3 +87,25 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         raise NotFiniteError(
             f"the evaluation of {found.folder} gives {evaluation.bad_numbers}: its weights or the data are broken."
         )
+
+
+def merge(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Writes the whole model of an adapter's run, with the adapter added to the weights that it stands on, as one
+    safetensors file, options["to"]: the plain model, without adapter."""
+    from paddle_dp.checkpoint.merge import write_merged
+    from paddle_dp.checkpoint.tensors import tensor_shard
+    from paddle_dp.parallel.lora import merge_low_rank
+    from paddle_dp.train.assemble import find_checkpoint
+    from paddle_dp.train.build import plain_learner
+    from paddle_dp.train.state import load_model
+
+    mesh, out = join(seed=recipe.train.seed, device=recipe.train.device), Path(options["to"])
+    learner = plain_learner(recipe, mesh)
+    found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
+    load_model(found, learner, ema=bool(options.get("ema")))
+    adapted = merge_low_rank(learner.model)
+    shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
+    write_merged(out, shards)
+    print(
+        f"{out}: {len(shards)} tensors of {found.folder}, with {adapted} layers' adapters in them", flush=True
+    )

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.parallel.parameter_groups import group, told
-from paddle_dp.part import lazily
+from paddle_dp.part import adapted, lazily
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.plan.bound import Compute, Order, bound
 from paddle_dp.plan.exchange import Between, Sent, sent
@@ -46,10 +46,10 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with lazily():
-        model = recipe.model.build()
-        group(model, recipe.optimizer.groups)
+        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+        group(model, recipe.optimizer.groups, before)
         blocks = describe_weights(model)
-    if recipe.optimizer.groups:
+    if recipe.optimizer.groups or recipe.adapter:
         yield from told(model, recipe.optimizer.groups)
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {total_parameters(blocks):,} parameters"
     if rank is None:

@@ -18,8 +18,11 @@ from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Load
 
 
-def load_initial(wanted: Load, learner: Learner, tables: Tables) -> list[str]:
+def load_initial(
+    wanted: Load, learner: Learner, tables: Tables, added: frozenset[str] = frozenset()
+) -> list[str]:
     """Loads what `wanted` says into a placed model; each rank reads its own slices. Returns the table of what was done.
+    `added`: names of what an adapter has added, which no weights are expected for.
 
     `tables`: the names that the model's tensors may have in the source (`names_of`).
 
@@ -27,7 +30,8 @@ def load_initial(wanted: Load, learner: Learner, tables: Tables) -> list[str]:
     """
     import paddle
 
-    mesh, tensors = learner.mesh, learner.state()
+    mesh = learner.mesh
+    tensors = {name: tensor for name, tensor in learner.state().items() if name not in added}
     opened = _together(mesh, lambda: source(Path(wanted.path).expanduser()))
     weights, whose = translated(opened, tables, wanted.rename)
     own = {

@@ -67,6 +67,7 @@ class TrainingLoop:
         self._step_callbacks: tuple[Callback, ...] = ()
         self.check_every = check_every
         self.averages: Averages | None = None
+        self._base = ""  # the digest of the weights that an adapter stands on
         self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
         self.stopped: str | None = None
         self._requests = StopRequests(self.mesh)
@@ -228,6 +229,9 @@ class TrainingLoop:
         taken = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
         if self.averages is not None:
             taken = state.with_averages(taken, self.averages, memory)
+        if self.learner.base:
+            self._base = self._base or state.digest_of_base(self.learner)
+            taken = state.with_base(taken, self._base)
         return replace(taken, checks=checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:

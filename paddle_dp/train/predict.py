@@ -89,8 +89,15 @@ def _trained(recipe: Recipe, which: str, mesh: Any) -> Any:
 
     from paddle_dp.checkpoint.tensors import fill
     from paddle_dp.train.assemble import find_checkpoint
+    from paddle_dp.train.build import plain_learner
+    from paddle_dp.train.state import load_model
 
     checkpoint = find_checkpoint(recipe.folder, which, mesh)
+    if recipe.adapter is not None:
+        learner = plain_learner(recipe, mesh)
+        load_model(checkpoint, learner)
+        learner.model.eval()
+        return learner.model
     model = recipe.model.build()
     with paddle.no_grad():
         for name, tensor in model.state_dict().items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
+from paddle_dp.checkpoint.digest import MODULUS, TensorSum, digests_of, shard_sum
 from paddle_dp.checkpoint.host_memory import HostMemory, Room
 from paddle_dp.checkpoint.json_codec import mapping, whole
 from paddle_dp.checkpoint.merge import averages_in
@@ -14,17 +16,19 @@ from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, nbytes, tensor_shard
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
+from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.ema import Averages
+from paddle_dp.parallel.placed_model import Placed
 from paddle_dp.parallel.placement import Placement
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
 # Of `_state`. To be raised by what makes an older version restore something else than what was saved.
-FORMAT = 3  # 2: with batches that are left out (`guard`). 3: with averaged weights (`ema`). Without either: 1
+FORMAT = 4  # 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. Else 1
 _EMA, _MODEL = "ema/", "model/"
 
 
@@ -49,6 +53,31 @@ def with_averages(taken: Snapshot, averages: Averages, memory: HostMemory | None
     placed = [(_EMA + name, *where) for name, *where in averages.shards()]
     tensors = {**taken.tensors, **_copied(placed, "ema", memory)}
     return replace(taken, tensors=tensors, state={**taken.state, "format": 3})
+
+
+def with_base(taken: Snapshot, digest: str) -> Snapshot:
+    """The snapshot of an adapter, with the digest of the weights that it stands on."""
+    return replace(taken, state={**taken.state, "format": 4, "base": digest})
+
+
+def digest_of_base(learner: Learner) -> str:
+    """The digest of the weights that an adapter stands on, the same in any layout. Collective."""
+    return placed_digest(learner.base_shards(), learner.mesh)
+
+
+def placed_digest(parts: Iterable[Placed], mesh: Mesh) -> str:
+    """The digest of tensors of a model whose parts are on all ranks, the same in any layout. Collective."""
+    # One copy at a time: a model may fill half of the memory.
+    shards = (placed_shard(_MODEL + name, *where) for name, *where in parts)
+    mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
+    found: dict[str, TensorSum] = {}
+    seen = set()
+    for name, dtype, shape, offset, part in (row for rows in mesh.gather(mine) for row in rows):
+        if (name, tuple(offset)) not in seen:
+            seen.add((name, tuple(offset)))
+            before = found[name].sum if name in found else 0
+            found[name] = TensorSum(dtype, tuple(shape), (before + int(part)) % MODULUS)
+    return digests_of(found).get("model", "")
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
@@ -194,6 +223,8 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
     wanted = learner.state()
     saved = {name.removeprefix(_MODEL) for name in checkpoint.names if name.startswith(_MODEL)}
     averaged = averages_in(checkpoint) if ema else frozenset()
+    wanted = {name: tensor for name, tensor in wanted.items() if name not in learner.base}
+    _check_base(checkpoint, learner)
     everywhere = set().union(*learner.mesh.gather(sorted(wanted)))
     for missing, text in (
         (everywhere - saved, "lacks"),
@@ -209,6 +240,23 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
             placement, shape = learner.placements.of(tensor), tensor.shape
             kept = _EMA + name if name in averaged else _MODEL + name
             fill(tensor, checkpoint, kept, placement.global_shape(shape), placement.offset(shape))
+
+
+def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
+    """Raises CheckpointError where an adapter's checkpoint was trained on other weights than are here. Collective."""
+    kept = checkpoint.state.get("base")
+    if kept is None:
+        return
+    if not learner.base:
+        raise CheckpointError(
+            f"{checkpoint.folder} holds an adapter without the weights that it stands on: give the recipe's adapter, "
+            "or merge them first: paddle-dp merge RUN -o FILE."
+        )
+    if digest_of_base(learner) != kept:
+        raise CheckpointError(
+            f"{checkpoint.folder} holds an adapter that was trained on other weights than these: load.path must give "
+            "the same ones; without it, train.seed and the model must be the same."
+        )
 
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:

@@ -12,8 +12,8 @@ from paddle_dp.data.sample import Dataset
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
-from paddle_dp.parallel.parameter_groups import group
-from paddle_dp.part import Annotation, Owner, Part, annotate, read_part, read_settings
+from paddle_dp.parallel.parameter_groups import base_of, group
+from paddle_dp.part import Annotation, Owner, Part, adapted, annotate, read_part, read_settings
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
@@ -73,6 +73,7 @@ class Trainer(TrainingLoop):
         guard: Guard | Mapping[str, Any] | None = None,
         load: Load | Mapping[str, Any] | str | Path | None = None,
         ema: Ema | Mapping[str, Any] | None = None,
+        adapter: Words | None = None,
         cuts: Mapping[str, str] | None = None,
         attention_methods: Mapping[str, str] | None = None,
         blocks: Sequence[Any] = (),
@@ -90,6 +91,7 @@ class Trainer(TrainingLoop):
                 is one, which is what a script needs that may be started again), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
             load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
+            adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
             ema: an average of the weights, evaluated and saved beside them, such as {"decay": 0.999}.
             guard: what is done about a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
             cuts, attention_methods, blocks: how to split a model that has no tables of its own: patterns of layer
@@ -128,8 +130,10 @@ class Trainer(TrainingLoop):
             model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks
         )
 
-        if isinstance(optimizer, (str, Mapping)):
-            group(model, _part("optimizers", optimizer).groups)
+        groups = _part("optimizers", optimizer).groups if isinstance(optimizer, (str, Mapping)) else ()
+        model, before = adapted(model, _part("adapters", adapter) if adapter else None, settings.seed)
+        group(model, groups, before)
+        base, added = base_of(model, before)
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             return Task(
@@ -139,6 +143,8 @@ class Trainer(TrainingLoop):
                 schedule=_schedule(schedule, steps, steps_per_epoch, settings.batch),
                 precision=settings.precision,
                 dropout=settings.dropout,
+                base=base,
+                added=added,
             )
 
         asked = Recipe.model_construct(
@@ -171,6 +177,7 @@ class Trainer(TrainingLoop):
                     ("loss", "losses", loss),
                     ("optimizer", "optimizers", optimizer),
                     ("schedule", "schedules", schedule),
+                    ("adapter", "adapters", adapter),
                 )
                 if isinstance(given, (str, Mapping))
             },

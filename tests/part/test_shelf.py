@@ -48,6 +48,7 @@ def test_the_packages_own_shelves_are_listed_without_being_imported() -> None:
         "optimizers",
         "schedules",
         "strategies",
+        "adapters",
         "callbacks",
     }
 

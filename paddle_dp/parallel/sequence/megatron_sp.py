@@ -19,6 +19,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
     AllGatherOp,
     ColumnSequenceParallelLinear,
     GatherOp,
+    ReduceScatterOp,
     RowSequenceParallelLinear,
     ScatterOp,
     mark_as_sequence_parallel_parameter,
@@ -79,6 +80,14 @@ class BlockParallelizer(TensorParallelizer):
     """Shards the layers of blocks that work on sequence shards."""
 
     kinds = (ColwiseLinear, RowwiseLinear, GatherFromSequenceParallel)
+
+    def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
+        """x A of this rank's tokens → of all tokens."""
+        return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(narrow)))
+
+    def _summed(self, narrow: paddle.Tensor) -> paddle.Tensor:
+        """The rank's part of x A for all tokens → the sum, of this rank's tokens."""
+        return _TransposeBT.apply(ReduceScatterOp.apply(_TransposeBT.apply(narrow)))
 
 
 class SequenceParallelizer(TensorParallelizer):

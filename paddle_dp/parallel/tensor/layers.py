@@ -15,9 +15,11 @@ from paddle.distributed.fleet.layers.mpu import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    mp_ops,
 )
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel import lora
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
@@ -53,8 +55,6 @@ class ColwiseLinear(ColumnParallelLinear):
 
 def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Megatron's f: the tensor itself, the same on all ranks; its gradients are all-reduced."""
-    from paddle.distributed.fleet.layers.mpu import mp_ops
-
     return shared(x, lambda given: mp_ops._c_identity(given, group=group), ("copied", *group.ranks))
 
 
@@ -115,6 +115,7 @@ class TensorParallelizer:
         self._take(layer, "weight", whole.weight, 1)
         if whole.bias is not None:
             self._take(layer, "bias", whole.bias, 0)
+        self._adapt(whole, layer, {lora.A: None, lora.B: 1}, self._copied)
         return layer
 
     def rowwise(self, whole: nn.Linear) -> nn.Layer:
@@ -128,6 +129,7 @@ class TensorParallelizer:
         self._take(layer, "weight", whole.weight, 0)
         if whole.bias is not None:
             layer.bias = whole.bias
+        self._adapt(whole, layer, {lora.A: 0, lora.B: None}, self._summed)
         return layer
 
     def vocab(self, whole: nn.Layer) -> nn.Layer:
@@ -161,6 +163,31 @@ class TensorParallelizer:
             setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))
             self._take(whole, name, parameter, parameter.ndim - 1)
         return self.kinds[2](whole, self.group)
+
+    def _adapt(
+        self, whole: nn.Linear, layer: nn.Layer, dims: dict[str, int | None], between: lora.Between
+    ) -> None:
+        """Gives a cut layer the adapter of the whole one, if it has one, with slices along `dims`."""
+        low_rank = lora.low_rank_of(whole)
+        if low_rank is None:
+            return
+        for word, dim in dims.items():
+            factor = getattr(whole, word)
+            if dim is None:
+                layer.add_parameter(word, factor)
+                continue
+            shape = [n // self.group.nranks if at == dim else n for at, n in enumerate(factor.shape)]
+            layer.add_parameter(word, layer.create_parameter(shape, dtype=factor.dtype))
+            self._take(layer, word, factor, dim)
+        lora.LowRank(low_rank.scale, between).attach(layer)
+
+    def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
+        """x A of a colwise layer, the same on all ranks: its gradients, of each rank's columns of B, are summed."""
+        return mp_ops._c_identity(narrow, group=self.group)
+
+    def _summed(self, narrow: paddle.Tensor) -> paddle.Tensor:
+        """x A of a rowwise layer: the sum over each rank's rows of A."""
+        return mp_ops._mp_allreduce(narrow, group=self.group)
 
     def _check_divides(self, size: int, what: str) -> None:
         """Raises UsageError unless the number of ranks divides `size`."""

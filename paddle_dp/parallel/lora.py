@@ -1,0 +1,136 @@
+"""Low-rank adapters of linear layers: output + scale · ((x A) B), with A [inputs, rank] and B [rank, outputs].
+
+A begins random and B with zeros, so that training begins with the layer as it is (Hu et al., arXiv:2106.09685). Both
+are parameters of the layer itself, beside its weight, and a hook behind its forward adds the product: the layer stays
+the Linear that `cuts` tables, recompute and sharding know. Cut over the tensor axis, the factor that touches the cut
+dim is cut as the weight is, and the other one is whole; `between` is what is exchanged of x A, [..., rank].
+
+| the layer | A | B | between |
+|---|---|---|---|
+| whole | whole | whole | nothing |
+| colwise: some outputs | whole | columns | the gradient is all-reduced; on sequence shards: all-gathered, and back |
+| rowwise: some inputs | rows | whole | all-reduced; on sequence shards: reduce-scattered, and back |
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp.errors import Mistake, RecipeError, UsageError, near
+
+A, B = "lora_A", "lora_B"
+Between = Callable[[paddle.Tensor], paddle.Tensor]
+
+
+class LowRank:
+    """The hook behind a layer's forward that adds the low-rank product."""
+
+    def __init__(self, scale: float, between: Between | None = None):
+        self.scale, self.between = scale, between
+        self._handle: Any = None
+
+    def attach(self, layer: nn.Layer) -> None:
+        """Runs behind the forward of a layer that has A and B from now on."""
+        layer.low_rank = self
+        self._handle = layer.register_forward_post_hook(self)
+
+    def detach(self, layer: nn.Layer) -> None:
+        """Removes the hook and both factors."""
+        self._handle.remove()
+        for word in (A, B, "low_rank"):
+            delattr(layer, word)
+
+    def __call__(self, layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> paddle.Tensor:
+        narrow = paddle.matmul(inputs[0], getattr(layer, A))
+        if self.between is not None:
+            narrow = self.between(narrow)
+        return output + paddle.matmul(narrow, getattr(layer, B)) * self.scale
+
+
+def low_rank_of(layer: nn.Layer) -> LowRank | None:
+    """The adapter of a layer, or None."""
+    found = vars(layer).get("low_rank")
+    return found if isinstance(found, LowRank) else None
+
+
+def adapted_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer, LowRank]]:
+    """The layers with an adapter: name, layer, adapter."""
+    for name, layer in model.named_sublayers(include_self=True):
+        if (low_rank := low_rank_of(layer)) is not None:
+            yield name, layer, low_rank
+
+
+def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float, seed: int) -> nn.Layer:
+    """Adds A and B, in place, to every Linear whose name a pattern matches; returns the model.
+
+    A is drawn from the seed and the layer's name, so it does not depend on what else is drawn. Raises RecipeError for a
+    pattern that matches no Linear, and for a Linear that shares its weight: merged, the other layer would change, too;
+    UsageError for a model that has an adapter.
+    """
+    linears = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
+    shared = Counter(
+        id(p)
+        for layer in model.sublayers(include_self=True)
+        for p in layer.parameters(include_sublayers=False)
+    )
+    mistakes: list[Mistake] = []
+    for number, pattern in enumerate(match):
+        names = [name for name in linears if fnmatchcase(name, pattern)]
+        wrong = "" if names else f"'{pattern}' matches no Linear layer.{_known(pattern, list(linears))}"
+        if tied := next((name for name in names if shared[id(linears[name].weight)] > 1), None):
+            wrong = f"'{pattern}' matches {tied}, whose weight another layer uses, too: leave it out."
+        if wrong:
+            path = ("adapter", "match", number)
+            mistakes.append(Mistake(where="", what=f"adapter.match.{number}: {wrong}", path=path))
+    if mistakes:
+        raise RecipeError(mistakes)
+    if any(adapted_layers(model)):
+        raise UsageError("adapter: the model has an adapter already. Build it anew.")
+    for name, layer in linears.items():
+        if any(fnmatchcase(name, pattern) for pattern in match):
+            _add(name, layer, rank, scale, seed)
+    return model
+
+
+def _add(name: str, layer: nn.Linear, rank: int, scale: float, seed: int) -> None:
+    inputs, outputs = layer.weight.shape
+    bound = 1 / np.sqrt(
+        inputs
+    )  # of PEFT and of Linear itself in PyTorch: Kaiming's uniform with a gain of sqrt(1/3)
+    draws = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    dtype = layer.weight.dtype
+    first = nn.initializer.Assign(draws.uniform(-bound, bound, [inputs, rank]).astype("float32"))
+    for word, shape, begin in (
+        (A, [inputs, rank], first),
+        (B, [rank, outputs], nn.initializer.Constant(0.0)),
+    ):
+        layer.add_parameter(word, layer.create_parameter(shape, dtype=dtype, default_initializer=begin))
+    LowRank(scale).attach(layer)
+
+
+def merge_low_rank(model: nn.Layer) -> int:
+    """Adds each product to its layer's weight, computed in float64, and removes the adapters; returns their number."""
+    layers = list(adapted_layers(model))
+    with paddle.no_grad():
+        for _, layer, low_rank in layers:
+            a, b = (getattr(layer, word).astype("float64") for word in (A, B))
+            whole = layer.weight.astype("float64") + paddle.matmul(a, b) * low_rank.scale
+            layer.weight.set_value(whole.astype(layer.weight.dtype))
+            low_rank.detach(layer)
+    return len(layers)
+
+
+def _known(pattern: str, names: list[str]) -> str:
+    guess = near(pattern.strip(".*"), sorted({*names, *(name.rpartition(".")[2] for name in names)}))
+    some = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+    return (f" Did you mean '{guess}'?" if guess else "") + (
+        f" There are {some}." if names else " There is none."
+    )
