@@ -16,6 +16,7 @@ from models._chain import Chain
 from models._checks import at_least_one, check_epsilon, divides
 from models._generate import Cache, Generates
 from models._names import Names
+from models._scale import scaled
 from models._transformer import STD, TiedOutput, linear, residual_std
 
 
@@ -72,7 +73,7 @@ class RMSNorm(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         wide = x if x.dtype == paddle.float64 else x.astype("float32")
         scale = ((wide * wide).mean(-1, keepdim=True) + self.epsilon).rsqrt()
-        return (wide * scale).astype(x.dtype) * self.weight
+        return scaled((wide * scale).astype(x.dtype), self.weight)
 
 
 class Embedding(nn.Layer):

@@ -12,6 +12,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.bias_on_cpu import quick_biases
+from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
 from paddle_dp.parallel.given_optimizer import check_dense, check_kept, give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
 from paddle_dp.parallel.learning_rate import check_rate
@@ -114,6 +115,7 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
     check_dense(model)
     if mesh.device == "cpu":
         quick_biases(model)
+        quick_convolutions(model)
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
         check_kept(optimizer)
