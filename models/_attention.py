@@ -31,8 +31,8 @@ def _strided_copies_are_slow(x: paddle.Tensor) -> bool:
 
 
 def _later(q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
-    """[1, 1, t, tokens of k]: what Paddle on CPUs adds for `is_causal`, without an own copy for each head of each sample,
-    which takes as long as the products."""
+    """[1, 1, t, tokens of k]: what Paddle on CPUs adds for `is_causal`, once instead of once for each head of each
+    sample, which takes as long as the products."""
     mask = paddle.full([1, 1, q.shape[1], k.shape[1]], -1e4, q.dtype)
     return paddle.triu(mask, diagonal=1)
 
