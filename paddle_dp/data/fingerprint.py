@@ -20,6 +20,7 @@ import numpy as np
 
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Dataset, describe, file_names, is_stacked, read_samples
+from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError
 from paddle_dp.structure import leaves
@@ -77,18 +78,30 @@ def order(samples: int) -> Iterator[Indices]:
         done += more
 
 
+def in_order(samples: int) -> Iterator[Indices]:
+    """Groups of indices that cover every sample of a stream, one after another, each as large as all before it."""
+    done = 0
+    while done < samples:
+        more = 1 if done < 4 else min(done, samples - done)
+        yield np.arange(done, done + more, dtype=np.int64)
+        done += more
+
+
 def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
     def sample(indices: Indices) -> str:
         return _samples(dataset, seed, indices)
 
-    texts = _walk(len(dataset), "samples", sample, seconds)
+    groups = in_order if isinstance(dataset, Stream) else order
+    texts = _walk(groups(len(dataset)), "samples", sample, seconds)
     name_of = file_names(dataset)
     if name_of is not None:
-        texts |= _walk(len(dataset), "files", lambda indices: _files(name_of, indices), seconds / 4)
+        texts |= _walk(order(len(dataset)), "files", lambda indices: _files(name_of, indices), seconds / 4)
     return texts
 
 
-def _walk(samples: int, what: str, text_of: Callable[[Indices], str], seconds: float) -> dict[str, str]:
+def _walk(
+    groups: Iterator[Indices], what: str, text_of: Callable[[Indices], str], seconds: float
+) -> dict[str, str]:
     """`text_of` one group after another, while the next is likely to be done in time.
 
     The median group's time a sample is what counts: on a busy machine one group may take as long as all others.
@@ -96,7 +109,7 @@ def _walk(samples: int, what: str, text_of: Callable[[Indices], str], seconds: f
     texts: dict[str, str] = {}
     began, done = time.perf_counter(), 0
     rates: list[float] = []
-    for indices in order(samples):
+    for indices in groups:
         begun = time.perf_counter()
         late = begun - began > _PATIENCE * seconds
         if done >= 4 and (late or statistics.median(rates) * (done + len(indices)) > seconds):
@@ -132,6 +145,8 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
     try:
         with globals_kept():
             text = read()
+            if isinstance(dataset, Stream):
+                dataset.forget()
             return text if is_fixed or read() == text else RANDOM
     except DataError as error:
         return f"{UNREAD}: {error}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
+from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.structure import leaves, mapped, named_leaves
@@ -65,6 +66,8 @@ def file_names(dataset: Dataset) -> Callable[[int], str] | None:
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:
     """The names of its classes, or (). An array `classes` has targets rather than names."""
+    if isinstance(dataset, Stream):
+        return class_names(dataset.source)
     if not isinstance(dataset, Classified) or isinstance(dataset.classes, np.ndarray):
         return ()
     return tuple(dataset.classes or ())
@@ -101,6 +104,14 @@ def name(dataset: Dataset, index: int) -> str:
         return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"
     except Exception:  # noqa: BLE001 - the name is for a message: it must not hide the error in it
         return f"sample {index}"
+
+
+def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
+    """`read_sample`, with random numbers that only (seed, epoch, index) decide."""
+    if isinstance(dataset, Stream):
+        return read_sample(dataset.of_epoch(seed, epoch), index)
+    seed_sample(seed, epoch, index)
+    return read_sample(dataset, index)
 
 
 def read_sample(dataset: Dataset, index: int) -> Pair:
@@ -147,8 +158,7 @@ def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> P
     pairs = []
     for index in indices.tolist():
         heartbeat.at(index)
-        seed_sample(seed, epoch, index)
-        pairs.append(read_sample(dataset, index))
+        pairs.append(read_seeded(dataset, seed, epoch, index))
     inputs, targets = zip(*pairs, strict=True)
     return stack(dataset, indices, inputs), stack(dataset, indices, targets)
 

@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from paddle_dp.data.randomness import seed_sample
 from paddle_dp.data.sample import (
     Arrays,
     Dataset,
@@ -24,8 +23,8 @@ from paddle_dp.data.sample import (
     Pair,
     is_stacked,
     name,
-    read_sample,
     read_samples,
+    read_seeded,
     take,
 )
 from paddle_dp.data.sampler import Indices, Sampler, cut
@@ -246,8 +245,7 @@ def _fill_one_by_one(
 ) -> None:
     for row, index in enumerate(rows.indices.tolist()):
         progress[:] = progress[0] + 1, index
-        seed_sample(*key, index)
-        pair = read_sample(dataset, index)
+        pair = read_seeded(dataset, *key, index)
         _check(dataset, index, spec, pair)
         rows.fill(row, *pair)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 # Each shelf's base class by name, the package that it is in, and how a person writes it. A class has it among its
-# bases; neither has to be imported here. Where any class will do that has some methods, these.
+# bases; neither has to be imported here. Where any class will do that has one of some methods, these.
 BASES = {
     "models": ("Layer", "paddle", "paddle.nn.Layer"),
     "adapters": ("Layer", "paddle", "paddle.nn.Layer"),
@@ -22,7 +22,7 @@ BASES = {
     "callbacks": ("Callback", "paddle_dp", "paddle_dp.Callback"),
 }
 METHODS = {
-    "datasets": ("__getitem__",),
+    "datasets": ("__getitem__", "__iter__"),
     "losses": ("__call__",),
     "strategies": ("place",),
 }
@@ -79,5 +79,7 @@ def _wrong_class(kind: type[Any], shelf: str) -> str | None:
         b.__name__ == name and b.__module__.partition(".")[0] == package for b in kind.__mro__
     ):
         return f"is a class that is not derived from {written}"
-    missing = [m for m in METHODS.get(shelf, ()) if not any(m in vars(base) for base in kind.__mro__)]
-    return f"is a class without the method {missing[0]}" if missing else None
+    methods = METHODS.get(shelf, ())
+    if methods and not any(m in vars(base) for m in methods for base in kind.__mro__):
+        return f"is a class without the method {' or '.join(methods)}"
+    return None

@@ -19,7 +19,7 @@ from paddle_dp.part.groups import KEY, Group, Groups
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.settings import Owner, read_settings
-from paddle_dp.part.shelf import SHELVES, folders, load, names
+from paddle_dp.part.shelf import SHELVES, folders, has_config, load, names
 
 
 @runtime_checkable
@@ -131,7 +131,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
         if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
             raise InstallError.of_paddle() from error
         raise _at_use(f"{noun} {use} cannot be imported: {error}") from error
-    except Exception as error:  # a user's file may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's file may raise anything while it is imported
         raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error
     config = getattr(found, "Config", None) if isinstance(found, ModuleType) else found
     if isinstance(config, type) and is_dataclass(config) and hasattr(config, "build"):
@@ -151,7 +151,8 @@ def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None,
     if issubclass(kind, Call) and name in kind.given:
         made = " What makes a loss takes its settings by name: def make(*, …)." if shelf == "losses" else ""
         return f" '{name}' is given by the training.{made}"
-    others = [other for other in names(shelf, home) if other != use and name in _settings(shelf, other, home)]
+    known = [other for other in names(shelf, home) if other != use and has_config(shelf, other, home)]
+    others = [other for other in known if name in _settings(shelf, other, home)]
     if not others:
         return ""
     if len(others) > 1:

@@ -57,11 +57,23 @@ def names(shelf: str, home: Path | None = None) -> list[str]:
 
 def summary(shelf: str, name: str, home: Path | None = None) -> str:
     """The first docstring line of a part, read without importing it."""
+    return (ast.get_docstring(ast.parse(_source(shelf, name, home))) or "").split("\n")[0]
+
+
+def has_config(shelf: str, name: str, home: Path | None = None) -> bool:
+    """Whether a file speaks of a Config, read without importing it: in somebody's models/ there may be anything, such
+    as a setup.py."""
+    try:
+        return "Config" in _source(shelf, name, home)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _source(shelf: str, name: str, home: Path | None) -> str:
     files = (
         f for place in folders(shelf, home) for f in (place / f"{name}.py", place / name / "__init__.py")
     )
-    tree = ast.parse(next(file for file in files if file.exists()).read_text("utf-8"))
-    return (ast.get_docstring(tree) or "").split("\n")[0]
+    return next(file for file in files if file.exists()).read_text("utf-8")
 
 
 def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:

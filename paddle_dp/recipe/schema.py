@@ -100,6 +100,9 @@ class LoaderSettings:
     timeout: Duration = Duration.parse("120 s")
     """Time that one sample may take before its worker counts as hung."""
 
+    samples: Positive | None = None
+    """Of a stream: samples of an epoch. By default all that it has, which are counted at the start."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:

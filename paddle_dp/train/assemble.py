@@ -15,6 +15,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
+from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
@@ -61,9 +62,9 @@ class Assembly:
         self._fingerprints["train"] = fingerprint
         self._noticed += consistency.random_samples("training", fingerprint)
         _refuse_empty("train", dataset)
-        return self._loader(
-            dataset, seed=s.seed, shuffle=s.shuffle, drop_last=s.drop_last, micro_batches=s.micro_batches
-        )
+        shuffle = s.shuffle and not isinstance(dataset, Stream)
+        cutting = {"drop_last": s.drop_last, "micro_batches": s.micro_batches}
+        return self._loader(dataset, seed=s.seed, shuffle=shuffle, **cutting)
 
     @cached_property
     def test_loader(self) -> Loader | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import paddle
 
 from paddle_dp.checkpoint.other_names import names_of
+from paddle_dp.data.stream import as_dataset
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.loss import loss_of
@@ -35,7 +36,12 @@ def setup(recipe: Recipe) -> Setup:
         name=recipe.name,
         folder=recipe.folder,
         strategy=recipe.strategy,
-        dataset=recipe.dataset.build,
+        dataset=lambda split: as_dataset(
+            recipe.dataset.build(split),
+            recipe.loader.samples if split == "train" else None,
+            f"dataset {recipe.dataset.name}, {split}",
+            again=lambda: recipe.dataset.build(split),
+        ),
         task=lambda steps, steps_per_epoch: task(recipe, steps, steps_per_epoch),
         batch=train.batch,
         micro_batches=train.micro_batches,

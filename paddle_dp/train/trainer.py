@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data.sample import Dataset
+from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
@@ -117,6 +118,7 @@ class Trainer(TrainingLoop):
             seed=seed,
             dropout=dropout,
         )
+        settings_of_loader = _loader_settings(loader)
         mesh = join()
         run_folder = one_folder(Path(place.folder), mesh)
         chosen = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
@@ -160,14 +162,18 @@ class Trainer(TrainingLoop):
             folder=run_folder,
             strategy=asked.strategy,
             asked=asked,
-            dataset=lambda split: train if split == "train" else test,
+            dataset=lambda split: as_dataset(
+                train if split == "train" else test,
+                settings_of_loader.samples if split == "train" else None,
+                f"Trainer.of.{split}",
+            ),
             task=task,
             batch=settings.batch,
             micro_batches=settings.micro_batches,
             drop_last=settings.drop_last,
             seed=settings.seed,
             length=None if length is None else settings.length,
-            loader=_loader_settings(loader),
+            loader=settings_of_loader,
             guard=guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD),
             load=_load(load),
             ema=_ema(ema),

@@ -1,0 +1,159 @@
+"""Streams as data sets: sample i is the i-th that iterating gives, on any number of ranks and workers.
+
+Every reader iterates the whole stream and keeps what is its own, so that the ranks need no word on where it ends, and a
+resume needs nothing but the number of samples before it. Reading on is cheap; going back begins the stream again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from paddle.io import IterableDataset
+
+from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.errors import DataError, UsageError
+
+SAID = 2.0  # seconds of counting after which it is said
+LARGEST = 10**8  # samples that are counted; a longer stream probably has no end
+
+
+@runtime_checkable
+class OfEpoch(Protocol):
+    """A stream that is another one in each epoch."""
+
+    def set_epoch(self, epoch: int, /) -> None:
+        """Called before it is iterated for an epoch."""
+
+
+@runtime_checkable
+class FromPosition(Protocol):
+    """A stream that can begin in the middle."""
+
+    def iterate_from(self, position: int, /) -> Iterator[Any]:
+        """Its samples from `position` on."""
+        ...
+
+
+class Stream:
+    """`source` as a data set of `samples` samples, which are read in order; also where they are asked for in another.
+
+    A sample is read with random numbers of its own, as of any data set, and so are those that are passed over.
+    """
+
+    def __init__(self, source: Any, samples: int):
+        self.source, self._samples = source, samples
+        self._key: tuple[int, int, int] | None = None  # process, seed and epoch of the iterator
+        self._iterator: Iterator[Any] = iter(())
+        self._next = 0  # the index of the sample that it gives next
+        self._last: Any = None  # the sample before
+        self._of = (0, 0)  # seed and epoch
+
+    def of_epoch(self, seed: int, epoch: int) -> Stream:
+        """This one; from now on `stream[i]` is of this epoch."""
+        self._of = seed, epoch
+        return self
+
+    def forget(self) -> None:
+        """The next sample is read from the stream's beginning, whichever it is."""
+        self._key = None
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Raises DataError where the stream ends before it, and IndexError for what is none of its samples."""
+        if not 0 <= index < self._samples:
+            raise IndexError(f"{index} is not one of {self._samples} samples")
+        seed, epoch = self._of
+        key = os.getpid(), seed, epoch  # a forked worker must not go on with its parent's files
+        if key != self._key or index < self._next - 1:
+            self._begin(key, index)
+        while self._next <= index:
+            seed_sample(seed, epoch, self._next)
+            try:
+                self._last = next(self._iterator)
+            except StopIteration:
+                self._key = None
+                raise DataError(
+                    f"the stream ended after {self._next} samples of epoch {epoch}, and {self._samples} were to come: "
+                    "let it give as many in each epoch, or set loader.samples to a number that it always has"
+                ) from None
+            self._next += 1
+        return self._last
+
+    def _begin(self, key: tuple[int, int, int], index: int) -> None:
+        self._key, self._next = None, 0
+        if isinstance(self.source, OfEpoch):
+            self.source.set_epoch(key[2])
+        if isinstance(self.source, FromPosition):
+            self._iterator, self._next = iter(self.source.iterate_from(index)), index
+        else:
+            self._iterator = iter(self.source)
+        self._key = key
+
+
+@dataclass(frozen=True)
+class Made:
+    """What `make` makes, anew for each time that it is iterated."""
+
+    make: Callable[[], Iterable[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.make())
+
+
+def as_dataset(given: Any, samples: int | None, what: str, again: Callable[[], Any] | None = None) -> Any:
+    """A data set as it is; a stream, such as a paddle.io.IterableDataset, an object with `__iter__` alone, or a
+    function that makes a generator, as a Stream of `samples` samples, or of as many as it has, which are counted.
+
+    `what` is it called in messages. `again` makes it once more, for an iterator, which can be read only once. Raises
+    UsageError for an iterator without that, and for a stream without an end where `samples` is None.
+    """
+    if not is_stream(given):
+        return given
+    if inspect.isgeneratorfunction(given):
+        given = Made(given)
+    if isinstance(given, Iterator) and again is not None:
+        given = Made(again)
+    if isinstance(given, Iterator):
+        raise UsageError(
+            f"{what}: {type(given).__name__} can be read only once, and is read in every epoch, by every worker. Give "
+            "the function that makes it, or an object whose __iter__ does."
+        )
+    return Stream(given, samples or _length(given) or _counted(given, what))
+
+
+def is_stream(given: Any) -> bool:
+    """Whether it can only be iterated; or is a function without arguments that makes a generator."""
+    if isinstance(given, IterableDataset) or inspect.isgeneratorfunction(given):
+        return True
+    return isinstance(given, Iterable) and not hasattr(given, "__getitem__")
+
+
+def _length(source: Any) -> int:
+    """What it says of itself; 0 where it does not."""
+    try:
+        return len(source)
+    except (TypeError, RuntimeError):  # Paddle's IterableDataset raises the second
+        return 0
+
+
+def _counted(source: Any, what: str) -> int:
+    count, began = 0, time.monotonic()
+    with globals_kept():
+        for _ in source:
+            count += 1
+            if count > LARGEST:
+                raise UsageError(
+                    f"{what}: the stream has more than {LARGEST:,} samples, or no end. Set loader.samples to the "
+                    "samples of an epoch."
+                )
+    if (took := time.monotonic() - began) > SAID:
+        saves = f"(loader.samples={count} saves that)"
+        print(f"{what}: counted the stream's {count} samples in {took:.0f} s {saves}", flush=True)
+    return count
