@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from paddle.io import IterableDataset
-
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.errors import DataError, UsageError
 
@@ -130,6 +128,8 @@ def as_dataset(given: Any, samples: int | None, what: str, again: Callable[[], A
 
 def is_stream(given: Any) -> bool:
     """Whether it can only be iterated; or is a function without arguments that makes a generator."""
+    from paddle.io import IterableDataset
+
     if isinstance(given, IterableDataset) or inspect.isgeneratorfunction(given):
         return True
     return isinstance(given, Iterable) and not hasattr(given, "__getitem__")
