@@ -35,6 +35,7 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> Digest:
             written = 0
             while written < len(chunk):
                 written += file.write(chunk[written:])
+            del chunk  # the last one of a large part keeps it in memory
         os.fsync(file.fileno())
     return Digest(size, crc)
 
@@ -42,7 +43,9 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> Digest:
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
     for part in parts:
         view = memoryview(part)
+        del part
         yield from (view[i : i + _CHUNK] for i in range(0, len(view), _CHUNK))
+        del view
 
 
 def open_regular(path: Path) -> io.FileIO:

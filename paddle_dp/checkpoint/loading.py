@@ -137,16 +137,14 @@ class Checkpoint:
         return digests_of(sums)
 
     def first_nan(self) -> str | None:
-        """The first tensor of the model or of the optimizer that holds NaN, or None."""
-        for name in self.names:
-            array, dtype = self.read(name), self.dtype(name)
-            if dtype == "bfloat16":
-                bad = bool(((array & 0x7FFF) > 0x7F80).any())
-            else:
-                bad = array.dtype.kind == "f" and bool(np.isnan(array).any())
-            if bad:
-                return name
-        return None
+        """The first tensor of the model or of the optimizer that holds NaN, or None; one at a time is in memory."""
+        return next((name for name in self.names if self._has_nan(name)), None)
+
+    def _has_nan(self, name: str) -> bool:
+        array = self.read(name)
+        if self.dtype(name) == "bfloat16":
+            return bool(((array & 0x7FFF) > 0x7F80).any())
+        return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
     def _part(self, shard: ShardInfo, box: Box) -> np.ndarray:
         cut = box.inside(shard.box)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from paddle_dp.checkpoint.loading import Checkpoint, load
-from paddle_dp.checkpoint.shards import TensorShard
-from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.errors import CheckpointError
 
 _MODEL, _EMA = "model/", "ema/"
@@ -18,8 +19,9 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
     """Writes the whole model's tensors, under its own names, into one safetensors file; returns their number. With
     `ema`, the averages in place of the weights that have one.
 
-    `safetensors.paddle.load_file(out)` gives a state dict for `model.set_state_dict`. The file appears whole or not at
-    all. Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
+    One tensor at a time is in memory. `safetensors.paddle.load_file(out)` gives a state dict for
+    `model.set_state_dict`. The file appears whole or not at all. Raises CheckpointError for a checkpoint that is
+    damaged or holds NaN, or if the file cannot be written.
     """
     saved = load(checkpoint)
     if saved.checks is None and (bad := saved.first_nan()):
@@ -27,24 +29,21 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
             f"'{bad}' in {checkpoint} holds NaN, so {out} was not written: name an earlier one."
         )
     averaged = averages_in(saved) if ema else frozenset()
-    names = [name for name in saved.names if name.startswith(_MODEL)]
-    shards = {}
-    for name in names:
-        key = name.removeprefix(_MODEL)
-        name = _EMA + key if key in averaged else name
-        shards[key] = TensorShard.whole(key, saved.read(name), saved.dtype(name))
-    write_merged(out, shards)
-    return len(shards)
+    keys = [name.removeprefix(_MODEL) for name in saved.names if name.startswith(_MODEL)]
+    names = {key: (_EMA if key in averaged else _MODEL) + key for key in keys}
+    forms = {key: (saved.dtype(name), saved.shape(name)) for key, name in names.items()}
+    write_merged(out, forms, lambda key: saved.read(names[key]))
+    return len(names)
 
 
-def write_merged(out: Path, shards: Mapping[str, TensorShard]) -> None:
-    """Writes whole tensors into the file `out`, which appears whole or not at all. Raises CheckpointError if it cannot
-    be written."""
+def write_merged(out: Path, forms: Forms, read: Callable[[str], np.ndarray]) -> None:
+    """Writes whole tensors, by `stream_tensors`, into the file `out`, which appears whole or not at all. Raises
+    CheckpointError if it cannot be written."""
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        write_tensors(partial, shards)
+        stream_tensors(partial, forms, read)
         partial.replace(out)
     except OSError as error:
         raise CheckpointError(f"{out} was not written: {error.strerror}.") from error

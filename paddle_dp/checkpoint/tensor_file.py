@@ -12,7 +12,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.disk import Digest, open_regular, write
 from paddle_dp.checkpoint.shards import DTYPES, TensorShard
 
+Forms = Mapping[str, tuple[str, tuple[int, ...]]]  # of tensors by key: dtype and shape
 _LABELS = {code: label for label, (code, _) in DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 
@@ -48,23 +49,39 @@ def write_tensors(
     path: Path, shards: Mapping[str, TensorShard], metadata: Mapping[str, str] | None = None
 ) -> Digest:
     """Writes the shards' arrays under the given keys; the file is flushed to the disk when this returns."""
+    forms = {key: (shard.dtype, tuple(shard.array.shape)) for key, shard in shards.items()}
+    return stream_tensors(path, forms, lambda key: shards[key].array, metadata)
+
+
+def stream_tensors(
+    path: Path,
+    forms: Forms,
+    read: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+) -> Digest:
+    """Writes tensors of the given dtypes and shapes, each as `read(key)` returns it when its turn comes: one of them at
+    a time is in memory. The file is flushed to the disk when this returns."""
     # Largest element sizes first, so that every tensor is aligned.
-    keys = sorted(shards, key=lambda key: (-shards[key].array.dtype.itemsize, key))
+    keys = sorted(forms, key=lambda key: (-np.dtype(DTYPES[forms[key][0]][1]).itemsize, key))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for key in keys:
-        array, code = shards[key].array, DTYPES[shards[key].dtype][0]
-        offsets = [position, position + array.nbytes]
-        header[key] = {"dtype": code, "shape": list(array.shape), "data_offsets": offsets}
-        position += array.nbytes
+        info = TensorInfo(*forms[key], position)
+        end = position + info.nbytes
+        header[key] = {
+            "dtype": DTYPES[info.dtype][0],
+            "shape": list(info.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = [struct.pack("<Q", len(text)), text]
-    return write(path, itertools.chain(head, (_raw(shards[key]) for key in keys)))
+    return write(path, itertools.chain(head, (_raw(read(key), forms[key][0]) for key in keys)))
 
 
-def _raw(shard: TensorShard) -> memoryview:
-    array = np.ascontiguousarray(shard.array, dtype=DTYPES[shard.dtype][1])
+def _raw(array: np.ndarray, dtype: str) -> memoryview:
+    array = np.ascontiguousarray(array, dtype=DTYPES[dtype][1])
     return array.reshape(-1).view(np.uint8).data
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
+import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
 from paddle_dp.parallel import lora
 from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
+from paddle_dp.parallel.initial_weights import draw, initial_weights, without_memory
 from paddle_dp.parallel.placement import Placements
-from paddle_dp.parallel.tensor.layers import TensorParallelizer, layers_in
+from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import attention_methods_of, cut_entries
 from paddle_dp.plan import Anatomy
@@ -119,30 +120,20 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
 
 
 def built(
-    build: Callable[[], nn.Layer], numbers: Sequence[int], tp_rank: int, tp_size: int
+    build: Callable[[], nn.Layer], numbers: Sequence[int], tp_rank: int, tp_size: int, seed: int = 0
 ) -> list[nn.Layer]:
-    """The units `numbers` of the model with initial weights in memory, sharded for rank `tp_rank` of the tensor axis.
+    """The units `numbers` of the model with the initial weights of `seed`, cut for rank `tp_rank` of the tensor axis.
 
-    Only one unit at a time is whole in memory, so that a host which can hold a part of the model can build it. The
-    weights have the initial distribution, but are not those of one process. Raises UsageError where nothing is cut.
+    As in a job, no more than this part and one parameter is in memory. Raises UsageError where nothing is cut, and for
+    a model whose weights only a whole one draws.
     """
-    with lazily():
-        model = build()
-    every = units(model)
-    here = {id(parameter) for number in numbers for parameter in every[number].parameters()}
+    paddle.seed(seed)
+    model, reason = without_memory(build)
+    if model is None:
+        raise UsageError(f"a rank's part cannot be built alone: the model is built whole, because {reason}.")
     with alone(tp_rank, tp_size) as group:
-        parallelizer = TensorParallelizer(group, Placements())
-        for unit in every:
-            if any(
-                id(parameter) in here for parameter in unit.parameters()
-            ):  # its own, or one that it shares
-                _draw(unit.parameters())
-                if tp_size > 1:
-                    parallelizer.replace(model, layers_in(unit))
-    return [units(model)[number] for number in numbers]
-
-
-def _draw(parameters: Iterable[Any]) -> None:
-    for parameter in parameters:
-        if not parameter._is_initialized():
-            parameter.initialize()
+        if tp_size > 1:
+            TensorParallelizer(group, Placements(), initial_weights(model)).parallelize(model)
+    layers = [units(model)[number] for number in numbers]
+    draw(model, [parameter for layer in layers for parameter in layer.parameters()])
+    return layers

@@ -22,6 +22,7 @@ from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
+from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.meta_init import size_of
 from paddle_dp.proof import noise
 from paddle_dp.proof.fits import check_fits
@@ -114,6 +115,7 @@ class Side:
         found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
         self.parameters = sum(parameter.size for parameter in found.model.parameters())
         if self.given.noise is not None:
+            draw(found.model)
             self.given.noise.model(found.model)
         return replace(found, compared=True)
 

@@ -35,6 +35,12 @@ class StrategyConfig:
         """How a model is laid out on `ranks` ranks; by default whole on each."""
         return Layout(degrees=Degrees(data=ranks), recompute=self.recompute)
 
+    @property
+    def keeps_a_part(self) -> bool:
+        """Whether a rank keeps a part of the model, and `place` takes one without memory for its weights
+        (`parallel.initial_weights`), of which it draws that part; by default `place` takes finished models."""
+        return False
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of `device` ("cpu" or "gpu").
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -94,6 +95,10 @@ class Config(StrategyConfig):
         auto = 2 if self.pipeline_schedule == "interleaved" else 1
         return auto if self.virtual_stages == "auto" or self.pipeline == 1 else self.virtual_stages
 
+    @property
+    def keeps_a_part(self) -> bool:
+        return self.tensor > 1 or self.pipeline > 1 or (self.sharding > 1 and self.sharding_stage == 3)
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
         from paddle_dp.parallel.preflight import preflight_check
@@ -168,25 +173,17 @@ class Hybrid:
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
         from paddle_dp.parallel import place_whole, prepare
-        from paddle_dp.parallel.batch_norm import synchronize
-        from paddle_dp.parallel.blocks import check_chain, check_table
         from paddle_dp.parallel.clip import take_clips
-        from paddle_dp.parallel.data_group import DataGroup
         from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
         from paddle_dp.parallel.hybrid import HybridLearner
+        from paddle_dp.parallel.initial_weights import draw, initial_weights
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
+        from paddle_dp.parallel.pipeline.schedules import unsynchronized
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
-        from paddle_dp.parallel.samplewise import mixing
 
-        axes = self.mesh.axes
-        if axes.pipeline > 1:
-            check_chain(task.model, task.samples, "strategy.pipeline")
-        elif self._runs_blocks:
-            check_table(task.model, task.samples, "strategy")
-        if self.config.sync_batch_norm and axes.dp_size > 1:
-            synchronize(task.model, DataGroup.of(self.hcg))
-        mixed = mixing(task.model, task.samples, task.dropout == "exact") if axes.dp_size > 1 else []
+        axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
+        mixed = self._try(task)
         placements = Placements()
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
@@ -200,19 +197,49 @@ class Hybrid:
                 model, weighed, self.hcg, placements, self.config.partition, self.config.stages_per_rank
             )
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
+        if not self._stores_some:
+            draw(task.model, model.parameters())
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
         noticed = [*mixed, *check_elementwise(prepared.optimizer, axes.tensor)]
         noticed += check_by_parameter(prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
         fields["clips"] = take_clips(prepared.optimizer)
         if axes.pipeline > 1:
-            fields["parallel_model"] = self._engine(model)
+            with unsynchronized(model) if drawn else nullcontext():
+                fields["parallel_model"] = self._engine(model)
         if axes.sharding > 1:
             fields["zero"] = self._zero(prepared, placements)
+        if self._stores_some:
+            at = self.mesh.coords
+            draw(task.model, [p for p in model.parameters() if placements.of(p).is_stored_at(at)])
         learner = prepared.learner(
             kind, noticed=noticed, hcg=self.hcg, dp_world_size=axes.data, placements=placements, **fields
         )
         learner.check("after the weights were placed")
         return learner
+
+    def _try(self, task: Task) -> list[str]:
+        """Tries the whole model on some samples, in evaluation and in training, and replaces its BatchNorms. Returns
+        sentences on what is not as on one process. Raises UsageError where forward is not what the layout needs."""
+        from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.blocks import check_chain, check_table
+        from paddle_dp.parallel.data_group import DataGroup
+        from paddle_dp.parallel.lent_weights import check_lendable, lent
+        from paddle_dp.parallel.samplewise import mixing
+
+        axes = self.mesh.axes
+        check_lendable(task.model, task.samples)
+        if axes.pipeline > 1:
+            with lent(task.model):
+                check_chain(task.model, task.samples, "strategy.pipeline")
+        elif self._runs_blocks:
+            with lent(task.model):
+                check_table(task.model, task.samples, "strategy")
+        if self.config.sync_batch_norm and axes.dp_size > 1:
+            synchronize(task.model, DataGroup.of(self.hcg))
+        if axes.dp_size == 1:
+            return []
+        with lent(task.model):
+            return mixing(task.model, task.samples, task.dropout == "exact")
 
     @property
     def _runs_blocks(self) -> bool:
@@ -221,10 +248,17 @@ class Hybrid:
             self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
         )
 
+    @property
+    def _stores_some(self) -> bool:
+        """Whether this rank stores some of its layers' parameters only: known when their owners are."""
+        return self.mesh.axes.sharding > 1 and self.config.sharding_stage == 3
+
     def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
         """Cuts the task's model and loss along the tensor and the sequence axis. Raises UsageError where the cut model
         does not give the outputs of the whole one for some samples."""
         from paddle_dp.parallel.cut_check import CutCheck
+        from paddle_dp.parallel.initial_weights import initial_weights
+        from paddle_dp.parallel.lent_weights import lent
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
         from paddle_dp.parallel.sequence.ulysses import parallelize_sequence
@@ -234,11 +268,12 @@ class Hybrid:
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
         cut = axes.tensor > 1 or axes.sequence > 1
-        cut_check = CutCheck(model, task.samples if cut else None, values=not task.compared)
+        with lent(model):
+            cut_check = CutCheck(model, task.samples if cut else None, values=not task.compared)
         if axes.tensor > 1:
             group = self.hcg.get_model_parallel_group()
             kind = SequenceParallelizer if self.config.sequence_parallel else TensorParallelizer
-            parallelizer = kind(group, placements)
+            parallelizer = kind(group, placements, initial_weights(model))
             model = parallelizer.parallelize(model)
             loss = vocab_parallel(loss, group) if parallelizer.cuts_classes else loss
             slices += [(-1, group)] if parallelizer.cuts_classes else []
@@ -247,7 +282,8 @@ class Hybrid:
         if axes.sequence > 1:
             model, loss = parallelize_sequence(model, loss, self.hcg.get_sep_parallel_group())
             slices.append((1, self.hcg.get_sep_parallel_group()))
-        cut_check.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
+        with lent(model):
+            cut_check.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
     def _zero(self, prepared: Prepared, placements: Placements) -> Zero:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import paddle
 
@@ -10,6 +11,7 @@ from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
+from paddle_dp.parallel.initial_weights import draw, without_memory
 from paddle_dp.parallel.loss import loss_of
 from paddle_dp.parallel.parameter_groups import base_of, group
 from paddle_dp.part import adapted, read_part
@@ -62,10 +64,20 @@ def setup(recipe: Recipe) -> Setup:
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     """The recipe's model, loss, optimizer and schedule, for a training of `steps` updates.
 
-    The model's first weights are drawn from the recipe's seed, the same on every rank.
+    The model's first weights are those that one process draws from the recipe's seed. Where a rank will keep a part of
+    them, the model has no memory for them yet (`parallel.initial_weights`), unless only a whole one draws the same.
     """
+    finish = partial(_task, recipe, steps=steps, steps_per_epoch=steps_per_epoch)
     paddle.seed(recipe.train.seed)
-    model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+    if recipe.strategy.config.keeps_a_part:
+        made, _ = without_memory(recipe.model.build, finish)
+        if made is not None:
+            return made
+    return finish(recipe.model.build())
+
+
+def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int) -> Task:
+    model, before = adapted(model, recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
     base, added = base_of(model, before)
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
@@ -85,6 +97,7 @@ def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's model on this process alone, with the weights that an adapter stands on. No data set is opened."""
     made = task(recipe, 1, 1)
     tables = names_of(made.model)
+    draw(made.model)  # a recipe whose ranks keep a part of the model leaves that to its strategy
     learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(made)
     if recipe.load is not None and made.base:
         load_initial(recipe.load, learner, tables, made.added)

@@ -93,7 +93,7 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the whole model of an adapter's run, with the adapter added to the weights that it stands on, as one
     safetensors file, options["to"]: the plain model, without adapter."""
     from paddle_dp.checkpoint.merge import write_merged
-    from paddle_dp.checkpoint.tensors import tensor_shard
+    from paddle_dp.checkpoint.tensors import dtype_of, tensor_shard
     from paddle_dp.parallel.lora import merge_low_rank
     from paddle_dp.train.assemble import find_checkpoint
     from paddle_dp.train.build import plain_learner
@@ -104,8 +104,10 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
     load_model(found, learner, ema=bool(options.get("ema")))
     adapted = merge_low_rank(learner.model)
-    shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
-    write_merged(out, shards)
+    tensors = learner.model.state_dict()
+    forms = {name: (dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    write_merged(out, forms, lambda name: tensor_shard(name, tensors[name]).array)
     print(
-        f"{out}: {len(shards)} tensors of {found.folder}, with {adapted} layers' adapters in them", flush=True
+        f"{out}: {len(tensors)} tensors of {found.folder}, with {adapted} layers' adapters in them",
+        flush=True,
     )

@@ -214,7 +214,8 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
     import paddle
 
     paddle.set_device("cpu")
-    layers = built(recipe.build_model, memory.blocks, memory.coords["tensor"], layout.degrees.tensor)
+    tensor, size = memory.coords["tensor"], layout.degrees.tensor
+    layers = built(recipe.build_model, memory.blocks, tensor, size, recipe.train.seed)
     parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
     count = sum(int(p.size) for p in parameters)
     size = sum(int(p.size) * p.element_size() for p in parameters)

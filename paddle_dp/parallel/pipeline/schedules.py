@@ -15,11 +15,12 @@ layers that split their backward in two.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import paddle
+from paddle import nn
 from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
 
@@ -129,6 +130,20 @@ def _by_leaf(micro_batches: list[Any]) -> Any:
     if isinstance(micro_batches[0], paddle.Tensor):
         return micro_batches
     return tuple(list(of_leaf) for of_leaf in zip(*map(leaves, micro_batches), strict=True))
+
+
+@contextmanager
+def unsynchronized(model: nn.Layer) -> Iterator[None]:
+    """Around the construction of an engine whose ranks hold equal weights already, or weights without memory (stage 3):
+    fleet would broadcast them all, out of a second copy of this rank's part."""
+    tensors: list[Any] = [*model.parameters(), *model.buffers()]
+    for tensor in tensors:
+        tensor.no_sync = True  # fleet's own mark
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            tensor.no_sync = False
 
 
 def _with_gradient(output: Any) -> Any:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import paddle
@@ -31,7 +32,33 @@ def widen(model: nn.Layer) -> None:
     Not `paddle.set_default_dtype` before the model is built: other initial weights would be drawn, and
     `paddle.nn.BatchNorm` stays in float32 (3.3.1). Not `model.to(dtype=…)`, which casts counters and indices, too.
     """
-    model._to_impl(dtype="float64", floating_only=True)
+    with castable(model):
+        for layer in model.sublayers(include_self=True):
+            layer._to_impl(dtype="float64", include_sublayers=False, floating_only=True)
+
+
+@contextmanager
+def castable(model: nn.Layer) -> Iterator[None]:
+    """Inside, layers whose weights have no memory yet (`parallel.initial_weights`) can be cast: while one is, its
+    weights have memory."""
+
+    def cast_one(layer: nn.Layer, **how: Any) -> nn.Layer:
+        own = [p for p in layer.parameters(include_sublayers=False) if not p._is_initialized()]
+        for parameter in own:
+            paddle.empty(parameter.shape, parameter.dtype)._share_underline_tensor_to(parameter)
+        type(layer)._to_impl(layer, **how)
+        for parameter in own:
+            parameter._clear_data()
+        return layer
+
+    layers = model.sublayers(include_self=True)
+    for layer in layers:
+        vars(layer)["_to_impl"] = partial(cast_one, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["_to_impl"]
 
 
 @contextmanager
@@ -123,7 +150,8 @@ class MixedPrecision:
         """
         if self.precision.level == "O2" and self.low and self._rounder is None:
             paddle.nn.clip._clip_by_global_norm_using_mp_type(True)
-            return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
+            with castable(model):
+                return paddle.amp.decorate(model, optimizer, level="O2", dtype=self.precision.dtype)
         return model, optimizer
 
     def cast_micro_batch(self, micro_batch: MicroBatch) -> MicroBatch:

@@ -105,7 +105,7 @@ class SequenceParallelizer(TensorParallelizer):
                 f"strategy.sequence_parallel: {type(model).__name__} has no ordered `blocks`, between which sequences "
                 "could be scattered. Keep its layers in one (docs/add-a-part.md), or set sequence_parallel=false."
             )
-        inner = BlockParallelizer(self.group, self.placements)
+        inner = BlockParallelizer(self.group, self.placements, self.initial)
         inner._sharded = self._sharded
         parts = [layers_in(block) for block in blocks]
         first = self.replace(model, parts[0])

@@ -60,7 +60,7 @@ class Zero:
             placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
         self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         self._mine = [self.owner(parameter) == self.group.rank for parameter in self.parameters]
-        on_hosts = all(parameter.place.is_cpu_place() for parameter in self.parameters)
+        on_hosts = all(map(_is_on_host, self.parameters))
         owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
         self._pushed: PushedOwners | None = None
         self._rounds: OwnerRounds | None = None
@@ -173,3 +173,10 @@ class Zero:
         dist.reduce(parameter.grad, self.group.ranks[self.owner(parameter)], group=self.group)
         if self.owner(parameter) != self.group.rank:
             parameter.clear_gradient(False)
+
+
+def _is_on_host(parameter: paddle.Tensor) -> bool:
+    """Of a weight without memory (`parallel.initial_weights`): whether it will be there."""
+    if not parameter._is_initialized():
+        return bool(paddle.get_device() == "cpu")
+    return bool(parameter.place.is_cpu_place())

@@ -1,12 +1,13 @@
 """Replaces layers of a plain model by fleet's tensor-parallel ones, according to the `cuts` tables of its layers.
 
-Every rank first builds the whole model from one seed and then keeps its shards: the initial weights and their names are
-those of one process.
+The initial weights and their names are those of one process: a rank slices the whole model's, or, of a model without
+memory for them (`parallel.initial_weights`), says which slices it will want.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import paddle
@@ -21,6 +22,7 @@ from paddle.distributed.fleet.layers.mpu import (
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import lora
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.parallel.initial_weights import InitialWeights
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
 from paddle_dp.parallel.tensor.rng import draw_slice
@@ -62,13 +64,14 @@ class TensorParallelizer:
     """Shards layers for one rank of the tensor axis; a parameter that two layers share is sharded once.
 
     The shards are recorded in `placements`. After the cut, `cuts_classes` says whether each rank's scores hold only
-    some of the classes.
+    some of the classes. `initial`: the values of a model that has none yet.
     """
 
     kinds: tuple[Any, Any, Any] = (ColwiseLinear, RowParallelLinear, CopyToTensorParallel)
 
-    def __init__(self, group: Group, placements: Placements):
+    def __init__(self, group: Group, placements: Placements, initial: InitialWeights | None = None):
         self.group, self.placements, self.cuts_classes = group, placements, False
+        self.initial = initial
         self._sharded: dict[int, paddle.Tensor] = {}
 
     def parallelize(self, model: nn.Layer) -> nn.Layer:
@@ -91,11 +94,16 @@ class TensorParallelizer:
             for cut in cut_entries(parent):
                 placed = parent if isinstance(cut.value, int) else cut.value
                 if within is None or id(placed) in within:
-                    setattr(parent, cut.name, WAYS[cut.way](self, cut.value))
+                    with self._memory():
+                        setattr(parent, cut.name, WAYS[cut.way](self, cut.value))
                     replaced, cuts_heads = True, cuts_heads or cut.way == "heads"
             if cuts_heads:
                 draw_slice(parent, "heads", self.group, *_attention_methods(parent))
         return replaced
+
+    def _memory(self) -> AbstractContextManager[Any]:
+        """Around new layers: without memory for their weights where the model has none."""
+        return nullcontext() if self.initial is None else paddle.LazyGuard()
 
     def colwise(self, whole: Any) -> Any:
         """Each rank holds some of a linear's outputs. A dropout on them draws this rank's slice of the masks. A number
@@ -200,8 +208,11 @@ class TensorParallelizer:
     def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
         """Gives `layer` its slice of a whole parameter, under the whole one's name."""
         part, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
-        with paddle.no_grad():
-            part.set_value(shard.of(whole))
+        if self.initial is not None and self.initial.has(whole):
+            self.initial.cut(part, whole, shard)
+        else:
+            with paddle.no_grad():
+                part.set_value(shard.of(whole))
         part.name, part.is_distributed = whole.name, True
         self.placements.record(part, shard=shard)
         part.stop_gradient = whole.stop_gradient

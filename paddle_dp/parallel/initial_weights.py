@@ -1,0 +1,279 @@
+"""Initial weights of a model that no process holds whole: the bits of one process, drawn one parameter at a time.
+
+A model is built without memory for its weights (`without_memory`), cut, and dealt to stages and owners, all by shapes.
+Then `InitialWeights.draw` runs the initializers in the order in which one process runs them, from the same state of
+Paddle's generator, and keeps of each parameter what this rank stores: its memory is that, and one parameter.
+
+What is built so is refused unless it must give one process's bits: a constructor that reads or sets a weight, draws
+random numbers itself, copies a parameter, or has an initializer that is not Paddle's. Such a model is built whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.base.framework import EagerParamBase as Parameter
+from paddle.utils import unique_name
+
+from paddle_dp.errors import PaddleDPError
+from paddle_dp.parallel.placement import Shard
+from paddle_dp.parallel.trial import random_state
+
+Initializer = Callable[[Any, Any], Any]
+
+# What may be asked of a parameter that has no values yet.
+_DESCRIBES = {
+    "shape", "ndim", "size", "dtype", "name", "type", "persistable", "stop_gradient", "trainable", "need_clip",
+    "optimize_attr", "regularizer", "do_model_average", "is_distributed", "is_dist", "element_size", "is_leaf",
+    "is_floating_point", "is_complex", "grad", "set_init_func", "initialize", "__class__", "__dict__", "__hash__",
+    "_is_initialized", "_init_func", "_init_op_creator",
+}  # fmt: skip
+_CONSTANT = nn.initializer.Constant
+_RANDOM = (
+    nn.initializer.Normal, nn.initializer.TruncatedNormal, nn.initializer.Uniform, nn.initializer.XavierNormal,
+    nn.initializer.XavierUniform, nn.initializer.KaimingNormal, nn.initializer.KaimingUniform,
+)  # fmt: skip
+_PATTERN = 65537
+
+
+class _ReadError(Exception):
+    """A constructor read values of a parameter that has none yet."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call of an initializer; a parameter may have several, of which the last one counts. `dtype`: in which the
+    values are drawn; the parameter may have been cast since."""
+
+    parameter: Any
+    initializer: Initializer
+    dtype: Any
+
+    @property
+    def takes_numbers(self) -> bool:
+        return not isinstance(_owner(self.initializer), _CONSTANT)
+
+    def run(self) -> None:
+        whole = self.parameter
+        if whole.dtype == self.dtype:
+            self.initializer(whole, None)
+            return
+        drawn = Parameter(whole.shape, self.dtype, name=whole.name)
+        self.initializer(drawn, None)
+        drawn.astype(whole.dtype)._share_underline_tensor_to(whole)
+
+
+class InitialWeights:
+    """The initial values of a model without memory for them; of no use once they are drawn."""
+
+    def __init__(self, draws: Iterable[Draw], state: list[Any]):
+        self._draws, self._state = list(draws), state
+        self._slices: dict[int, list[tuple[paddle.Tensor, Shard]]] = defaultdict(list)
+        self._whole_of: dict[int, tuple[paddle.Tensor, Shard]] = {}
+        self._draw_of = {id(draw.parameter): number for number, draw in enumerate(self._draws)}
+        self._patterns: dict[str, paddle.Tensor] = {}  # some values of large parameters, for trials
+
+    def has(self, parameter: paddle.Tensor) -> bool:
+        """Whether these are the values of this (whole) parameter."""
+        return id(parameter) in self._draw_of
+
+    def cut(self, part: paddle.Tensor, whole: paddle.Tensor, shard: Shard) -> None:
+        """Says that `part`, which has no memory yet, is a slice of a whole parameter."""
+        self._slices[id(whole)].append((part, shard))
+        self._whole_of[id(part)] = whole, shard
+
+    @paddle.no_grad()
+    def draw(self, keep: Iterable[paddle.Tensor]) -> None:
+        """Gives the parameters `keep`, and slices, their values; all others stay without memory. Paddle's generators
+        are left as they were found."""
+        wanted = {id(parameter) for parameter in keep}
+        uses = [self._is_wanted(draw.parameter, wanted) for draw in self._draws]
+        last = max((number for number, used in enumerate(uses) if used), default=-1)
+        state = paddle.get_rng_state()
+        paddle.set_rng_state(self._state)
+        try:
+            for draw, used in zip(self._draws[: last + 1], uses, strict=False):
+                if (
+                    used or draw.takes_numbers
+                ):  # numbers that this rank does not need come before those that it does
+                    draw.run()
+                    self._deal(draw.parameter, wanted)
+        finally:
+            paddle.set_rng_state(state)
+
+    def draw_all(self) -> None:
+        """Gives every parameter its values."""
+        self.draw([draw.parameter for draw in self._draws])
+
+    def _is_wanted(self, whole: paddle.Tensor, wanted: set[int]) -> bool:
+        return id(whole) in wanted or any(id(part) in wanted for part, _ in self._slices[id(whole)])
+
+    def _deal(self, whole: paddle.Tensor, wanted: set[int]) -> None:
+        for part, shard in self._slices[id(whole)]:
+            if id(part) in wanted:
+                shard.of(whole)._share_underline_tensor_to(part)
+        if id(whole) not in wanted:
+            whole._clear_data()
+
+    @paddle.no_grad()
+    def lend(self, parameter: paddle.Tensor) -> bool:
+        """Gives a parameter, or a slice, some values of its distribution, the same at every call and on every rank.
+        Returns whether it had none."""
+        whole, shard = self._whole_of.get(id(parameter), (parameter, None))
+        if parameter._is_initialized() or not self.has(whole):
+            return False
+        self._try_out(whole)
+        if shard is not None:
+            shard.of(whole)._share_underline_tensor_to(parameter)
+            whole._clear_data()
+        return True
+
+    def _try_out(self, whole: Any) -> None:
+        """Large random ones repeat a drawn pattern, of a prime length and from another place each: drawing takes ten
+        times as long."""
+        number = self._draw_of[id(whole)]
+        owner = _owner(self._draws[number].initializer)
+        repeats = whole.size > 16 * _PATTERN and isinstance(owner, _RANDOM)
+        key = f"{type(owner)} {sorted(vars(owner).items())} {whole.shape} {whole.dtype}"
+        if not repeats or key not in self._patterns:
+            state = paddle.get_rng_state()
+            paddle.seed(number)
+            self._draws[number].run()
+            paddle.set_rng_state(state)
+            if repeats:
+                self._patterns[key] = whole.flatten()[:_PATTERN].clone()
+        if repeats:
+            start = number * 7919 % _PATTERN
+            values = paddle.tile(self._patterns[key], [(start + whole.size) // _PATTERN + 1])
+            values[start : start + whole.size].reshape(whole.shape)._share_underline_tensor_to(whole)
+
+
+_pending: WeakKeyDictionary[nn.Layer, InitialWeights] = WeakKeyDictionary()  # of models without memory
+
+
+def initial_weights(model: nn.Layer) -> InitialWeights | None:
+    """What gives a model its initial values; None for one that has them."""
+    return _pending.get(model)
+
+
+def draw(model: nn.Layer, keep: Iterable[paddle.Tensor] | None = None) -> None:
+    """Gives a model's parameters, by default all of them, their initial values, unless it has them."""
+    initial = _pending.pop(model, None)
+    if initial is not None and keep is None:
+        initial.draw_all()
+    elif initial is not None and keep is not None:
+        initial.draw(keep)
+
+
+def without_memory(
+    build: Callable[[], nn.Layer], finish: Callable[[nn.Layer], Any] = lambda model: model
+) -> tuple[Any, str]:
+    """What `finish` makes of the model without memory for its weights, to which `draw` gives one process's bits; or
+    None, and the reason why only a model that is built whole has them.
+
+    After a None, names and generators are as they were before, for the attempt that builds it whole.
+    """
+    names = unique_name.switch()  # the generator of names, and what refuses a name's second use
+    unique_name.switch(*copy.deepcopy(names))
+    others = np.random.get_state(), random.getstate()
+    state, before = paddle.get_rng_state(), random_state()
+    draws: list[Draw] = []
+    made = None
+    try:
+        with _recorded(draws) as read:
+            with paddle.LazyGuard():
+                model = build()
+            reason = _not_reproducible(model, draws)
+            if not reason:
+                _pending[model] = InitialWeights(draws, state)
+                made = finish(model)
+        reason = read[0] if read else reason
+    except PaddleDPError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it can be built whole, or fails in the same way then
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+    if not reason and random_state() == before:
+        return made, ""
+    unique_name.switch(*names)
+    paddle.set_rng_state(state)
+    np.random.set_state(others[0])
+    random.setstate(others[1])
+    return None, reason or "random numbers are drawn while it is built"
+
+
+def _not_reproducible(model: nn.Layer, draws: list[Draw]) -> str:
+    """Why running the initializers in order would not give one process's values; else nothing."""
+    for draw in draws:
+        if draw.parameter._is_initialized():
+            return f"it sets the values of '{draw.parameter.name}' itself"
+        owner = _owner(draw.initializer)
+        if not type(owner).__module__.startswith("paddle."):
+            return f"'{draw.parameter.name}' has an initializer of its own, {type(owner).__name__}"
+    drawn = {id(draw.parameter) for draw in draws}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) not in drawn and not tensor._is_initialized():
+            return f"{name} is a copy of a weight"
+    return ""
+
+
+def _owner(initializer: Initializer) -> Any:
+    """The object whose method a recorded initializer is."""
+    method = getattr(initializer, "func", initializer)
+    return getattr(method, "__self__", method)
+
+
+@contextmanager
+def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
+    """Inside, LazyGuard's parameters are recorded with their initializers, and reading their values raises. Yields a
+    list of what was read, for a constructor that goes on after the error.
+
+    Paddle itself raises for most operations. For a few (detach, copy.deepcopy, numpy, `copy_` from such a parameter) it
+    gives another tensor without memory, or does nothing.
+    """
+    original, copy_, set_init_func = (
+        Parameter.__getattribute__,
+        paddle.Tensor.copy_,
+        Parameter.set_init_func,
+    )
+    pending: set[int] = set()
+    read: list[str] = []
+
+    def refuse(parameter: Any, how: str) -> None:
+        read.append(f"it reads '{original(parameter, 'name')}' ({how}) while it is built")
+        raise _ReadError(read[-1])
+
+    def attribute(parameter: Any, name: str) -> Any:
+        if (
+            name not in _DESCRIBES
+            and id(parameter) in pending
+            and not original(parameter, "_is_initialized")()
+        ):
+            refuse(parameter, name)
+        return original(parameter, name)
+
+    def copy_from(tensor: Any, source: Any, *more: Any, **named: Any) -> Any:
+        if id(source) in pending and not original(source, "_is_initialized")():
+            refuse(source, "copy_")
+        return copy_(tensor, source, *more, **named)
+
+    def record(parameter: Any, initializer: Initializer) -> None:
+        draws.append(Draw(parameter, initializer, original(parameter, "dtype")))
+        pending.add(id(parameter))
+        set_init_func(parameter, initializer)
+
+    Parameter.__getattribute__, paddle.Tensor.copy_, Parameter.set_init_func = attribute, copy_from, record
+    try:
+        yield read
+    finally:
+        del Parameter.__getattribute__
+        paddle.Tensor.copy_, Parameter.set_init_func = copy_, set_init_func
