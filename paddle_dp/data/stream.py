@@ -135,6 +135,11 @@ def is_stream(given: Any) -> bool:
     return isinstance(given, Iterable) and not hasattr(given, "__getitem__")
 
 
+def iterator_of(given: Any) -> Iterator[Any]:
+    """Its samples from the beginning."""
+    return iter(given() if inspect.isgeneratorfunction(given) else given)
+
+
 def _length(source: Any) -> int:
     """What it says of itself; 0 where it does not."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -88,6 +89,20 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pad:
+    """How an array of unequal lengths is padded, at the end of its first dim."""
+
+    length: Positive
+    """What it is padded to, in every sample: so that a sample is the same on any number of ranks."""
+
+    value: float = 0
+    """What it is filled with: -100 for targets that a loss ignores."""
+
+    mask: str | None = None
+    """The name of a further input, bool [length]: true where the array's own numbers are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
     """How samples are read: by worker processes or in the rank, how far ahead, and with which time limit."""
 
@@ -102,6 +117,10 @@ class LoaderSettings:
 
     samples: Positive | None = None
     """Of a stream: samples of an epoch. By default all that it has, which are counted at the start."""
+
+    pad: Mapping[str, Pad] = field(default_factory=dict)
+    """Arrays of unequal lengths by name, such as ids and labels of dicts, or inputs and targets:
+    `{ids: {length: 128, mask: ids_mask}}`."""
 
 
 @dataclass(frozen=True, kw_only=True)

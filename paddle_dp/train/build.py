@@ -8,6 +8,7 @@ from functools import partial
 import paddle
 
 from paddle_dp.checkpoint.other_names import names_of
+from paddle_dp.data.padding import padded
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
@@ -39,10 +40,10 @@ def setup(recipe: Recipe) -> Setup:
         folder=recipe.folder,
         strategy=recipe.strategy,
         dataset=lambda split: as_dataset(
-            recipe.dataset.build(split),
+            padded(recipe.dataset.build(split), recipe.loader.pad),
             recipe.loader.samples if split == "train" else None,
             f"dataset {recipe.dataset.name}, {split}",
-            again=lambda: recipe.dataset.build(split),
+            again=lambda: padded(recipe.dataset.build(split), recipe.loader.pad),
         ),
         task=lambda steps, steps_per_epoch: task(recipe, steps, steps_per_epoch),
         batch=train.batch,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.data.padding import padded
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import UsageError
@@ -163,7 +164,7 @@ class Trainer(TrainingLoop):
             strategy=asked.strategy,
             asked=asked,
             dataset=lambda split: as_dataset(
-                train if split == "train" else test,
+                padded(train if split == "train" else test, settings_of_loader.pad),
                 settings_of_loader.samples if split == "train" else None,
                 f"Trainer.of.{split}",
             ),

@@ -1,0 +1,121 @@
+"""Samples of unequal lengths, padded to a length that is given: the same on any number of ranks.
+
+Not to the longest of a batch: a rank's share of a batch has another longest sample on each number of ranks, and what a
+model makes of padding would be another number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.data.sample import Array, Arrays, Classified, Named, as_arrays
+from paddle_dp.data.stream import Made, is_stream, iterator_of
+from paddle_dp.errors import DataError, UsageError, did_you_mean
+from paddle_dp.recipe.schema import Pad
+from paddle_dp.structure import named_leaves, structure_of, unflatten
+
+Pads = Mapping[str, Pad]
+
+
+class Padded:
+    """`dataset` with the arrays that `pads` names, by the names of their leaves, padded at the end of their first dim.
+
+    Names are those of a sample's structure: «inputs» and «targets» where these are single arrays, «inputs.ids» or just
+    «ids» of a dict, «inputs[0]» of a tuple.
+    """
+
+    def __init__(self, dataset: Any, pads: Pads):
+        self.dataset, self.pads = dataset, pads
+        if isinstance(dataset, Classified):
+            self.classes = dataset.classes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return pad(self.dataset[index], self.pads)
+
+
+class PaddedNamed(Padded):
+    """The same of a data set whose samples have names."""
+
+    def name_of(self, index: int) -> str:
+        name: str = self.dataset.name_of(index)
+        return name
+
+
+def padded(dataset: Any, pads: Pads) -> Any:
+    """The data set, or the stream, with its samples padded; as it is where nothing is to be padded."""
+    if not pads or dataset is None:
+        return dataset
+    if isinstance(dataset, Iterator):
+        return _of_stream(dataset, pads)  # an iterator again, which can be read only once
+    if is_stream(dataset):
+        return Made(lambda: _of_stream(dataset, pads))
+    return (PaddedNamed if isinstance(dataset, Named) else Padded)(dataset, pads)
+
+
+def _of_stream(source: Any, pads: Pads) -> Iterator[Any]:
+    for sample in iterator_of(source):
+        yield pad(sample, pads)
+
+
+def pad(sample: Any, pads: Pads) -> Any:
+    """(input, target) with padding. Raises DataError for an array that is longer than its padding makes it, UsageError
+    for a name that no array has. What is no sample is left to the reader's own error."""
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        return sample
+    parts = {"inputs": as_arrays(sample[0]), "targets": as_arrays(sample[1])}
+    masks: dict[str, Array] = {}
+    left = dict(pads)
+    for part, arrays in parts.items():
+        leaves = []
+        for where, leaf in named_leaves(arrays):
+            full = f"{part}{where if where.startswith('[') or not where else f'.{where}'}"
+            name = next((name for name in (full, where) if name and name in left), None)
+            if name is None:
+                leaves.append(leaf)
+                continue
+            chosen = left.pop(name)
+            leaves.append(_padded(leaf, chosen, name))
+            if chosen.mask is not None:
+                masks[chosen.mask] = np.arange(chosen.length) < len(leaf)
+        parts[part] = unflatten(structure_of(arrays), leaves)
+    if left:
+        known = [f"{part}.{where}".strip(".") for part in parts for where, _ in named_leaves(parts[part])]
+        name = next(iter(left))
+        raise UsageError(
+            f"loader.pad: no array of a sample is called '{name}'.{did_you_mean(name, known, 'There are')}"
+        )
+    return _with(parts["inputs"], masks), parts["targets"]
+
+
+def _padded(leaf: Array, to: Pad, name: str) -> Array:
+    if not leaf.ndim:
+        raise DataError(f"{name} is a single number, and loader.pad.{name} gives it a length")
+    if len(leaf) > to.length:
+        raise DataError(
+            f"{name} is {len(leaf)} long, and loader.pad.{name}.length is {to.length}: cut it in the data set, or "
+            "raise that"
+        )
+    rest = [(0, to.length - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]
+    return np.pad(leaf, rest, constant_values=np.asarray(to.value).astype(leaf.dtype))
+
+
+def _with(inputs: Arrays, masks: dict[str, Array]) -> Arrays:
+    """The inputs with masks beside them. Raises UsageError where they have no names."""
+    if not masks:
+        return inputs
+    if not isinstance(inputs, dict):
+        raise UsageError(
+            f"loader.pad: the mask '{next(iter(masks))}' goes to the model by its name, so inputs must be a dict: "
+            '{"ids": …}.'
+        )
+    if both := masks.keys() & inputs.keys():
+        raise UsageError(
+            f"loader.pad: the inputs have a '{min(both)}' already: call the mask something else."
+        )
+    return {**inputs, **masks}
