@@ -121,28 +121,28 @@ void C_CCLComm_st::issue(C_Stream stream, const char* what, std::function<void()
 
 void C_CCLComm_st::exchange(std::vector<Part> out, std::vector<Part> in) {
   for (auto& part : out) outboxes_[part.rank]->wait();  // what was sent alone before goes before
-  auto begun = Clock::now();
   Left left;
   size_t sent = 0, received = 0;
   for (auto& part : out)
     left[sockets_[part.rank]][0].push_back(part), sent += part.size;
   for (auto& part : in)
     left[sockets_[part.rank]][1].push_back(part), received += part.size;
-  move_all(std::move(left));
-  sim::carry(std::max(sent, received), begun);
+  auto begun = move_all(std::move(left));  // who came early has waited, and the link has not worked meanwhile
+  sim::carry(sent, received, begun);
 }
 
 void C_CCLComm_st::send_alone(const Part& part) {
   if (is_rendezvous()) {
     char ready;
     move_all({{sockets_[part.rank], {{{}, {{part.rank, &ready, 1}}}}}});
-    return exchange({part}, {});
+    sim::carry(part.size, 0, Clock::now());
+    move_all({{sockets_[part.rank], {{{part}, {}}}}});
+    return;
   }
   auto kept = std::make_shared<std::vector<char>>(part.data, part.data + part.size);
   outboxes_[part.rank]->put([this, kept, to = part.rank] {
-    auto begun = Clock::now();
+    sim::carry(kept->size(), 0, Clock::now());  // it arrives when the link has carried it
     move_all({{sockets_[to], {{{{to, kept->data(), kept->size()}}, {}}}}});
-    sim::carry(kept->size(), begun);
   });
 }
 void C_CCLComm_st::receive_alone(const Part& part) {
@@ -151,7 +151,9 @@ void C_CCLComm_st::receive_alone(const Part& part) {
   move_all({{sockets_[part.rank], {{{}, {part}}}}});  // the sender has paid for the link
 }
 
-void C_CCLComm_st::move_all(Left left) {
+Clock::time_point C_CCLComm_st::move_all(Left left) {
+  std::map<int, Clock::time_point> first;  // of each socket: when its peer's first bytes came
+  Clock::time_point begun = Clock::now();
   for (auto it = left.begin(); it != left.end();) {
     for (auto& parts : it->second) parts.erase(std::remove_if(parts.begin(), parts.end(), is_empty), parts.end());
     it = it->second[0].empty() && it->second[1].empty() ? left.erase(it) : std::next(it);
@@ -165,11 +167,15 @@ void C_CCLComm_st::move_all(Left left) {
     for (auto& one : waited) {
       auto& parts = left[one.fd];
       if ((one.revents & POLLOUT) && !parts[0].empty()) move(one.fd, parts[0], true);
-      if ((one.revents & (POLLIN | POLLHUP | POLLERR)) && !parts[1].empty()) move(one.fd, parts[1], false);
+      if ((one.revents & (POLLIN | POLLHUP | POLLERR)) && !parts[1].empty()) {
+        if (first.emplace(one.fd, Clock::now()).second) begun = first[one.fd];
+        move(one.fd, parts[1], false);
+      }
       else if (one.revents & (POLLHUP | POLLERR)) lost(one.fd);
       if (parts[0].empty() && parts[1].empty()) left.erase(one.fd);
     }
   }
+  return begun;
 }
 void C_CCLComm_st::move(int socket, std::deque<Part>& parts, bool out) {
   auto& part = parts.front();

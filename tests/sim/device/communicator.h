@@ -50,7 +50,7 @@ struct C_CCLComm_st {
 
   void meet();
   int call(size_t other, sim::Clock::time_point until);
-  void move_all(Left left);
+  sim::Clock::time_point move_all(Left left);  // returns when the last peer began to send
   void move(int socket, std::deque<sim::Part>& parts, bool out);
   std::string waited_for(const Left& left) const;
   [[noreturn]] void lost(int socket) const;

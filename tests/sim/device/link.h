@@ -9,6 +9,7 @@ namespace sim {
 
 using Clock = std::chrono::steady_clock;
 
-void carry(size_t bytes, Clock::time_point begun);  // returns when the link has carried so much, begun then
+// Returns when the link has carried so much in each direction, which could begin then.
+void carry(size_t sent, size_t received, Clock::time_point begun);
 
 }  // namespace sim
