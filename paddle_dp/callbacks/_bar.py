@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Seconds between two drawings. One costs about a millisecond, so five a second cost half a percent of the time.
 _PAUSE = 0.2
+_SMALLEST = 8  # columns of the bar itself
+_LEFT = "1:02:03 left"
 
 
 class Bar:
@@ -44,7 +46,7 @@ class Bar:
             self._task,
             completed=progress.batch,
             description=self._epoch(progress.epoch + 1),
-            text=_lines.short(found),
+            text=_lines.short(found, self._room()),
             left=f"{_lines.duration(self._left(now, progress.step))} left",
         )
         self._rich.refresh()
@@ -83,9 +85,9 @@ class Bar:
         is_stdout = self.screen is sys.stdout  # then other output of the process goes above the bar, too
         return RichProgress(
             text("{task.description}", min_width=len(self._epoch(self.epochs))),
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=_SMALLEST)),
             text("{task.fields[text]}"),
-            text("{task.fields[left]}", justify="right", min_width=len("1:02:03 left")),
+            text("{task.fields[left]}", justify="right", min_width=len(_LEFT)),
             console=Console(file=self.screen, force_terminal=True),
             auto_refresh=False,
             expand=True,
@@ -96,6 +98,11 @@ class Bar:
 
     def _epoch(self, number: int) -> str:
         return f"epoch {number}/{self.epochs}"
+
+    def _room(self) -> int:
+        """The columns for the numbers, beside the epoch, the smallest bar, and the time that is left."""
+        others = (len(self._epoch(self.epochs)), _SMALLEST, len(_LEFT))
+        return self._rich.console.width - sum(others) - len(others)
 
     def _fit(self) -> None:
         """Sets the width: rich asks stdin, stdout and stderr, and the terminal may be none of them."""

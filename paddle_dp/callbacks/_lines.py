@@ -80,14 +80,18 @@ def speed(found: Mapping[str, float]) -> list[str]:
     return [*parts, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else parts
 
 
-def short(found: Mapping[str, float]) -> str:
-    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: short enough for a bar on 80 columns; one score only.
+def short(found: Mapping[str, float], room: int) -> str:
+    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: one score only, and what fits into so many columns: the rate goes
+    first, then the score.
 
     For texts, tokens: 5678 tok/s.
     """
     tokens = found.get("tokens_per_second")
     pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{found['samples_per_second']:.0f}/s"
-    return "  ".join([*numbers(found)[:2], f"lr {found['lr']:.1e}", pace])
+    first, *score = numbers(found)[:2]
+    parts = ([first, *score, f"lr {found['lr']:.1e}", pace], [first, *score, pace], [first, pace], [first])
+    lines = ["  ".join(of) for of in parts]
+    return next((line for line in lines if len(line) <= room), lines[-1])
 
 
 def evaluated(progress: Progress, found: Evaluation) -> str:

@@ -115,7 +115,10 @@ def test_waiting_for_data_is_mentioned_when_it_matters() -> None:
 def test_of_texts_the_tokens_are_counted_too() -> None:
     found = NUMBERS | SPEED | {"tokens_per_second": 157987.2}
     assert _lines.step(Progress(step=5), found).endswith("lr 3.0e-03  1234 samples/s  157987 tokens/s")
-    assert _lines.short(found) == "loss 1.2346  acc1 0.5312  lr 3.0e-03  157987 tok/s"
+    assert _lines.short(found, 60) == "loss 1.2346  acc1 0.5312  lr 3.0e-03  157987 tok/s"
+    assert _lines.short(found, 40) == "loss 1.2346  acc1 0.5312  157987 tok/s"
+    assert _lines.short(found, 30) == "loss 1.2346  157987 tok/s"
+    assert _lines.short(found, 5) == "loss 1.2346"
 
 
 @pytest.mark.parametrize(

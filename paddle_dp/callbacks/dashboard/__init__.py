@@ -89,7 +89,7 @@ class Dashboard(Callback):
 
     def _open(self, step: int) -> None:
         """Opens the log, and writes what does not change in a run: recipe, samples, mesh, the model's FLOPs."""
-        self.log, self._listed = Log(self.run.folder / "visualdl", step, self.run.name), False
+        self.log, self._listed = Log(self.run.folder / "visualdl", step, self.run.folder.name), False
         recipe = self.run.folder / "recipe.yaml"
         if self.run.recipe is not None and recipe.exists():
             # VisualDL shows text as one paragraph: a mark separates the sections.
@@ -121,7 +121,7 @@ class Dashboard(Callback):
         self.ranks.begin()
         if self.log and refusal.action == "rewind":  # curves go on from there
             with contextlib.suppress(OSError):  # a full disk: points that come again stand there twice
-                self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.name)
+                self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.folder.name)
         if self.log:
             self.log.scalars({"guard/refused": 1.0}, refusal.step)
 
@@ -163,7 +163,7 @@ class Dashboard(Callback):
 
     def _show_mesh(self, step: int) -> None:
         mesh = self.run.mesh
-        drawn = mesh_picture.draw(mesh.axes, f"{self.run.name}: {_lines.ranks(mesh)} on {mesh.device}")
+        drawn = mesh_picture.draw(mesh.axes, f"{self.run.folder.name}: {_lines.ranks(mesh)} on {mesh.device}")
         Files().write(self.run.folder / "mesh.png", drawn)
         if self.log:
             self.log.picture("mesh", drawn, step)
