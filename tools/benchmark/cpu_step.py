@@ -33,6 +33,7 @@ STAGES: list[tuple[str, dict[str, str], tuple[str, ...]]] = [
     ("malloc keeps memory", {**MKL, **MALLOC}, ()),
     ("attention moves heads in memory", {**MKL, **MALLOC}, ("attention",)),
     ("biases learned by a product", {**MKL, **MALLOC}, ("attention", "biases")),
+    ("small convolutions as one product", {**MKL, **MALLOC}, ("attention", "biases", "convolutions")),
 ]
 MODELS = ("mlp", "resnet", "gpt")
 
@@ -96,6 +97,7 @@ def measure(name: str, done: tuple[str, ...], steps: int) -> float:
 
     from models import _attention
     from paddle_dp.parallel.bias_on_cpu import quick_biases
+    from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
 
     if "attention" not in done:
         _attention._strided_copies_are_slow = lambda x: False
@@ -103,6 +105,8 @@ def measure(name: str, done: tuple[str, ...], steps: int) -> float:
     model, inputs, targets = task(name)
     if "biases" in done:
         quick_biases(model)
+    if "convolutions" in done:
+        quick_convolutions(model)
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
     taken = []
     for _ in range(steps):
