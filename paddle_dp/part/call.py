@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
@@ -67,15 +68,17 @@ class OptimizerCall(Call):
         return super().build(learning_rate=learning_rate, parameters=tensors, **named)
 
 
-def resolve(dotted: str) -> Any:
+def resolve(dotted: str, kept: Path | None = None) -> Any:
     """The module, or the object in a module, of a dotted name. Raises ImportError if there is none.
 
     If a package has both a file and an object of one name (paddle.vision.models.alexnet is a file, and the function in
     it), and the file has no Config, it is the object. The working folder is searched last, so that a file of the user's
-    hides no installed package.
+    hides no installed package; and after it `kept`, the code that a run keeps.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
+    if kept is not None and str(kept) not in sys.path:
+        sys.path.append(str(kept))
     module, rest = _longest_module(dotted)
     found: Any = module
     if not rest and not hasattr(module, "Config"):

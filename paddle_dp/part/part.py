@@ -19,7 +19,7 @@ from paddle_dp.part.groups import KEY, Group, Groups
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.settings import Owner, read_settings
-from paddle_dp.part.shelf import SHELVES, folders, has_config, load, names
+from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names
 
 
 @runtime_checkable
@@ -126,7 +126,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"paddle\.")  # warnings of Paddle's own import
-            found = resolve(use) if dotted else load(shelf, use, home)
+            found = resolve(use, kept_code(home)) if dotted else load(shelf, use, home)
     except ImportError as error:
         if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
             raise InstallError.of_paddle() from error

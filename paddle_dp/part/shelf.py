@@ -26,6 +26,7 @@ SHELVES: dict[str, str] = {
     "callbacks": "callback",
 }
 _PACKAGE = Path(__file__).resolve().parent.parent
+CODE = "code"  # in a run's folder: copies of the modules that its recipe needs and no package has
 
 
 def shipped(what: str) -> Path | None:
@@ -38,13 +39,22 @@ def shipped(what: str) -> Path | None:
 def folders(shelf: str, home: Path | None = None) -> list[Path]:
     """The shelf's folders; a part is in the first that has it.
 
-    Of models: the models/ in the working folder, or beside or above the recipe file `home`; then the shipped one.
+    Of models: the models/ in the working folder, or beside or above the recipe file `home`; then those that a run keeps
+    of its own; then the shipped ones.
     """
     if shelf != "models":
         return [_PACKAGE / shelf]
     places = [Path.cwd(), *(home.resolve().parents if home else ())]
     own = next((p / "models" for p in places if any((p / "models").glob("*.py"))), None)
-    return list(dict.fromkeys(place.resolve() for place in (own, shipped("models")) if place is not None))
+    kept = kept_code(home)
+    found = (own, kept / "models" if kept else None, shipped("models"))
+    return list(dict.fromkeys(place.resolve() for place in found if place is not None and place.is_dir()))
+
+
+def kept_code(home: Path | None) -> Path | None:
+    """The folder of the code that a run keeps, of which `home` is the recipe; None where it keeps none."""
+    folder = None if home is None else home.resolve().parent / CODE
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def names(shelf: str, home: Path | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.part.shelf import folders, shipped
+from paddle_dp.part.shelf import folders, kept_code, shipped
 
 OUR_OWN = ("paddle_dp", "paddle")
 
@@ -37,20 +37,19 @@ def _uses(values: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, bool]
 def _module(use: str, is_model: bool, home: Path) -> str | None:
     if "." in use:
         first = use.partition(".")[0]
-        return None if first in (*OUR_OWN, *sys.stdlib_module_names) else _file_of(use)
+        return None if first in (*OUR_OWN, *sys.stdlib_module_names) else _file_of(use, home)
     found = (_file(place / use) for place in folders("models", home) if is_model)
     file = next((file for file in found if file is not None), None)
     own = shipped("models")
     return None if file is None or (own is not None and file.is_relative_to(own)) else _shown(file)
 
 
-def _file_of(use: str) -> str:
+def _file_of(use: str, home: Path) -> str:
     """The file of the longest module in a dotted name, found without importing a package on the way."""
     first, *rest = use.split(".")
+    last = [os.getcwd(), *map(str, filter(None, [kept_code(home)]))]  # searched last
     try:
-        spec = find_spec(first) or PathFinder.find_spec(
-            first, [os.getcwd()]
-        )  # the working folder is searched last
+        spec = find_spec(first) or PathFinder.find_spec(first, last)
     except ValueError:  # a module without a spec, as __main__
         spec = None
     if spec is None:

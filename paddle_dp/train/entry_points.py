@@ -10,7 +10,7 @@ from typing import Any
 from paddle_dp.errors import NotFiniteError, UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
-from paddle_dp.recipe import Recipe, write_recipe
+from paddle_dp.recipe import Recipe, code, write_recipe
 
 BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has other things to do
 
@@ -35,6 +35,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
     if mesh.is_main and (inputs := Inputs.of(trainer.loader.dataset)) is not None:
         inputs.write(recipe.folder)
+    if mesh.is_main:
+        code.keep(recipe.folder)
     trainer.measurements.watched = bool(options.get("why"))
     trainer.fit(recipe.train.length)
 

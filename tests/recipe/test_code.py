@@ -1,0 +1,104 @@
+"""A run keeps the code of its parts, and is evaluated where that code is not."""
+
+import sys
+
+import pytest
+
+from paddle_dp.errors import RecipeError
+from paddle_dp.recipe import code, foreign_code, read_recipe
+
+RECIPE = """
+model: {use: MODEL}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: adamw}
+schedule: {use: constant, learning_rate: 0.1}
+strategy: {use: single}
+train: {length: 1 epoch, batch: 10}
+"""
+NET = """
+from paddle import nn
+import own_words_of_NAME
+
+
+class Net(nn.Linear):
+    def __init__(self, width: int = 3):
+        super().__init__(own_words_of_NAME.SIZE, width)
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A folder with a run whose model's code stood in another folder, which is gone."""
+    name = tmp_path.name.replace("-", "_")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / f"net_of_{name}.py").write_text(NET.replace("NAME", name))
+    (home / f"own_words_of_{name}.py").write_text("SIZE = 64\n")
+    (home / "recipe.yaml").write_text(RECIPE.replace("MODEL", f"net_of_{name}.Net"))
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    read_recipe(home / "recipe.yaml").model.build()
+    run = tmp_path / "run"
+    run.mkdir()
+    kept = code.keep(run)
+    (run / "recipe.yaml").write_text((home / "recipe.yaml").read_text())
+    for file in list(home.iterdir()):
+        if file.is_file():
+            file.unlink()
+    forget(name)
+    sys.path.remove(str(home))
+    monkeypatch.chdir(tmp_path)
+    yield run, kept, name
+    forget(name)
+
+
+def forget(name):
+    for module in [module for module in sys.modules if module.endswith(f"_of_{name}")]:
+        del sys.modules[module]
+
+
+def test_what_was_imported_from_the_working_folder_is_kept(elsewhere):
+    run, kept, name = elsewhere
+    own = [file.relative_to(run / "code").name for file in kept if name in file.name]
+    assert own == [f"net_of_{name}.py", f"own_words_of_{name}.py"]
+    assert not any("paddle_dp" in file.parts[-3:] for file in kept)
+
+
+def test_the_run_is_read_where_the_code_is_not_and_says_so_first(elsewhere):
+    run, _, name = elsewhere
+    assert foreign_code(run / "recipe.yaml") == [f"run/code/net_of_{name}.py"]
+    assert read_recipe(run / "recipe.yaml").model.build().weight.shape == [64, 3]
+    again = run.parent / "again"
+    again.mkdir()
+    copies = code.keep(again)
+    assert (again / "code" / f"net_of_{name}.py") in copies
+    assert code.keep(run)  # from its own copies
+    assert (run / "code" / f"own_words_of_{name}.py").read_text() == "SIZE = 64\n"
+
+
+def test_without_the_copies_the_missing_file_is_named(elsewhere):
+    run, kept, name = elsewhere
+    for file in kept:
+        file.unlink()
+    with pytest.raises(RecipeError, match=f"no package or file 'net_of_{name}'"):
+        read_recipe(run / "recipe.yaml")
+
+
+def test_own_models_are_kept_and_found_behind_those_of_the_working_folder(tmp_path, monkeypatch):
+    home, run, other = (tmp_path / word for word in ("home", "run", "other"))
+    for folder in (home / "models", run, other / "models"):
+        folder.mkdir(parents=True)
+    text = "from dataclasses import dataclass\n\n\n@dataclass\nclass Config:\n    def build(self):\n"
+    text += "        return 'WHOSE'\n"
+    (home / "models" / "kept_one.py").write_text(text.replace("WHOSE", "mine"))
+    (other / "models" / "another.py").write_text(text.replace("WHOSE", "other"))
+    (home / "recipe.yaml").write_text(RECIPE.replace("MODEL", "kept_one"))
+    monkeypatch.chdir(home)
+    assert read_recipe(home / "recipe.yaml").model.build() == "mine"
+    code.keep(run)
+    (run / "recipe.yaml").write_text((home / "recipe.yaml").read_text())
+    monkeypatch.chdir(other)
+    assert foreign_code(run / "recipe.yaml") == [str(run / "code" / "models" / "kept_one.py")]
+    assert read_recipe(run / "recipe.yaml").model.build() == "mine"
+    assert read_recipe(run / "recipe.yaml", ("model.use=another",)).model.build() == "other"
