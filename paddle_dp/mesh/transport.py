@@ -66,13 +66,13 @@ class Endpoint:
         _thread(self._accept)
         atexit.register(self.flush)
 
-    def send(self, group: int, rank: int, data: memoryview) -> None:
-        """Writes or queues `data` for a peer and returns; the caller must not change `data` afterwards."""
+    def send(self, group: int, rank: int, *data: memoryview) -> None:
+        """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards."""
         self.connect(rank)
         self._sent[group, rank] += 1
         if heartbeat.tape is not None:
             heartbeat.tape.send(group, rank, self._sent[group, rank])
-        self._outgoing[rank].send(group, data)
+        self._outgoing[rank].send(group, *data)
 
     def connect(self, rank: int) -> None:
         """Connects to a peer, if that is not done yet; else its first message does."""
@@ -162,14 +162,14 @@ class Outgoing:
         self._queue: collections.deque[memoryview] = collections.deque()
         self._broken = self._threaded = False
 
-    def send(self, group: int, data: memoryview) -> None:
+    def send(self, group: int, *data: memoryview) -> None:
         """Writes a message, or queues what does not fit; `data` must not be changed afterwards.
 
         Writing in the caller's thread is faster than in another, and done even if the process is killed right after.
         Messages to a peer that is gone are dropped: `receive` raises the error.
         """
         with self._changed:
-            message = [memoryview(HEADER.pack(group, len(data))), data]
+            message = [memoryview(HEADER.pack(group, sum(map(len, data)))), *data]
             if not self._queue and not self._broken:
                 message = self._write(message)
             self._queue.extend(message)

@@ -156,15 +156,15 @@ def _more(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 
-def check_gradients(named: Named, mesh: Mesh, first: bool) -> None:
-    """Raises DivergenceError when a parameter's gradient would not be exchanged; to be called after a backward.
+def check_gradients(mine: list[str], mesh: Mesh, first: bool) -> None:
+    """Raises DivergenceError when a parameter's gradient would not be exchanged; to be called after a backward, with
+    the names of the parameters for which it gave none on this rank.
 
     paddle.DataParallel waits for every parameter of a bucket. One that has no gradient in the first update is left out
     of the exchange in silence, and the ranks drift apart; one that has none later keeps its bucket, and all behind it,
     from being exchanged, so that the ranks that have it wait in backward for this one (seen with 3.3.1). After the
     `first` update all ranks ask each other, in the later ones each looks at its own.
     """
-    mine = [name for name, parameter in named if parameter.grad is None]
     absent = mesh.gather(mine) if first else [mine if rank == mesh.rank else [] for rank in range(mesh.ranks)]
     lacking = {
         name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)

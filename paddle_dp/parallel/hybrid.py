@@ -17,6 +17,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
@@ -36,19 +37,50 @@ class HybridLearner(Learner):
     clips: Sequence[Clip] = ()
     zero: Zero | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pushed = self._pushed_gradients()
+        if self._pushed is not None:
+            self.dp_world_size = (
+                1  # they are added up, where Paddle's exchange along the data axis is an average
+            )
+
+    def _pushed_gradients(self) -> PushedGradients | None:
+        """On CPUs the exchange of the axes data, sharding and sequence together; stage 3 has its own."""
+        degrees, zero, me = self.mesh.axes, self.zero, self.mesh.coords
+        summed = ("data", "sharding", "sequence")
+        ranks = [
+            rank
+            for rank in range(self.mesh.ranks)
+            if all(degrees.coords(rank)[axis] == me[axis] for axis in me if axis not in summed)
+        ]
+        if self.mesh.device != "cpu" or len(ranks) == 1 or (zero is not None and zero.stage == 3):
+            return None
+        keepers = [ranks for _ in self.trainable]
+        if zero is not None:
+            places = [degrees.coords(zero.group.ranks[zero.owner(p)])["sharding"] for p in self.trainable]
+            keepers = [
+                [rank for rank in ranks if degrees.coords(rank)["sharding"] == place] for place in places
+            ]
+        each = zero is not None and zero.stage == 2
+        return PushedGradients(ranks, self.mesh.rank, self.trainable, keepers, each)
+
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch: its gradients may be exchanged while its backward runs."""
         return self._exchanging(not more_to_come)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch's backward, `last` of an update."""
-        return nullcontext() if self.zero is None else self.zero.backward(last)
+        return nullcontext() if self._pushed is None else self._pushed.backward(last)
 
     def _all_reduce_gradients(self) -> None:
-        zero = self.zero
+        zero, named = self.zero, self._named_trainable
         if zero is not None:
-            zero.finish_update()
-        named = self._named_trainable
+            zero.finish()
+        if self._pushed is not None:
+            self._pushed.finish()
+            if self.mesh.axes.tensor == self.mesh.axes.pipeline == 1:
+                return  # no other axis has gradients to exchange, and no rank lacks what another has
         with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._exchange()
 
@@ -58,7 +90,9 @@ class HybridLearner(Learner):
 
     def _finish_exchange(self) -> None:
         if self.zero is not None:
-            self.zero.finish_backwards()
+            self.zero.finish()
+        if self._pushed is not None and self._pushed.each_micro_batch:
+            self._pushed.finish()
 
     def _exchange(self) -> None:
         """All-reduces the gradients that this rank keeps, each of which is there. Collective."""
@@ -68,7 +102,9 @@ class HybridLearner(Learner):
         if marked:
             fused_allreduce_gradients_with_group(marked, self.hcg.get_model_parallel_group(), scale=1.0)
         axes = self.mesh.axes
-        if axes.data > 1 or axes.sequence > 1:  # under ZeRO: of the gradients that this rank owns
+        if self._pushed is None and (
+            axes.data > 1 or axes.sequence > 1
+        ):  # under ZeRO: of the gradients that this rank owns
             fused_allreduce_gradients(self.trainable, self.hcg)
 
     def _step(self) -> None:

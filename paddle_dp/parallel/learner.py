@@ -272,7 +272,8 @@ class Learner(PlacedModel):
     def _all_reduce_gradients(self) -> None:
         """All-reduces gradients after backward; here nothing, but checks that backward left none out."""
         if self.mesh.ranks > 1:
-            check_gradients(self._named_trainable, self.mesh, first=not self._gradients_checked)
+            lacking = [name for name, parameter in self._named_trainable if parameter.grad is None]
+            check_gradients(lacking, self.mesh, first=not self._gradients_checked)
             self._gradients_checked = True
 
     @cached_property

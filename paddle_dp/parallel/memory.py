@@ -53,6 +53,8 @@ class MemoryMeter:
         return {**self.now, **{f"most {name}": value for name, value in self.most.items()}}
 
     def _counted_step(self) -> None:
+        counts = self._count()
+        self.most = {name: max(self.most[name], counts[name]) for name in counts}
         self._step()  # the first one creates the states
         self.now = {**self._count(), "optimizer": size(states(self.optimizer))}
 

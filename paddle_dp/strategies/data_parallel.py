@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Bytes, Recompute
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
-    """Gradients that are all-reduced together."""
+    """Gradients that are all-reduced together; on CPUs each is sent alone, as soon as it is there."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
     """The same for the last gradients; smaller, so that the last exchange is short."""
 
     find_unused_parameters: bool = False
     """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
-    a rank lacks counts as zeros. Gradients are all-reduced behind backward then, not beside it."""
+    a rank lacks counts as zeros. On accelerators gradients are all-reduced behind backward then, not beside it."""
 
     sync_batch_norm: bool = False
     """BatchNorm over the samples of all ranks, as on one process."""
@@ -51,6 +51,7 @@ class DataParallel:
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
         from paddle_dp.parallel.delayed_all_reduce import LearnerWithDelayedAllReduce
+        from paddle_dp.parallel.pushing_learner import PushingLearner
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.samplewise import mixing
 
@@ -67,12 +68,12 @@ class DataParallel:
         prepared = prepare(task, self.mesh)
         delayed = again != Recompute() or self.config.find_unused_parameters
         noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
-        learner = prepared.learner(
-            LearnerWithDelayedAllReduce if delayed else Learner,
-            parallel_model=self._wrap(prepared.model),
-            dp_world_size=self.mesh.ranks,
-            noticed=noticed,
-        )
+        kind: type[Learner] = LearnerWithDelayedAllReduce if delayed else Learner
+        fields: dict[str, Any] = {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
+        if self.mesh.device == "cpu":
+            kind, fields = PushingLearner, {"absent": delayed}
+        parallel_model = self._wrap(prepared.model)
+        learner = prepared.learner(kind, parallel_model=parallel_model, noticed=noticed, **fields)
         learner.check("after the weights were made equal")
         return learner
 

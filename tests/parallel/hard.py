@@ -12,7 +12,8 @@ from paddle.distributed.fleet.recompute import recompute
 
 from paddle_dp.gloo import install
 from paddle_dp.mesh import join
-from paddle_dp.parallel.exchange.pushed_owners import PushedOwners
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.exchange.pushed_values import PushedValues
 
 Array = np.ndarray | None
 MICRO_BATCHES = 2
@@ -69,17 +70,15 @@ class Trial:
     def sums(self, some: bool, each_micro_batch: bool) -> list[Array]:
         """The sums over the ranks of what each has of every gradient after its backwards.
 
-        With `each_micro_batch` whoever is not the owner starts anew in every one, and adds that up.
+        With `each_micro_batch` every rank starts anew in each, and adds that up.
         """
         places = range(len(self.parameters))
-        others = [place for place in places if each_micro_batch and not self.is_own(place)]
         parts: list[list[Array]] = [[] for _ in places]
         for micro_batch in range(MICRO_BATCHES):
             self.backward(micro_batch, some)
-            for place, part in zip(others, self.take(others), strict=True):
-                parts[place].append(part)
-        for place, part in zip(places, self.take(places), strict=True):
-            parts[place].append(part)
+            if each_micro_batch or micro_batch == MICRO_BATCHES - 1:
+                for place, part in zip(places, self.take(places), strict=True):
+                    parts[place].append(part)
         of_ranks: list[list[Array]] = []
         dist.all_gather_object(of_ranks, [added_up(row) for row in parts])
         return [added_up(rows) for rows in zip(*of_ranks, strict=True)]
@@ -109,7 +108,8 @@ def to_owners(each_micro_batch: bool) -> list[list[str]]:
     """In every rank, by step: the names of gradients with other bits than the sum; last, of parameters not shared."""
     trial = Trial()
     mesh, group = trial.mesh, dist.collective._get_default_group()
-    exchange = PushedOwners(group, trial.parameters, trial.owners, each_micro_batch)
+    keepers = [[owner] for owner in trial.owners]
+    exchange = PushedGradients(group.ranks, mesh.rank, trial.parameters, keepers, each_micro_batch)
     found = []
     for step in range(4):
         some = (
@@ -124,7 +124,24 @@ def to_owners(each_micro_batch: bool) -> list[list[str]]:
     with paddle.no_grad():
         for place, parameter in enumerate(trial.parameters):
             parameter.set_value(paddle.full_like(parameter, 10.0 * mesh.rank + place))
-    exchange.share()
+    PushedValues(group, trial.parameters, trial.owners).share()
     named = enumerate(trial.model.named_parameters())
     found.append([n for place, (n, p) in named if not (p == 10.0 * trial.owners[place] + place).all()])
+    return found
+
+
+def to_all() -> list[list[str]]:
+    """The same where all ranks keep all sums."""
+    trial = Trial()
+    ranks = list(range(trial.mesh.ranks))
+    exchange = PushedGradients(ranks, trial.mesh.rank, trial.parameters, [ranks] * len(trial.parameters))
+    found = []
+    for step in range(4):
+        some = step != 3 or trial.mesh.rank > 0
+        wanted = trial.sums(some, False)
+        for micro_batch in range(MICRO_BATCHES):
+            with exchange.backward(micro_batch == MICRO_BATCHES - 1):
+                trial.backward(micro_batch, some)
+        exchange.finish()
+        found.append(trial.other_bits(wanted, lambda _: True))
     return found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.parallel.hard import to_owners
+from tests.parallel.hard import to_all, to_owners
 from tests.ranks import run_ranks
 
 
@@ -11,3 +11,9 @@ from tests.ranks import run_ranks
 def test_owners_have_the_sum_in_the_order_of_ranks_bit_by_bit(ranks, each_micro_batch):
     for found in run_ranks(to_owners, ranks, each_micro_batch):
         assert found == [[]] * 5
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_all_have_the_sum_in_the_order_of_ranks_bit_by_bit(ranks):
+    for found in run_ranks(to_all, ranks):
+        assert found == [[]] * 4

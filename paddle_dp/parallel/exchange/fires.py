@@ -11,16 +11,17 @@ import paddle
 
 
 class Fires:
-    """Calls `ready(place)` in a backward once the gradient of `parameters[place]` is there for the last time.
+    """Calls `ready(place, final)` in a backward when the gradient of `parameters[place]` is there; `final`: as often as
+    in the round before, after which it is not expected again.
 
     Paddle tells of a gradient when it has been added to `parameter.grad`: once a backward, but with recompute once for
     each inner backward, so that a parameter which two recomputed blocks use, or one inside and outside, is told of
-    twice. How often, is learned from the round before. In the first one, and where a parameter is used more often than
-    then, `ready` is called each time; what it is not called for, because a parameter was used less often, `end` calls
-    it for. (Paddle cannot take such a hook off, so that it is registered once, with a switch.)
+    twice. How often, is learned in the round before: `ready` is called the last time. In the first round, and where a
+    parameter is used more often than then, it is called each time, and is not final; where it is used less often, not
+    at all. (Paddle cannot take such a hook off, so that it is registered once, with a switch.)
     """
 
-    def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int], None]):
+    def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int, bool], None]):
         self._ready, self._watched = ready, False
         self._seen: dict[int, int] = {}  # in this round, by place
         self._before: dict[int, int] = {}
@@ -36,16 +37,16 @@ class Fires:
         finally:
             self._watched = False
 
-    def end(self) -> None:
-        """After the backwards of a round."""
-        for place, count in self._seen.items():
-            if count < self._before.get(place, 0):
-                self._ready(place)
+    def end(self) -> list[int]:
+        """After the backwards of a round: the places that were told of less often than in the round before."""
+        fewer = [place for place, count in self._seen.items() if count < self._before.get(place, 0)]
         self._before.update(self._seen)
         self._seen = {}
+        return fewer
 
     def _fired(self, place: int, *_: Any) -> None:
         if self._watched:
             self._seen[place] = count = self._seen.get(place, 0) + 1
-            if count >= self._before.get(place, 0):
-                self._ready(place)
+            expected = self._before.get(place, 0)
+            if count >= expected:
+                self._ready(place, count == expected)

@@ -1,4 +1,4 @@
-"""A host tensor's memory as an array, without a copy."""
+"""A host tensor's memory as an array, without a copy; 16-bit numbers as numbers to calculate with."""
 
 from __future__ import annotations
 
@@ -8,22 +8,49 @@ from typing import Any
 import numpy as np
 import paddle
 
+Array = np.ndarray[Any, Any]
 
-def bytes_of(tensor: paddle.Tensor) -> np.ndarray[Any, Any]:
+
+def bytes_of(tensor: paddle.Tensor) -> Array:
     """The bytes of a contiguous tensor on the CPU, [size × bytes an element], where they lie: what is written there is
-    the tensor's. Valid as long as the tensor keeps its memory. (`Tensor.numpy()` copies.)"""
+    the tensor's. The tensor stays as long as the array does, and must keep its memory. (`Tensor.numpy()` copies.)"""
     size = int(tensor.size) * int(tensor.element_size())
     if not size:
         return np.empty(0, np.uint8)
-    return np.frombuffer(memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())), np.uint8)
+    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
-def numbers_of(data: Any, dtype: str) -> np.ndarray[Any, Any]:
+def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
+    """The parameter's gradient, which is there, contiguous; the parameter has none then. Nothing is copied."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.is_contiguous():
+        moved = paddle.empty(gradient.shape, gradient.dtype)
+        gradient._share_buffer_to(moved)
+    else:
+        moved = gradient.contiguous()
+    parameter.clear_gradient(False)
+    return moved
+
+
+def numbers_of(data: Any, dtype: str) -> Array:
     """Bytes as numbers to calculate with: those of 16 bits as float32, others where they lie. `dtype`: "bfloat16", …"""
     if dtype == "bfloat16":  # unknown to NumPy: the upper half of a float32
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     values = np.frombuffer(data, dtype)
     return values.astype(np.float32) if dtype == "float16" else values
+
+
+def bytes_from(numbers: Array, dtype: str) -> Array:
+    """The other way: contiguous numbers as bytes, rounded to nearest even; those of 32 and 64 bits where they lie."""
+    if dtype == "bfloat16":
+        bits = numbers.view(np.uint32)
+        rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        rounded[np.isnan(numbers)] = 0x7FC0
+        return rounded.astype(np.uint16).view(np.uint8)
+    return (numbers.astype(np.float16) if dtype == "float16" else numbers).view(np.uint8)
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:

@@ -12,7 +12,7 @@ import paddle
 
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.parallel.exchange.memory import bytes_of
+from paddle_dp.parallel.exchange.memory import Array, bytes_of
 
 NUMBER = struct.Struct("<q")
 END = -1  # instead of a number: nothing more is sent in this round
@@ -33,11 +33,13 @@ class Push:
 
     def send(self, to: int, number: int, tensor: paddle.Tensor) -> None:
         """Sends a copy, which leaves before this returns or in a thread: the tensor may be changed immediately."""
-        data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous())
-        message = np.empty(NUMBER.size + data.size, np.uint8)
-        NUMBER.pack_into(message.data, 0, number)
-        message[NUMBER.size :] = data
-        transport.endpoint().send(self.id, to, message.data)
+        self.send_bytes(
+            to, number, bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
+        )
+
+    def send_bytes(self, to: int, number: int, data: Array) -> None:
+        """Sends bytes, which must not be changed before the other rank has them."""
+        transport.endpoint().send(self.id, to, memoryview(NUMBER.pack(number)), data.data)
 
     def end(self, to: int) -> None:
         """Tells a rank that nothing more comes in this round."""

@@ -1,84 +1,177 @@
-"""Sums of gradients at their owners, on CPUs: each gradient is pushed to its owner as soon as backward has it."""
+"""Sums of gradients on CPUs: each is pushed to who adds it up as soon as backward has it, the sum to its keepers."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.exchange.memory import bytes_of, dtype_of, numbers_of
+from paddle_dp.parallel.exchange.memory import (
+    Array,
+    bytes_from,
+    bytes_of,
+    dtype_of,
+    moved_gradient,
+    numbers_of,
+)
+from paddle_dp.parallel.exchange.pieces import cut
 from paddle_dp.parallel.exchange.push import Push
+
+PART, LAST_PART, SUM = range(3)  # what a piece is: a rank's, a rank's that sends no more of it, the sum
+KINDS = 3
 
 
 class PushReduce:
-    """A reduce of each parameter's gradient to its owner, a global rank of `push`; without buckets and threads.
+    """Sums each parameter's gradient over the ranks of `push`; its `keepers`, global ranks, have the sum, others none.
 
-    A gradient travels once, straight to its owner: (n - 1)/n of all bytes leave each rank, where an all-reduce takes
-    twice as many. The owner adds in the order of ranks, whatever arrives first, so that two runs have the same bits;
-    those of one rank it has added before in the order in which they were sent. Ranks need not have the same gradients:
-    an owner sums those that were sent until all have said that nothing more comes. 16-bit numbers are added in float32.
+    The gradient's pieces (`pieces.cut`) travel straight to their owners, each of which adds one up when it is there
+    from every rank, and sends the sum to the other keepers. A rank sends (n - 1)/n of all bytes where each parameter
+    has one keeper, and 2 (n - 1)/n where all ranks keep all: as many as a ring. There are neither buckets nor
+    collectives, so that ranks need not have the same gradients, nor in the same order: an owner sums those that were
+    sent until all have said that nothing more comes. Whatever arrives first, it adds in the order of ranks, and of one
+    rank in the order in which it was sent: two runs have the same bits. 16-bit numbers are added in float32.
     """
 
-    def __init__(self, push: Push, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
-        self._push, self._parameters, self._owners = push, parameters, owners
-        self._sums: dict[int, dict[int, np.ndarray[Any, Any]]] = {}  # by place, then by rank: of what it sent
-        self._ended: set[int] = set()  # ranks that send nothing more in this round
+    def __init__(self, push: Push, parameters: Sequence[paddle.Tensor], keepers: Sequence[Sequence[int]]):
+        self._push, self._parameters, self._me = push, parameters, push.rank
+        self._keeps = [push.rank in ranks for ranks in keepers]
+        self._dtypes = [dtype_of(parameter) for parameter in parameters]
+        self._pieces = cut([int(parameter.size) for parameter in parameters], keepers)
+        self._of_place: dict[int, list[int]] = defaultdict(list)
+        for number, piece in enumerate(self._pieces):
+            self._of_place[piece.place].append(number)
+        self._sums_travel = any(len(ranks) > 1 for ranks in keepers)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._held: dict[int, paddle.Tensor] = {}  # the memory of gradients that this rank keeps, by place
+        # Of own pieces, by number and rank: what has been sent of it, and what after the last part.
+        self._parts: dict[int, dict[int, Array]] = {}
+        self._late: dict[int, dict[int, Array]] = {}
+        self._whole: dict[int, set[int]] = defaultdict(set)  # the ranks that have sent all of a piece
+        self._sums: dict[int, Array] = {}
+        self._ended: set[int] = set()  # ranks that send no more parts
+        self._done: set[int] = set()  # and no more sums
 
     @paddle.no_grad()
-    def send(self, place: int) -> None:
-        """Sends a gradient that is there to its owner, and clears it here; nothing at the owner."""
-        parameter, owner = self._parameters[place], self._owners[place]
-        if owner != self._push.rank and parameter.grad is not None:
-            self._push.send(owner, place, parameter.grad)
-            parameter.clear_gradient(False)
+    def send(self, place: int, final: bool = False) -> None:
+        """Sends a gradient, if there is one, which the parameter then has no more. `final`: it is not expected again
+        before `finish`, so that its sum may be made."""
+        parameter = self._parameters[place]
+        if parameter.grad is None:
+            return
+        gradient = moved_gradient(parameter)
+        data, width = bytes_of(gradient), gradient.element_size()
+        for number in self._of_place[place]:
+            piece = self._pieces[number]
+            part = data[piece.start * width : piece.stop * width]
+            if piece.owner == self._me:
+                self._add(number, self._me, numbers_of(part, self._dtypes[place]), final)
+            else:
+                kind = LAST_PART if final else PART
+                self._push.send_bytes(piece.owner, KINDS * number + kind, part)
+        if self._keeps[place]:
+            self._held.setdefault(place, gradient)
+        self.take()
 
     def take(self) -> None:
-        """Takes what has arrived, so that nothing piles up when several backwards are exchanged before `finish`."""
+        """Takes what has arrived."""
         for rank in self._push.others:
-            while rank not in self._ended and self._push.arrived(rank):
+            while rank not in self._done and self._push.arrived(rank):
                 self._take(rank)
 
     @paddle.no_grad()
     def finish(self) -> None:
-        """After the last backward: sends what is left; then owners have the sums, where any rank has a gradient, and
+        """After the last backward: sends what is left; then keepers have the sums, where any rank has a gradient, and
         others none. Collective."""
         for place in range(len(self._parameters)):
             self.send(place)
+        self._end()
+        with self._push.waiting("the exchange of gradients"):
+            self._take_until(self._ended)
+            for number in sorted(self._parts):
+                self._add_up(number)
+            for number in sorted(self._late):
+                self._add_late(number)
+            if self._sums_travel:
+                self._end()
+                self._take_until(self._done)
+        for place, gradient in sorted(self._held.items()):
+            self._parameters[place]._copy_gradient_from(gradient)  # the same memory
+        self._begin()
+
+    def _end(self) -> None:
         for rank in self._push.others:
             self._push.end(rank)
-        with self._push.waiting("the exchange of gradients"):
-            for rank in self._push.others:
-                while rank not in self._ended:
-                    self._take(rank)
-        self._ended.clear()
-        for place in sorted(self._sums):
-            self._add(self._parameters[place], self._sums.pop(place))
+
+    def _take_until(self, ranks: set[int]) -> None:
+        """Waits for what the others send until all of them are among these `ranks`."""
+        for rank in self._push.others:
+            while rank not in ranks:
+                self._take(rank)
 
     def _take(self, rank: int) -> None:
         received = self._push.receive(rank)
         if received is None:
+            (self._done if rank in self._ended or not self._sums_travel else self._ended).add(rank)
             self._ended.add(rank)
             return
-        place, data = received
-        numbers = numbers_of(data, dtype_of(self._parameters[place]))
-        of_ranks = self._sums.setdefault(place, {})
-        if rank in of_ranks:
-            of_ranks[rank] += numbers
+        (number, kind), data = divmod(received[0], KINDS), received[1]
+        if kind == SUM:
+            self._keep(number, np.frombuffer(data, np.uint8))
         else:
-            of_ranks[rank] = numbers
+            numbers = numbers_of(data, self._dtypes[self._pieces[number].place])
+            self._add(number, rank, numbers, kind == LAST_PART)
 
-    def _add(self, parameter: paddle.Tensor, of_ranks: dict[int, np.ndarray[Any, Any]]) -> None:
-        """Adds up all ranks' gradients of an own parameter in the order of ranks."""
-        gradient, dtype, own = parameter.grad, dtype_of(parameter), self._push.rank
-        if gradient is not None:
-            gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
-            of_ranks[own] = numbers_of(bytes_of(gradient), dtype)
-        order = [rank for rank in self._push.ranks if rank in of_ranks]
-        total = of_ranks[order[0]]
-        for rank in order[1:]:  # in place: first in what was received, from the own gradient on in that
-            total = np.add(total, of_ranks[rank], out=of_ranks[own] if rank == own else total)
-        in_place = gradient is parameter.grad and dtype in ("float32", "float64")
-        if gradient is None or not in_place:
-            parameter.grad = paddle.to_tensor(total.reshape(parameter.shape)).astype(parameter.dtype)
+    def _add(self, number: int, rank: int, numbers: Array, final: bool) -> None:
+        """A rank's part of an own piece."""
+        of_pieces = self._late if rank in self._whole[number] else self._parts
+        parts = of_pieces.setdefault(number, {})
+        if rank in parts:
+            parts[rank] += numbers
+        else:
+            parts[rank] = numbers
+        if final:
+            self._whole[number].add(rank)
+            if len(self._whole[number]) == len(self._push.ranks) and number in self._parts:
+                self._add_up(number)
+
+    def _add_up(self, number: int) -> None:
+        """Adds the ranks' parts of an own piece in the order of ranks, and sends the sum to those who keep it."""
+        parts = self._parts.pop(number)
+        first, *others = [rank for rank in self._push.ranks if rank in parts]
+        total = parts[first]
+        if first == self._me:  # whose memory is overwritten when the sum has left: what is sent must stay
+            total = np.add(total, parts[others[0]], out=parts[others.pop(0)]) if others else total.copy()
+        for rank in others:
+            total += parts[rank]
+        self._give(number, total)
+
+    def _add_late(self, number: int) -> None:
+        """Adds what a rank has sent after its last part: it used the parameter more often than in the round before."""
+        late = self._late[number]
+        total = self._sums[number].copy()
+        for rank in (rank for rank in self._push.ranks if rank in late):
+            total += late[rank]
+        self._give(number, total)
+
+    def _give(self, number: int, total: Array) -> None:
+        self._sums[number] = total
+        piece = self._pieces[number]
+        data = bytes_from(total, self._dtypes[piece.place])
+        for rank in piece.keepers:
+            if rank != self._me:
+                self._push.send_bytes(rank, KINDS * number + SUM, data)
+        self._keep(number, data)
+
+    def _keep(self, number: int, data: Array) -> None:
+        """Writes a sum into the memory of the gradient."""
+        piece = self._pieces[number]
+        if piece.place not in self._held:
+            parameter = self._parameters[piece.place]
+            self._held[piece.place] = paddle.empty(parameter.shape, parameter.dtype)
+        held = self._held[piece.place]
+        width = held.element_size()
+        bytes_of(held)[piece.start * width : piece.stop * width] = data

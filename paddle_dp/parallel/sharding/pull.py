@@ -40,7 +40,9 @@ class Pull:
         """`owners`: a global rank for each of the parameters."""
         self.id, self.ranks = CHANNELS["lent"], list(group.ranks)
         self.parameters, self._owners, self._me = parameters, owners, group.ranks[group.rank]
-        self._reduce = PushReduce(Push("gradients", self.ranks, self._me), parameters, owners)
+        self._reduce = PushReduce(
+            Push("gradients", self.ranks, self._me), parameters, [[owner] for owner in owners]
+        )
         self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: what was asked for
         self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by place
         self._begun = False

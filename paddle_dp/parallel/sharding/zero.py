@@ -7,7 +7,8 @@ why stages 2 and 3 are not fleet's own.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+        if self._rounds is not None:
+            self._rounds.finish()
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphSh
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
-from paddle_dp.parallel.exchange.pushed_owners import PushedOwners
+from paddle_dp.parallel.exchange.pushed_values import PushedValues
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.broadcasts import Broadcasts
@@ -62,7 +63,8 @@ class Zero:
         self._mine = [self.owner(parameter) == self.group.rank for parameter in self.parameters]
         on_hosts = all(map(_is_on_host, self.parameters))
         owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
-        self._pushed: PushedOwners | None = None
+        # On hosts the learner pushes gradients, together with those of other axes.
+        self._values = PushedValues(self.group, self.parameters, owners) if on_hosts and stage < 3 else None
         self._rounds: OwnerRounds | None = None
         self.stage3: Stage3 | None = None
         if stage == 3:
@@ -70,9 +72,7 @@ class Zero:
                 Pull(self.group, self.parameters, owners) if on_hosts else self._broadcasts(hcg, prefetch)
             )
             self.stage3 = Stage3(model, self.parameters, self._mine, lender, prefetch)
-        elif on_hosts:
-            self._pushed = PushedOwners(self.group, self.parameters, owners, each_micro_batch=stage == 2)
-        elif stage == 2:
+        elif stage == 2 and self._values is None:
             self._rounds = OwnerRounds(
                 self.group, self.parameters, self._mine, lambda place: self._reduce(self.parameters[place])
             )
@@ -91,37 +91,27 @@ class Zero:
 
     def keeps_gradient(self, parameter: paddle.Tensor) -> bool:
         """Whether this rank has the parameter's gradient when the backwards of an update are done."""
-        if self.stage == 1 and self._pushed is None:
+        if self.stage == 1 and self._values is None:
             return True
         return self._owner.get(id(parameter), self.group.rank) == self.group.rank
-
-    def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and backward of a micro-batch, `last` of an update, whose gradients are exchanged."""
-        return nullcontext() if self._pushed is None else self._pushed.backward(last)
-
-    def finish_update(self) -> None:
-        """After the backwards of an update that is made: ends the exchange of their gradients. Collective."""
-        self.finish()
-        if self._pushed is not None:
-            self._pushed.finish()
-
-    def finish_backwards(self) -> None:
-        """The same after backwards of which only the gradients are looked at: in stage 1 nothing."""
-        if self.stage > 1:
-            self.finish_update()
 
     def finish(self) -> None:
         """After the backwards of an update (in stage 3 also after the forward of an evaluation): takes part in rounds
         until no rank needs another one. Collective, whatever layers each rank ran."""
+<<<<<<< HEAD
         if self._rounds is not None:
             self._rounds.finish()
+=======
+        if self.stage >= 2 and self._values is None:
+            self._rounds.finish(self._take_pending())
+>>>>>>> 643a3ed (Gradients of the data and the sequence axis on CPUs are pushed while backward runs, in every mixture)
         if self.stage3 is not None:
             self.stage3.finish()
 
     def exchange(self) -> None:
         """Stage 1: reduces each gradient to its owner; every parameter must have one. In stages 2 and 3 that is done
         during backward. Collective."""
-        if self.stage == 1 and self._pushed is None:
+        if self.stage == 1 and self._values is None:
             for parameter in self.parameters:
                 self._reduce(parameter)
 
@@ -129,8 +119,8 @@ class Zero:
         """After the owners' updates: sends the new parameters to all; in stage 3 they stay with their owners."""
         if self.stage == 3:
             return
-        if self._pushed is not None:
-            self._pushed.share()
+        if self._values is not None:
+            self._values.share()
             return
         with paddle.no_grad():
             for parameter in self.parameters:

@@ -1,0 +1,63 @@
+"""The exchange of gradients on CPUs, while backward runs: when one is final (`Fires`), it is pushed (`PushReduce`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import paddle
+
+from paddle_dp.parallel.exchange.fires import Fires
+from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.push_reduce import PushReduce
+
+
+class PushedGradients:
+    """Sums gradients over the global `ranks`, one of which is `rank`; the `keepers` of each parameter have the sum.
+
+    With `each_micro_batch` gradients are exchanged in every backward, so that only keepers hold one meanwhile (ZeRO-2);
+    else in the last one of an update.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        parameters: Sequence[paddle.Tensor],
+        keepers: Sequence[Sequence[int]],
+        each_micro_batch: bool = False,
+    ):
+        self.each_micro_batch = each_micro_batch
+        self._parameters = parameters
+        self._reduce = PushReduce(Push("gradients", ranks, rank), parameters, keepers)
+        self._fires = Fires(parameters, self._ready)
+        self._sent: set[int] = set()
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Around a micro-batch's backward, `last` of an update: gradients leave while it runs."""
+        if not (last or self.each_micro_batch):
+            yield
+            return
+        with self._fires.watched():
+            yield
+        if self.each_micro_batch:
+            for place in self._fires.end():
+                self._ready(place, False)
+
+    def finish(self) -> list[int]:
+        """After an update's last backward: keepers have the sums then. Returns the places of which this rank had no
+        gradient. Collective."""
+        self._fires.end()
+        without = [
+            place
+            for place, parameter in enumerate(self._parameters)
+            if parameter.grad is None and place not in self._sent
+        ]
+        self._sent = set()
+        self._reduce.finish()
+        return without
+
+    def _ready(self, place: int, final: bool) -> None:
+        self._sent.add(place)
+        self._reduce.send(place, final and not self.each_micro_batch)
