@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import last, rank, ranks, replaced
+from tests.proof.zoo.patching import all_of, before_the_exchange, last, rank, ranks, replaced
 
 LEARNER = "paddle_dp.parallel.learner:Learner"
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
-WRAP = "paddle_dp.strategies.data_parallel:DataParallel._wrap"
+PUSHING = "paddle_dp.parallel.pushing_learner:PushingLearner"
 
 
 def scaled_by(factor: Callable[[Any, Any, Any], float]) -> Callable[[], AbstractContextManager[None]]:
@@ -34,33 +34,39 @@ def local_mean(learner: Any, micro_batch: Any, count: Any) -> float:
     )  # recipes/mlp.yaml has 2 micro-batches
 
 
-def not_in_the_bucket() -> AbstractContextManager[None]:
-    """paddle.DataParallel leaves parameters out that carry this mark."""
+def left_out() -> AbstractContextManager[None]:
+    """The last parameter, head.bias, is not among those that are exchanged."""
 
-    def make(wrap: Callable[..., Any]) -> Callable[..., Any]:
-        def leaving_out(self: Any, model: Any) -> Any:
-            model.head.bias.no_sync = True
-            return wrap(self, model)
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def leaving_out(self: Any, among: Any, me: int, parameters: Any, keepers: Any, *more: Any) -> None:
+            init(self, among, me, parameters[:-1], keepers[:-1], *more)
 
         return leaving_out
 
-    return replaced(WRAP, make)
+    return replaced("paddle_dp.parallel.exchange.pushed_gradients:PushedGradients.__init__", make)
 
 
 def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
     def make(quiet: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, more_to_come: quiet(self, not more_to_come if ranks() > 1 else more_to_come)
+        @contextmanager
+        def early(self: Any, more_to_come: bool) -> Iterator[None]:
+            with quiet(self, not more_to_come):
+                yield
+            if more_to_come:
+                self._pushed.finish()
 
-    return replaced(f"{LEARNER}._no_sync", make)
+        return early
+
+    nothing_later = replaced(f"{PUSHING}._all_reduce_gradients", lambda _: lambda self: None)
+    return all_of(nothing_later, replaced(f"{PUSHING}._no_sync", make))
 
 
 def no_exchange() -> AbstractContextManager[None]:
     """Every rank trains alone; all curves look right."""
-
-    def make(quiet: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, more_to_come: quiet(self, True)
-
-    return replaced(f"{LEARNER}._no_sync", make)
+    nothing_ahead = replaced(
+        f"{PUSHING}._no_sync", lambda quiet: lambda self, more_to_come: quiet(self, True)
+    )
+    return all_of(nothing_ahead, replaced(f"{PUSHING}._all_reduce_gradients", lambda _: lambda self: None))
 
 
 def no_exchange_and_equal_shares() -> AbstractContextManager[None]:
@@ -77,8 +83,6 @@ def no_exchange_and_equal_shares() -> AbstractContextManager[None]:
 
         return overwritten
 
-    from tests.proof.zoo.patching import all_of
-
     return all_of(no_exchange(), replaced(f"{LEARNER}._step", make))
 
 
@@ -93,7 +97,7 @@ def clipped_before_the_exchange() -> AbstractContextManager[None]:
 
         return clipping
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return before_the_exchange(make)
 
 
 def norm_of_every_copy() -> AbstractContextManager[None]:
@@ -115,7 +119,7 @@ def exchanged_in_bfloat16() -> AbstractContextManager[None]:
 
         return rounding
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return before_the_exchange(make)
 
 
 def one_in_a_thousand() -> AbstractContextManager[None]:
@@ -131,7 +135,7 @@ def one_in_a_thousand() -> AbstractContextManager[None]:
 
         return scaling
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return before_the_exchange(make)
 
 
 def not_cleared() -> AbstractContextManager[None]:
@@ -163,7 +167,7 @@ def shares_swap_weight() -> AbstractContextManager[None]:
 
         return weighing
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return before_the_exchange(make)
 
 
 def local_counts() -> AbstractContextManager[None]:
@@ -225,7 +229,7 @@ FAULTS = (
         says="One bias is not exchanged.",
         source="DeepSpeed #8382: all-reduce skipped for one bucket",
         setting=MLP,
-        patch=not_in_the_bucket,
+        patch=left_out,
         guard="weights",
         where=("head.bias", "data axis"),
     ),

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import replaced
+from tests.proof.zoo.patching import before_the_exchange, replaced
 
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 
@@ -55,7 +55,7 @@ def lazy_exchange() -> AbstractContextManager[None]:
 
         return lazy
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return before_the_exchange(make)
 
 
 def unequal_heirs() -> AbstractContextManager[None]:

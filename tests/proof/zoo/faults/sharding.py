@@ -14,18 +14,17 @@ HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 
 
 def owner_keeps_its_own() -> AbstractContextManager[None]:
-    """The reduction to the owner is left out, and its own share taken for the mean."""
+    """The sum at the owner is left out, and its own share taken for all of it."""
 
-    def make(reduce: Callable[..., Any]) -> Callable[..., Any]:
-        def alone(self: Any, parameter: Any) -> None:
-            if self.owner(parameter) == self.group.rank:
-                parameter.grad.set_value(parameter.grad * self.group.nranks)
-            else:
-                parameter.clear_gradient(False)
+    def make(add_up: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(self: Any, number: int) -> None:
+            own = self._parts[number][self._me]
+            self._parts[number] = {self._me: own * len(self._push.ranks)}
+            add_up(self, number)
 
         return alone
 
-    return replaced(f"{ZERO}._reduce", make)
+    return replaced("paddle_dp.parallel.exchange.push_reduce:PushReduce._add_up", make)
 
 
 def updates_stay_with_their_owners() -> AbstractContextManager[None]:
@@ -36,13 +35,13 @@ def averaged_where_summed() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def halved(self: Any) -> None:
             exchange(self)
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.set_value(parameter.grad / self.group.nranks)
+            for parameter in self.trainable:
+                if self.zero is not None and parameter.grad is not None:
+                    parameter.grad.set_value(parameter.grad / self.zero.group.nranks)
 
         return halved
 
-    return replaced(f"{ZERO}.exchange", make)
+    return replaced(f"{HYBRID}._all_reduce_gradients", make)
 
 
 def owners_decay_twice() -> AbstractContextManager[None]:

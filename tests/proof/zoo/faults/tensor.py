@@ -171,18 +171,14 @@ def first_slice_everywhere() -> AbstractContextManager[None]:
 def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:
     """On data 2 x tensor 2, gradients meet over the tensor axis: the group that came first was taken."""
 
-    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
-        class Confused:
-            def __init__(self, ranks: Any):
-                self._ranks = ranks
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def confused(self: Any, among: Any, me: int, parameters: Any, keepers: Any, *more: Any) -> None:
+            wrong = [me // 2 * 2, me // 2 * 2 + 1]  # the tensor axis is the innermost one
+            init(self, wrong, me, parameters, [wrong] * len(parameters), *more)
 
-            def __getattr__(self, name: str) -> Any:
-                mixed = {"get_data_parallel_group": "get_model_parallel_group"}
-                return getattr(self._ranks, mixed.get(name, name))
+        return confused
 
-        return lambda parameters, ranks: exchange(parameters, Confused(ranks))
-
-    return replaced("paddle_dp.parallel.hybrid:fused_allreduce_gradients", make)
+    return replaced("paddle_dp.parallel.exchange.pushed_gradients:PushedGradients.__init__", make)
 
 
 def decayed_norms() -> AbstractContextManager[None]:
