@@ -118,10 +118,10 @@ class Heartbeat:
 
     @contextmanager
     def waiting(self, what: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
-        """Around an exchange: the rank is where it is because others have not come. `exchange`: which one it is, for
-        a tape."""
+        """Around an exchange: the rank is where it is because others have not come. Within another one that one's name
+        stays, which says more. `exchange`: which one it is, for a tape."""
         before, now = (self._what, self._waits), self._tally()
-        self._what, self._waits = what.encode()[:48], True
+        self._what, self._waits = self._what if self._waits else what.encode()[:48], True
         self._write(now)
         try:
             yield

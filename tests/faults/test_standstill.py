@@ -14,14 +14,14 @@ SLACK = 5.0  # seconds beyond the patience: for looking, for the stacks, for a m
 
 # Where rank 1 of 2 stands still, and what the screen says of it.
 PLACES = {
-    "data": r"rank 1 has been in data of step \d+ \(sample \d+\) for \d+ s; rank 0 waits in backward",
-    "forward": r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in backward of step 7 \(the exchange of",
+    "data": r"rank 1 has been in data of step \d+ \(sample \d+\) for \d+ s; rank 0 waits in exchange",
+    "forward": r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in exchange of step 7 \(the exchange of",
     "exchange": r"rank 1 has been in exchange of step 7",
-    "update": r"rank 1 has been in update of step 7 for \d+ s; rank 0 waits in backward of step 8",
+    "update": r"rank 1 has been in update of step 7 for \d+ s; rank 0 waits in exchange of step 8",
     "evaluate": r"rank 1 has been in evaluate after step 4 \(sample \d+\) for \d+ s; rank 0 waits in evaluate",
     "checkpoint": r"rank 1 has been in checkpoint after step 4 for \d+ s; rank 0 waits in checkpoint after step 4",
     "callback-start": r"rank 1 has been in callbacks after step 0 \(Hanging.start\)",
-    "callback-step": r"rank 1 has been in callbacks after step 6 \(Hanging.step\) for \d+ s; rank 0 waits in backward",
+    "callback-step": r"rank 1 has been in callbacks after step 6 \(Hanging.step\) for \d+ s; rank 0 waits in exchange",
     "callback-epoch": r"rank 1 has been in callbacks after step 4 \(Hanging.epoch\) for \d+ s; rank 0 waits in eval",
     "callback-end": r"rank 1 has been in callbacks after step 16 \(Hanging.end\)",
     "atexit": r"rank 1 is done, and its process has not ended",
@@ -114,7 +114,7 @@ def test_a_rank_whose_c_code_keeps_the_interpreter_is_named(start, found):
     """No thread of its Python runs any more: its stack is written by the signal's handler, in C."""
     job = start("train", recipe=RECIPE, env={"FAULT": "forward 1 6 hold_gil"})
     status, _, complained = job.finish(timeout=110)
-    named = re.search(r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in backward", complained)
+    named = re.search(r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in exchange", complained)
     seconds, allowed = map(
         float, re.search(r"progress for (\d+) s \(allowed are (\d+) s", complained).groups()
     )
