@@ -98,13 +98,8 @@ class Zero:
     def finish(self) -> None:
         """After the backwards of an update (in stage 3 also after the forward of an evaluation): takes part in rounds
         until no rank needs another one. Collective, whatever layers each rank ran."""
-<<<<<<< HEAD
         if self._rounds is not None:
             self._rounds.finish()
-=======
-        if self.stage >= 2 and self._values is None:
-            self._rounds.finish(self._take_pending())
->>>>>>> 643a3ed (Gradients of the data and the sequence axis on CPUs are pushed while backward runs, in every mixture)
         if self.stage3 is not None:
             self.stage3.finish()
 
