@@ -7,8 +7,6 @@ why stages 2 and 3 are not fleet's own.
 
 from __future__ import annotations
 
-        if self._rounds is not None:
-            self._rounds.finish()
 from functools import partial
 from typing import Any
 
