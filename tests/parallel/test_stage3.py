@@ -45,9 +45,9 @@ def sent() -> Iterator[dict[str, int]]:
     names = {CHANNELS["lent"]: "parameters", CHANNELS["gradients"]: "gradients"}
     bytes_of, send = {"parameters": 0, "gradients": 0, "rest": 0}, Endpoint.send
 
-    def counted(self: Endpoint, group: int, rank: int, data: memoryview) -> None:
-        bytes_of[names.get(group, "rest")] += HEADER.size + len(data)
-        send(self, group, rank, data)
+    def counted(self: Endpoint, group: int, rank: int, *data: memoryview) -> None:
+        bytes_of[names.get(group, "rest")] += HEADER.size + sum(map(len, data))
+        send(self, group, rank, *data)
 
     Endpoint.send = counted  # type: ignore[method-assign]
     try:
