@@ -1,0 +1,83 @@
+"""The installed package in an empty folder: README's commands, where there is no clone. pip needs the network once."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = (
+    "MANIFEST.in",
+    "paddle_dp",
+    "models",
+    "configs",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
+OWN = """
+import paddle.distributed as dist
+
+dist.init_parallel_env()
+print("rank", dist.get_rank(), "of", dist.get_world_size())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The environment in which the wheel's package is imported, and nothing of the clone."""
+    source, there = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (ROOT / name).exists():
+            shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--wheel-dir", str(there), str(source)]
+    subprocess.run([*pip, *build], check=True, timeout=300)
+    [wheel] = there.glob("*.whl")
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(there / "site"), str(wheel)], check=True, timeout=300
+    )
+    return {**os.environ, "PYTHONPATH": str(there / "site"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+@pytest.mark.long
+def test_commands_in_an_empty_folder(installed, tmp_path):
+    def run(*words, status=0):
+        command = [sys.executable, "-m", "paddle_dp", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
+    where = subprocess.run(
+        [sys.executable, "-c", "import paddle_dp; print(paddle_dp.__file__)"],
+        cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert where.stdout.startswith(installed["PYTHONPATH"])
+
+    assert "as on one process" in run(
+        "train", "configs/digits_mlp.yaml", "--ranks", "2", "train.length=3 epochs"
+    )
+    accuracy = re.compile(r"acc1 ([\d.]+)")
+    before = accuracy.search(run("evaluate", "runs/digits_mlp", "--ranks", "2"))[1]
+    np.save(tmp_path / "some.npy", np.zeros((2, 64), "float32"))
+    assert len(run("predict", "runs/digits_mlp", "some.npy").splitlines()) == 2
+    run("export", "runs/digits_mlp")
+    assert (tmp_path / "runs" / "digits_mlp" / "export" / "export.json").exists()
+    (tmp_path / "runs" / "digits_mlp").rename(tmp_path / "moved")
+    assert accuracy.search(run("evaluate", "moved"))[1] == before
+    assert accuracy.search(run("evaluate", "moved", "--checkpoint", "best"))
+    (tmp_path / "own.py").write_text(OWN)
+    assert "rank 0 of 2" in run("launch", "--ranks", "2", "own.py")
+    run("new", "mine", "--recipe", "gpt_tiny")
+    assert (tmp_path / "mine" / "models" / "gpt.py").exists()
+    run("check", "mine/configs/gpt_tiny.yaml")
