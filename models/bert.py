@@ -66,6 +66,9 @@ class Head(nn.Layer):
 class BERT(Chain):
     """Scores [n, t, vocab] of each token before masking, for tokens int64 [n, t]."""
 
+    # What the first published weights call them.
+    hugging_face_versions: ClassVar[dict[str, str]] = {"*.gamma": "*.weight", "*.beta": "*.bias"}
+
     def __init__(self, config: Config):
         embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]

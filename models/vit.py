@@ -69,6 +69,17 @@ class Head(nn.Layer):
 class ViT(Chain):
     """Scores [n, classes] for images [n, channels, image, image]."""
 
+    hugging_face_versions: ClassVar[dict[str, str]] = {  # what transformers 5 calls them in memory
+        **{
+            f"*layers.*.attention.{new}_proj.*": f"*encoder.layer.*.attention.attention.{old}.*"
+            for new, old in (("q", "query"), ("k", "key"), ("v", "value"))
+        },
+        "*layers.*.attention.o_proj.*": "*encoder.layer.*.attention.output.dense.*",
+        "*layers.*.mlp.fc1.*": "*encoder.layer.*.intermediate.dense.*",
+        "*layers.*.mlp.fc2.*": "*encoder.layer.*.output.dense.*",
+        "*layers.*.layernorm_*": "*encoder.layer.*.layernorm_*",
+    }
+
     def __init__(self, config: Config):
         blocks = [Block(config) for _ in range(config.depth)]
         super().__init__([Patches(config), *blocks, Head(config)])

@@ -31,13 +31,26 @@ class PublishedNames(Protocol):
         ...
 
 
+@runtime_checkable
+class OtherVersions(Protocol):
+    """Of such a model, patterns of names that another version of transformers has → those of the table."""
+
+    hugging_face_versions: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Tables:
     """The names that a model's tensors have: whose → ours → theirs; "" are its own. `passed_over`: whose → patterns of
-    their tensors that this model has no use for."""
+    their tensors that this model has no use for. `versions`: `OtherVersions`."""
 
     names: Mapping[str, Names]
     passed_over: Mapping[str, Sequence[str]]
+    versions: Mapping[str, str]
+
+    def of(self, whose: str, names: Mapping[str, str]) -> dict[str, str]:
+        """A source's names (new → its own), as the table has them where another version wrote them."""
+        versions = self.versions if whose in (HUGGING_FACE, INNER) else {}
+        return {_first(name, versions)[0]: old for name, old in names.items()}
 
 
 def names_of(model: nn.Layer) -> Tables:
@@ -49,7 +62,8 @@ def names_of(model: nn.Layer) -> Tables:
         unused = published.pop("", ())
         tables |= {HUGGING_FACE: published, INNER: _without_prefix(published)}
         passed_over |= {HUGGING_FACE: unused, INNER: unused}  # type: ignore[dict-item]
-    return Tables(tables, passed_over)
+    versions = dict(model.hugging_face_versions) if isinstance(model, OtherVersions) else {}
+    return Tables(tables, passed_over, versions)
 
 
 def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
@@ -60,10 +74,10 @@ def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tup
     Raises UsageError for a pattern that means nothing or gives two tensors one name.
     """
     names = renamed(source.names, rename)
-    plain = Translated(source, {new: Origin((Piece(old),)) for new, old in names.items()})
-    there = set(names)
     usable = [whose for whose in tables.names if source.of_torch in (None, bool(whose))]
-    whose = max(usable, key=lambda whose: _fits(tables.names[whose], there))
+    whose = max(usable, key=lambda whose: _fits(tables.names[whose], set(tables.of(whose, names))))
+    there = tables.of(whose, names)
+    plain = Translated(source, {new: Origin((Piece(old),)) for new, old in there.items()})
     patterns = tables.passed_over.get(whose, ())
     unused = sorted(name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns))
     return Translated(plain, origins_of(tables.names[whose]), unused), whose
@@ -109,12 +123,8 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
     match, or two tensors with one name."""
     names, used, found = list(names), set[str](), dict[str, str]()
     for old in names:
-        new = old
-        for pattern, wanted in rename.items():
-            if (stood := _stars(old, pattern)) is not None:
-                used.add(pattern)
-                new = _filled(wanted, stood)
-                break
+        new, pattern = _first(old, rename)
+        used.add(pattern)
         if new in found:
             raise UsageError(f"load.rename: {found[new]} and {old} would both be {new}.")
         found[new] = old
@@ -125,6 +135,15 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
                 f"load.rename: '{pattern}' matches no tensor there that is not renamed already.{hint}"
             )
     return found
+
+
+def _first(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
+    """The new name by the first pattern that fits, and that pattern; the name and "" where none does."""
+    for pattern, wanted in rename.items():
+        if (stood := _stars(name, pattern)) is not None:
+            words = wanted.split("*")
+            return "".join(a + b for a, b in zip(words, [*stood, ""], strict=True)), pattern
+    return name, ""
 
 
 def _stars(name: str, pattern: str) -> list[str] | None:
@@ -144,8 +163,3 @@ def _stars(name: str, pattern: str) -> list[str] | None:
     if len(rest) < len(words[-1]) or not rest.endswith(words[-1]):
         return None
     return [*stood, rest[: len(rest) - len(words[-1])]]
-
-
-def _filled(wanted: str, stood: Sequence[str]) -> str:
-    words = wanted.split("*")
-    return "".join(a + b for a, b in zip(words, [*stood, ""], strict=True))
