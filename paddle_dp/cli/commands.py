@@ -425,31 +425,21 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's model as a program that runs without this package, proven equal to the model."""
-    from paddle_dp.recipe import read_recipe, resolved
+    from paddle_dp.recipe import resolved
 
-    if hf is not None:
-        if onnx or out is not None:
-            raise UsageError("--hf DIR writes weights alone: call export again for a program.")
-        from paddle_dp.launch.silence import import_paddle
-
-        import_paddle()
-        from paddle_dp.checkpoint import find
-        from paddle_dp.export.hugging_face import write
-
-        saved = find(checkpoint, run / "checkpoints")
-        print(hf, *write(read_recipe(resolved(run)), saved, hf, ema=ema), sep="\n  ")
-        return
+    if hf is not None and (onnx or out is not None):
+        raise UsageError("--hf DIR writes weights alone: call export again for a program.")
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
     options = {
-        "to": None if out is None else str(out),
+        "to": str(target) if (target := hf or out) else None,
         "checkpoint": checkpoint,
         **averaged(ema),
         "onnx": onnx,
     }
     _run(
         Job(
-            entry_point="export",
+            entry_point="export" if hf is None else "export_weights",
             recipe=resolved(run),
             overrides=_PLAIN,
             ranks=1,

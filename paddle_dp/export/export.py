@@ -13,9 +13,10 @@ import paddle
 
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.data.sample import class_names, describe, read_sample
-from paddle_dp.errors import ExportError, NotFiniteError, UsageError
+from paddle_dp.errors import ExportError, NotFiniteError
 from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity
+from paddle_dp.export.target import INFO, check_target, replace
 from paddle_dp.mesh import join
 from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.recipe import Recipe
@@ -23,7 +24,6 @@ from paddle_dp.train.assemble import find_checkpoint
 from paddle_dp.train.build import learner_of
 from paddle_dp.train.state import load_model
 
-INFO = "export.json"  # what was exported; a folder with it is an export, and may be replaced
 SAMPLES = 8
 # Relative to the largest output. The program runs Paddle's own kernels and is usually bit-identical; ONNX runs others.
 TOLERANCE, ONNX_TOLERANCE = 1e-5, 1e-4
@@ -47,22 +47,6 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     print(f"{folder}\n" + "\n".join(f"  {line}" for line in summary), flush=True)
-
-
-def check_target(folder: Path) -> None:
-    """Raises UsageError for a folder that is neither new, nor empty, nor an older export."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / INFO).exists())):
-        raise UsageError(f"{folder} holds something else already: name another folder with -o DIR.")
-
-
-def replace(folder: Path, partial: Path) -> None:
-    """Moves the finished folder `partial` to `folder`, and removes an older export there."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if (folder / INFO).exists():
-        folder.replace(old)
-    partial.replace(folder)  # replaces an empty folder, too
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:

@@ -5,48 +5,94 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from paddle_dp.checkpoint import TensorShard, load
+import numpy as np
+
+from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
-from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
+from paddle_dp.checkpoint.source import SafetensorsFile, Source, WeightsOf
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
-from paddle_dp.errors import CheckpointError, ExportError, UsageError
-from paddle_dp.export.export import INFO, check_target, replace
+from paddle_dp.errors import CheckpointError, ExportError
+from paddle_dp.export.target import INFO, check_target, replace
+from paddle_dp.mesh import join
+from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
 from paddle_dp.recipe.published import FILE as CONFIG
 from paddle_dp.recipe.published import written
+from paddle_dp.train.build import plain_learner
+from paddle_dp.train.state import load_model
 
 WEIGHTS = "model.safetensors"
 
 
-def write(recipe: Recipe, checkpoint: Path, folder: Path, *, ema: bool = False) -> list[str]:
-    """Writes the weights of a checkpoint into `folder`, whole or not at all, and returns a summary. With `ema`, the
-    averages in place of the weights that have one.
+def export(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Writes a run's checkpoint into the folder options["to"], whole or not at all; options["ema"]: the averages in
+    place of the weights that have one. An adapter is added to the weights that it stands on.
+
+    Raises what `write` raises, and CheckpointError for a damaged checkpoint or one that holds NaN.
+    """
+    folder, ema = Path(options["to"]), bool(options.get("ema"))
+    check_target(folder)
+    found = find(options.get("checkpoint") or "newest", recipe.folder / "checkpoints")
+    if is_adapter(found):
+        learner = plain_learner(recipe, join(seed=recipe.train.seed, device=recipe.train.device))
+        load_model(load(found), learner, ema=ema)
+        merge_low_rank(learner.model)
+        shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
+        weights: Source = Shards(found, shards)
+    else:
+        saved = load(found)
+        if bad := saved.first_nan():
+            raise CheckpointError(
+                f"'{bad}' in {found} holds NaN, so nothing was written: name an earlier one."
+            )
+        weights = WeightsOf(saved, ema=ema)
+    print(folder, write(recipe, weights, folder), sep="\n  ", flush=True)
+
+
+class Shards:
+    """Whole tensors in memory as a source."""
+
+    def __init__(self, folder: Path, shards: Mapping[str, TensorShard]):
+        self.folder, self._shards = folder, shards
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._shards))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shards[name].box.shape
+
+    def dtype(self, name: str) -> str:
+        return self._shards[name].dtype
+
+    def read(
+        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> np.ndarray:
+        whole = self._shards[name].array
+        start, size = offset or (0,) * whole.ndim, whole.shape if shape is None else shape
+        return whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].copy()
+
+
+def write(recipe: Recipe, weights: Source, folder: Path) -> str:
+    """Writes a model's weights into `folder`, whole or not at all; returns a summary.
 
     A model without a table of Hugging Face's names has PyTorch's, as torchvision's ResNet, and no config.json. Raises
-    UsageError for a folder that holds other files, or a model that theirs cannot be; CheckpointError for a damaged
-    checkpoint or one that holds NaN; ExportError if what was written is not what was to be.
+    UsageError for a folder that holds other files, or a model that theirs cannot be; ExportError if what was written
+    is not what was to be.
     """
     check_target(folder)
-    saved = load(checkpoint)
-    if bad := saved.first_nan():
-        raise CheckpointError(
-            f"'{bad}' in {saved.folder} holds NaN, so nothing was written: name an earlier one."
-        )
-    if "base" in saved.state:
-        raise UsageError(
-            f"--hf: {saved.folder} holds an adapter without the weights that it stands on: paddle-dp merge RUN -o FILE "
-            "writes the plain model, under its own names."
-        )
     with lazily():
         model = recipe.model.build()
     tables = names_of(model).names
     whose = HUGGING_FACE if HUGGING_FACE in tables else PYTORCH
     config = written(recipe.model.config) if whose == HUGGING_FACE else None
-    origins, weights = origins_of(tables[whose]), WeightsOf(saved, ema=ema)
+    origins = origins_of(tables[whose])
     tensors = _tensors(weights, origins)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -55,7 +101,7 @@ def write(recipe: Recipe, checkpoint: Path, folder: Path, *, ema: bool = False) 
         _compare(partial / WEIGHTS, weights, origins)
         if config is not None:
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        info = {"model": recipe.model.name, "checkpoint": str(saved.folder), "names": whose}
+        info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": whose}
         (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
         replace(folder, partial)
     except OSError as error:
@@ -63,10 +109,10 @@ def write(recipe: Recipe, checkpoint: Path, folder: Path, *, ema: bool = False) 
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     kind = f"for {config['architectures'][0]}" if config else f"with {whose} names, and no {CONFIG}"
-    return [f"{recipe.model.name} of {saved.folder}: {len(tensors)} tensors, {kind}"]
+    return f"{recipe.model.name} of {weights.folder}: {len(tensors)} tensors, {kind}"
 
 
-def _tensors(weights: WeightsOf, origins: dict[str, Origin]) -> dict[str, TensorShard]:
+def _tensors(weights: Source, origins: dict[str, Origin]) -> dict[str, TensorShard]:
     """The tensors of the other side by their names; a tied weight once."""
     found: dict[str, TensorShard] = {}
     for ours, origin in origins.items():
@@ -76,7 +122,7 @@ def _tensors(weights: WeightsOf, origins: dict[str, Origin]) -> dict[str, Tensor
     return found
 
 
-def _compare(file: Path, weights: WeightsOf, origins: dict[str, Origin]) -> None:
+def _compare(file: Path, weights: Source, origins: dict[str, Origin]) -> None:
     """Raises ExportError unless the file, read as weights to begin with, gives the checkpoint's bits."""
     back = Translated(SafetensorsFile(file), origins)
     for name in origins:

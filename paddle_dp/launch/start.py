@@ -27,6 +27,7 @@ OF_A_RUN = (
     "generate",
     "predict",
     "export",
+    "export_weights",
 )  # they read the recipe in a run's folder, perhaps another's
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ ENTRY_POINTS = {
     "generate": "paddle_dp.train.generate:generate",
     "predict": "paddle_dp.train.predict:predict",
     "export": "paddle_dp.export.export:export",
+    "export_weights": "paddle_dp.export.hugging_face:export",
     "trace": "paddle_dp.proof.trace:trace",
 }
 WATCHED = ("train", "evaluate")  # the entry points that say where they are

@@ -120,6 +120,17 @@ def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[
     assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
 
 
+def test_weights_for_hugging_face_are_a_job_of_their_own(
+    leave: Leave, jobs: list[Job], tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    leave("export", str(tmp_path), "--hf", "x", "--ema")
+    (job,) = jobs
+    assert (job.entry_point, job.ranks, job.output_dir) == ("export_weights", 1, tmp_path)
+    assert (job.extra["to"], job.extra["ema"]) == ("x", True)
+    assert leave("export", str(tmp_path), "--hf", "x", "--onnx") == 2 and len(jobs) == 1
+
+
 def test_onnx_is_asked_for_before_anything_starts(
     leave: Leave, jobs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

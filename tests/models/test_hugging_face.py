@@ -186,12 +186,15 @@ def test_a_layout_has_the_same_gradients(name: str, layout: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_exported_is_read_by_theirs(name: str, tmp_path: Path) -> None:
+    from paddle_dp.checkpoint import load
+    from paddle_dp.checkpoint.source import WeightsOf
     from paddle_dp.export.hugging_face import write
 
     folder = published(name)
     strategy = "{use: single}" if name == "resnet" else LAYOUTS["tensor"]
     found = run_ranks(learned, 1 + (name != "resnet"), name, str(folder), str(tmp_path / "out"), strategy)
-    write(recipe_of(name, str(folder), tmp_path), Path(found[0]["before"]), tmp_path / "hf")
+    saved = WeightsOf(load(Path(found[0]["before"])))
+    write(recipe_of(name, str(folder), tmp_path), saved, tmp_path / "hf")
     run(name, tmp_path / "hf", folder)
     np.testing.assert_array_equal(
         np.load(tmp_path / "hf/outputs.npy"), np.load(folder / "seen.npz")["outputs"]

@@ -1,0 +1,126 @@
+"""`export --hf`: a run's weights under Hugging Face's or PyTorch's names, and read as weights to begin with again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.checkpoint import load
+from paddle_dp.checkpoint.source import SafetensorsFile
+from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.export.hugging_face import export
+from paddle_dp.mesh import Mesh
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train.build import build
+
+RECIPE = """
+model: {model}
+dataset: {{use: random_tokens, vocab: 20, length: 8, samples: 8, test_samples: 4}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+strategy: {{use: single}}
+train: {{length: 1 step, batch: 4}}
+callbacks: [{{use: checkpoint}}]
+output_dir: {out}
+{more}
+"""
+GPT = "{use: gpt, vocab: 20, width: 16, depth: 2, heads: 4, length: 8, tied: true}"
+
+
+def recipe(folder: Path, out: str, model: str = GPT, more: str = "") -> Any:
+    file = folder / f"{out}.yaml"
+    file.write_text(RECIPE.format(model=model, out=folder / out, more=more))
+    return read_recipe(file)
+
+
+def trained(folder: Path, out: str, **how: str) -> Any:
+    made = recipe(folder, out, **how)
+    build(made, Mesh.alone()).fit()
+    return made
+
+
+def weights(trainer: Any) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in trainer.learner.state().items()}
+
+
+def test_what_is_exported_is_where_a_training_can_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trained(tmp_path, "run", more="ema: {decay: 0.5}")
+    export(made, {"to": str(tmp_path / "hf")})
+    assert "28 tensors, for GPT2LMHeadModel" in capsys.readouterr().out
+    assert sorted(file.name for file in (tmp_path / "hf").iterdir()) == [
+        "config.json", "export.json", "model.safetensors",
+    ]  # fmt: skip
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert (config["model_type"], config["n_embd"], config["tie_word_embeddings"]) == ("gpt2", 16, True)
+    saved = load(tmp_path / "run/checkpoints/step-00000001")
+    again = recipe(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}")
+    for name, value in weights(build(again, Mesh.alone())).items():
+        np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
+    export(made, {"to": str(tmp_path / "hf"), "ema": True})  # an older export is replaced
+    for name, value in weights(build(again, Mesh.alone())).items():
+        np.testing.assert_array_equal(value, saved.read(f"ema/{name}"))
+
+
+def test_a_run_needs_the_folder_no_more_after_it_began(tmp_path: Path) -> None:
+    export(trained(tmp_path, "run"), {"to": str(tmp_path / "hf")})
+    begun = trained(tmp_path, "begun", model=f"{{use: gpt, from: {tmp_path / 'hf'}, dropout: 0.1}}")
+    (tmp_path / "hf").rename(tmp_path / "gone")
+    from paddle_dp.recipe import write_recipe
+
+    write_recipe(begun, tmp_path / "resolved.yaml")
+    resolved = read_recipe(tmp_path / "resolved.yaml")
+    assert resolved.model.settings == begun.model.settings and resolved.model.settings["width"] == 16
+    assert build(resolved, Mesh.alone(), "newest").progress.step == 1
+
+
+def test_an_adapter_is_added_to_what_it_stands_on(tmp_path: Path) -> None:
+    trained(tmp_path, "base")
+    more = f"load: {{path: {tmp_path / 'base'}}}\nadapter: {{use: lora, rank: 2, match: ['*.up']}}"
+    tuned = trained(tmp_path, "tuned", more=more)
+    export(tuned, {"to": str(tmp_path / "hf")})
+    base = load(tmp_path / "base/checkpoints/step-00000001")
+    again = weights(
+        build(recipe(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}"), Mesh.alone())
+    )
+    changed = {name for name, value in again.items() if (value != base.read(f"model/{name}")).any()}
+    assert changed == {"blocks.1.up.weight", "blocks.2.up.weight"}
+
+
+def test_a_model_without_a_table_has_pytorchs_names(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        "{model: {use: mlp, inputs: 64, hidden: [5], classes: 10}, dataset: {use: digits}, loss: {use: cross_entropy}, "
+        "optimizer: {use: sgd}, train: {length: 1 step, batch: 8}, strategy: {use: single}, "
+        f"callbacks: [{{use: checkpoint}}], output_dir: {tmp_path / 'run'}}}"
+    )
+    made = read_recipe(file)
+    build(made, Mesh.alone()).fit()
+    export(made, {"to": str(tmp_path / "hf")})
+    assert not (tmp_path / "hf/config.json").exists()
+    written, saved = (
+        SafetensorsFile(tmp_path / "hf/model.safetensors"),
+        load(tmp_path / "run/checkpoints/step-00000001"),
+    )
+    assert written.of_torch and written.shape("head.weight") == (10, 5)
+    np.testing.assert_array_equal(written.read("head.weight").T, saved.read("model/head.weight"))
+    again = read_recipe(file, [f"load.path={tmp_path / 'hf'}", f"output_dir={tmp_path / 'again'}"])
+    for name, value in weights(build(again, Mesh.alone())).items():
+        np.testing.assert_array_equal(value, saved.read(f"model/{name}"))
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
+    made = trained(tmp_path, "run")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="hf holds something else already"):
+        export(made, {"to": str(tmp_path / "hf")})
+    assert [file.name for file in (tmp_path / "hf").iterdir()] == ["mine.txt"]
+    with pytest.raises((UsageError, CheckpointError), match="step 7"):
+        export(made, {"to": str(tmp_path / "other"), "checkpoint": "7"})
+    assert not (tmp_path / "other").exists()
