@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
+from paddle_dp.part import SHELVES, Annotation, Group, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import Guard, LoaderSettings, Train, Watch
+from paddle_dp.recipe.schema import Ema, Guard, LoaderSettings, Train, Watch
 
 # Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
 IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch", "guard")
@@ -28,11 +28,14 @@ def recipe_keys() -> Iterator[str]:
     yield from ("\n## loader\n", *table(LoaderSettings))
     yield from ("\n## watch\n", *table(Watch))
     yield from ("\n## guard\n", *table(Guard))
+    yield from ("\n## ema\n", *table(Ema))
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
         yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"
         if shelf == "models":
             yield from ("", *of_any_model())
+        if shelf == "optimizers":
+            yield from ("", *of_any_optimizer())
         for name in names(shelf):
             yield from part(shelf, name)
 
@@ -44,6 +47,13 @@ def of_any_model() -> Iterator[str]:
     yield from ("", "| key | type | meaning |", "|---|---|---|")
     for setting in settings_of(Annotation):
         yield f"| `{setting.name}` | `{setting.type}` | {setting.meaning} |"
+
+
+def of_any_optimizer() -> Iterator[str]:
+    """The keys that a recipe may give for any optimizer."""
+    yield "Beside its own settings, any optimizer takes `groups`, a list of groups of parameters by patterns of their"
+    yield "names ([fine-tuning.md](fine-tuning.md)):"
+    yield from ("", *table(Group))
 
 
 def prose(text: str) -> str:

@@ -67,6 +67,11 @@ class WeightsOf:
 
     def __init__(self, checkpoint: Checkpoint, *, ema: bool = False):
         self._of, self.folder = checkpoint, checkpoint.folder
+        if "base" in checkpoint.state:
+            raise CheckpointError(
+                f"{self.folder} holds an adapter without the weights that it stands on. Merge them first: paddle-dp "
+                f"merge {self.folder} -o FILE, and take FILE."
+            )
         self._averaged = averages_in(checkpoint) if ema else frozenset[str]()
 
     @property

@@ -375,6 +375,7 @@ def predict(
         ),
     ],
     checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
     top: Annotated[int, typer.Option(metavar="K", min=1, help="How many classes to show.")] = 3,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with all outputs.")] = False,
     out: Annotated[
@@ -392,6 +393,7 @@ def predict(
     options = {
         "files": files,
         "checkpoint": checkpoint,
+        **averaged(ema),
         "top": top,
         "csv": as_csv,
         "out": None if out is None else str(out.with_suffix(".npz")),

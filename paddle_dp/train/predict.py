@@ -67,7 +67,7 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
         raise UsageError(
             f"dataset {recipe.dataset.name} has samples of several inputs, and predict reads files of one."
         )
-    model = _trained(recipe, options.get("checkpoint") or "newest", mesh)
+    model = _trained(recipe, options, mesh)
     loss = as_loss(loss_of(recipe.loss, model, recipe.model.name))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))
     answers = (a for batch in _batches(samples, recipe.train.batch) for a in _answers(model, loss, batch))
@@ -83,25 +83,28 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
         _write(Path(options["out"]), kept)
 
 
-def _trained(recipe: Recipe, which: str, mesh: Any) -> Any:
-    """The plain model with a checkpoint's weights, in evaluation mode. The data set is not needed."""
+def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
+    """The plain model with a checkpoint's weights, or their averages, in evaluation mode. The data set is not
+    needed."""
     import paddle
 
+    from paddle_dp.checkpoint.source import WeightsOf
     from paddle_dp.checkpoint.tensors import fill
     from paddle_dp.train.assemble import find_checkpoint
     from paddle_dp.train.build import plain_learner
     from paddle_dp.train.state import load_model
 
-    checkpoint = find_checkpoint(recipe.folder, which, mesh)
+    checkpoint = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
+    ema = bool(options.get("ema"))
     if recipe.adapter is not None:
         learner = plain_learner(recipe, mesh)
-        load_model(checkpoint, learner)
+        load_model(checkpoint, learner, ema=ema)
         learner.model.eval()
         return learner.model
-    model = recipe.model.build()
+    model, weights = recipe.model.build(), WeightsOf(checkpoint, ema=ema)
     with paddle.no_grad():
         for name, tensor in model.state_dict().items():
-            fill(tensor, checkpoint, f"model/{name}")
+            fill(tensor, weights, name)
     model.eval()
     return model
 

@@ -350,6 +350,8 @@ def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
 
 def _from_weights(found: Checkpoint, recipe: bool) -> str:
     """How a new run takes the weights of this checkpoint: it may have another batch, and other data."""
+    if "base" in found.state:  # an adapter alone
+        return f"paddle-dp merge {found.folder} -o FILE, then load.path=FILE, without --resume, in another folder"
     if recipe:
         return f"leave --resume out, and give load.path={found.folder} and another --output-dir"
     return f"leave resume out, and give load={str(found.folder)!r} and another folder"

@@ -155,6 +155,16 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
         plain.learner.model.set_state_dict({name: paddle.to_tensor(value) for name, value in found.items()})
         assert plain.evaluate().numbers["loss"] == pytest.approx(numbers[word], rel=1e-5)
 
+    with pytest.raises(
+        CheckpointError, match=r"holds an adapter without the weights .* Merge them first: paddle-dp merge"
+    ):
+        build(file_of(tmp_path, f"load.path={path}"), join())
+    with pytest.raises(
+        UsageError,
+        match=r"train\.batch was 50 and is 25\..* paddle-dp merge \S+ -o FILE, then load\.path=FILE",
+    ):
+        build(file_of(tmp_path, load, "train.batch=25"), join(), "newest")
+
     straight = build(recipe, join())
     straight.fit("6 steps")
     again = build(recipe, join(), "newest")

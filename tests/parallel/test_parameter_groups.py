@@ -97,11 +97,6 @@ def _layouts(use: str, names: list[str], folder: Any) -> None:
         assert_same(found, truth(optimizer=optimizer))
 
 
-@pytest.mark.processes
-def test_two_tensor_ranks_train_the_groups_of_one_process(tmp_path: Any) -> None:
-    _layouts("adamw", ["tensor"], tmp_path)
-
-
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("use", ["adamw", "momentum", "sgd", "lamb"])
