@@ -1,0 +1,317 @@
+"""Measures the collectives on this machine by size: time, bandwidth, and what could not be faster.
+
+    python tools/benchmark/allreduce.py --ranks 2,4
+    python tools/benchmark/allreduce.py --ranks 2 --sizes 1KB,1MB --csv collectives.csv --png collectives.png
+
+Each number of ranks is a job of its own (`paddle-dp launch`). One call is the mean of a row of them, as long as the
+slowest rank takes; the median of three rows. «algorithm» is size / time; «bus» is what each rank's link carries, as
+NVIDIA's nccl-tests count it: algorithm × 2(n−1)/n for an all_reduce, × (n−1)/n for reduce_scatter and all_gather, × 1
+for a broadcast. Sizes are those of the whole: what all_reduce sums, reduce_scatter takes, and all_gather gives.
+A KB is 1024 bytes, a GB/s 10⁹ a second.
+
+Beside them, from the same run: one copy in memory, and one socket on loopback from one process to another, in both
+directions at once. No collective between processes of one machine is faster than these.
+On CPUs the collectives are gloo's, and where gloo has none, those that fleet's layouts use (paddle_dp/gloo).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.units import Bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = "1KB,8KB,64KB,512KB,4MB,32MB,256MB"
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+ROW = 0.25  # seconds that a row of calls takes at least
+ROWS = 3
+RESULT = "ALLREDUCE_RESULT"  # where rank 0 writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One operation on `ranks` ranks, or a ceiling on 1 or 2 processes: `size` in bytes, `seconds` a call."""
+
+    operation: str
+    ranks: int
+    size: int
+    seconds: float
+
+    @property
+    def algorithm(self) -> float:
+        """Bytes a second of the whole."""
+        return self.size / self.seconds
+
+    @property
+    def bus(self) -> float:
+        """Bytes a second that leave each rank."""
+        return self.algorithm * share(self.operation, self.ranks)
+
+
+def share(operation: str, ranks: int) -> float:
+    """What leaves each rank at least, as a part of the size (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69);
+    in a broadcast all of it leaves one."""
+    parts = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "memory copy": 1.0, "socket": 1.0}
+    return parts.get(operation, (ranks - 1) / ranks)
+
+
+def main() -> int:
+    given = arguments()
+    sizes = [Bytes.parse(word).count for word in given.sizes.split(",")]
+    if RESULT in os.environ:
+        measure_here(sizes, given.operations.split(","))
+        return 0
+    rows = [*ceilings(sizes)]
+    for ranks in map(int, given.ranks.split(",")):
+        rows += in_a_job(ranks, given)
+    print("\n".join(table(rows)))
+    if given.csv:
+        write(rows, given.csv)
+    if given.png:
+        picture(rows, given.png)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", default="2", metavar="N,…", help="processes (default 2)")
+    parser.add_argument("--sizes", default=SIZES, metavar="SIZE,…", help=f"of the whole (default {SIZES})")
+    parser.add_argument("--operations", default=",".join(OPERATIONS), metavar="NAME,…")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--png", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+# The ranks
+
+
+def in_a_job(ranks: int, given: argparse.Namespace) -> list[Measured]:
+    """What a job of so many ranks measures."""
+    with tempfile.TemporaryDirectory(prefix="allreduce-") as folder:
+        result = Path(folder) / "result.json"
+        command = [
+            sys.executable,
+            "-m",
+            "paddle_dp",
+            "launch",
+            "--ranks",
+            str(ranks),
+            "--out",
+            f"{folder}/logs",
+        ]
+        command += [__file__, "--sizes", given.sizes, "--operations", given.operations]
+        environment = {
+            **os.environ, RESULT: str(result), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }  # fmt: skip
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            sys.exit(done.returncode)
+        return [Measured(**row) for row in json.loads(result.read_text())]
+
+
+def measure_here(sizes: Sequence[int], operations: Sequence[str]) -> None:
+    """In every rank; rank 0 writes what all of them took."""
+    import paddle
+
+    from paddle_dp import gloo, join
+
+    mesh = join(seed=0)
+    gloo.install(mesh.device)
+    rows = []
+    for operation in operations:
+        for size in sizes:
+            call = prepared(paddle, operation, size, mesh.ranks)
+            taken = [of_row(call, mesh.sum) for _ in range(ROWS + 1)][1:]
+            slowest = [max(of_ranks) for of_ranks in zip(*mesh.gather(taken), strict=True)]
+            seconds = statistics.median(slowest)
+            rows.append(Measured(operation=operation, ranks=mesh.ranks, size=size, seconds=seconds))
+    if mesh.is_main:
+        Path(os.environ[RESULT]).write_text(json.dumps([asdict(row) for row in rows]))
+    mesh.wait("measured")
+
+
+def prepared(paddle: Any, operation: str, size: int, ranks: int) -> Callable[[], Any]:
+    """A call of the operation on float32 numbers of so many bytes in all."""
+    dist = paddle.distributed
+    part = max(1, size // 4 // ranks)
+    whole, own = paddle.ones([part * ranks]), paddle.ones([part])
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "reduce_scatter": lambda: dist.reduce_scatter(own, list(paddle.split(whole, ranks))),
+        "all_gather": lambda: dist.all_gather([], own),
+    }
+    return calls[operation]
+
+
+def of_row(call: Callable[[], Any], meet: Callable[[list[float]], Any]) -> float:
+    """Seconds a call, in a row of as many on each rank."""
+    began = time.perf_counter()
+    call()
+    once = meet([time.perf_counter() - began])[0]  # of all ranks together: the same number on each
+    count = max(1, min(2000, round(ROW / max(once, 1e-6))))
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count
+
+
+# What could not be faster
+
+
+def ceilings(sizes: Sequence[int]) -> Iterator[Measured]:
+    import numpy as np
+
+    for size in sizes:
+        source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
+        seconds = repeated(partial(np.copyto, target, source))
+        yield Measured(operation="memory copy", ranks=1, size=size, seconds=seconds)
+    for size in sizes:
+        yield Measured(operation="socket", ranks=2, size=size, seconds=through_a_socket(size))
+
+
+def repeated(call: Callable[[], Any]) -> float:
+    """The median seconds of a call."""
+    call()
+    taken: list[float] = []
+    end = time.perf_counter() + ROW
+    while time.perf_counter() < end or len(taken) < ROWS:
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def through_a_socket(size: int) -> float:
+    """Seconds for `size` bytes to another process and as many back at once, over TCP on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        child = os.fork()
+        if child == 0:
+            with socket.create_connection(listener.getsockname()) as peer:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while exchanged(peer, size):
+                    pass
+            os._exit(0)
+        connection, _ = listener.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        seconds = repeated(lambda: exchanged(connection, size))
+    os.waitpid(child, 0)
+    return seconds
+
+
+def exchanged(connection: socket.socket, size: int) -> bool:
+    """Sends `size` bytes and receives as many, at once; False when the peer is gone."""
+    sent = memoryview(bytes(size))
+    error: list[OSError] = []
+
+    def send() -> None:
+        try:
+            connection.sendall(sent)
+        except OSError as broken:
+            error.append(broken)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    left, buffer = size, memoryview(bytearray(min(size, 1 << 20)))
+    while left:
+        try:
+            got = connection.recv_into(buffer[: min(left, len(buffer))])
+        except OSError:
+            got = 0
+        if not got:
+            break
+        left -= got
+    sender.join()
+    return not left and not error
+
+
+# What is shown
+
+
+def table(rows: Sequence[Measured]) -> Iterator[str]:
+    yield "| operation | ranks | size | time | algorithm | bus | ring's share | of a socket |"
+    yield "|---|---|---|---|---|---|---|---|"
+    sockets = {row.size: row.bus for row in rows if row.operation == "socket"}
+    for row in rows:
+        of_socket = (
+            f"{row.bus / sockets[row.size]:.2f}"
+            if row.operation in OPERATIONS and row.size in sockets
+            else ""
+        )
+        bound = f"{share(row.operation, row.ranks):.2f}" if row.operation in OPERATIONS else ""
+        cells = [row.operation, row.ranks, spoken(row.size), lasting(row.seconds)]
+        cells += [f"{row.algorithm / 1e9:.3f} GB/s", f"{row.bus / 1e9:.3f} GB/s", bound, of_socket]
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def spoken(size: int) -> str:
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):  # as paddle_dp/units.py has them
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"
+
+
+def lasting(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def write(rows: Sequence[Measured], file: Path) -> None:
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([*(each.name for each in fields(Measured)), "algorithm", "bus"])
+        for row in rows:
+            writer.writerow([*asdict(row).values(), row.algorithm, row.bus])
+
+
+def picture(rows: Sequence[Measured], file: Path) -> None:
+    """Time by size, and the bus bandwidth by size with both ceilings."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    for operation, ranks in dict.fromkeys((row.operation, row.ranks) for row in rows):
+        own = [row for row in rows if (row.operation, row.ranks) == (operation, ranks)]
+        ceiling = operation not in OPERATIONS
+        look: dict[str, Any] = {"color": "#888888", "dashes": (2, 2) if operation == "socket" else (6, 2)}
+        look = look if ceiling else {"marker": "o", "markersize": 3}
+        label = operation if ceiling else f"{operation}, {ranks} ranks"
+        left.plot([row.size for row in own], [row.seconds * 1e3 for row in own], label=label, **look)
+        right.plot([row.size for row in own], [row.bus / 1e9 for row in own], label=label, **look)
+    for panel in (left, right):
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlabel("bytes")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.3)
+    left.set_ylabel("ms a call")
+    right.set_ylabel("bus bandwidth, GB/s")
+    right.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
