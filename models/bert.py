@@ -54,10 +54,10 @@ class Head(nn.Layer):
 
     cuts: ClassVar[dict[str, str]] = {"out": "vocab"}
 
-    def __init__(self, config: Config, out: nn.Layer):
+    def __init__(self, config: Config, tied_to: nn.Embedding | None):
         super().__init__()
         self.dense, self.norm = linear(config.width, config.width), nn.LayerNorm(config.width, config.epsilon)
-        self.out = out
+        self.out = linear(config.width, config.vocab) if tied_to is None else TiedOutput(tied_to, bias=True)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.out(self.norm(F.gelu(self.dense(x))))
@@ -70,10 +70,9 @@ class BERT(Chain):
     hugging_face_versions: ClassVar[dict[str, str]] = {"*.gamma": "*.weight", "*.beta": "*.bias"}
 
     def __init__(self, config: Config):
-        embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
-        out = TiedOutput(embedding.token, bias=True) if config.tied else linear(config.width, config.vocab)
-        super().__init__([embedding, *blocks, Head(config, out)])
+        embedding = Embedding(config)
+        super().__init__([embedding, *blocks, Head(config, embedding.token if config.tied else None)])
         self.head_width, self.tied = config.width // config.heads, config.tied
 
     def hugging_face(self) -> Names:

@@ -153,8 +153,8 @@ class Llama(Generates, Chain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
     def __init__(self, config: Config):
-        embedding = Embedding(config)
         blocks = [Block(config) for _ in range(config.depth)]
+        embedding = Embedding(config)
         out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
         super().__init__([embedding, *blocks, Head(config, out)])
         self.length, self.tied = config.length, config.tied

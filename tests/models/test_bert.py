@@ -1,9 +1,13 @@
 """What is bert's own: it sees both sides, and says what every token was."""
 
+import numpy as np
 import paddle
 import pytest
 
 from models.bert import Config
+from paddle_dp.gloo.fake_group import alone
+from paddle_dp.parallel.placement import Placements
+from paddle_dp.parallel.tensor.layers import TensorParallelizer
 
 SMALL = {"vocab": 20, "width": 16, "depth": 2, "heads": 4, "length": 12}
 
@@ -53,3 +57,29 @@ def test_dropout_is_for_training_only(tokens, drops_in_training_only):
 def test_a_mistake_is_met_at_the_door(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config(**SMALL | wrong)
+
+
+def test_the_bias_of_a_tied_output_is_cut_with_its_embedding():
+    model = Config(vocab=8, width=4, depth=1, heads=2, length=4, tied=True, segments=2).build()
+    weight, bias = (model.state_dict()[f"blocks.2.out.{word}"] for word in ("weight", "bias"))
+    bias.set_value(paddle.arange(8, dtype="float32"))
+    weight, bias = weight.numpy(), bias.numpy()
+    with alone(1, 2) as group:
+        parallelizer = TensorParallelizer(group, Placements())
+        assert parallelizer.replace(model) and parallelizer.cuts_classes
+    cut = model.state_dict()
+    np.testing.assert_array_equal(cut["blocks.2.out.bias"].numpy(), bias[4:])
+    np.testing.assert_array_equal(cut["blocks.2.out.weight"].numpy(), weight[4:])
+    assert cut["blocks.2.out.weight"] is cut["blocks.0.token.weight"]
+    shard = parallelizer.placements.of(cut["blocks.2.out.bias"]).shard
+    assert (shard.dim, shard.rank, shard.size) == (0, 1, 2)
+
+
+def test_texts_use_the_first_segment():
+    model = Config(vocab=8, width=4, depth=1, heads=2, length=4, segments=2).build()
+    plain = Config(vocab=8, width=4, depth=1, heads=2, length=4).build()
+    tokens = paddle.zeros([1, 3], "int64")
+    plain.set_state_dict({k: v for k, v in model.state_dict().items() if k != "blocks.0.segment"})
+    assert float((model(tokens) - plain(tokens)).abs().max()) > 1e-6
+    model.blocks[0].segment.set_value(paddle.to_tensor([[0.0] * 4, [9.0] * 4]))
+    assert float((model(tokens) - plain(tokens)).abs().max()) == 0

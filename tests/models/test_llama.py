@@ -1,5 +1,7 @@
 """What is llama's own: rotary positions, grouped heads, its norm, its mistakes."""
 
+import math
+
 import numpy as np
 import paddle
 import pytest
@@ -71,3 +73,43 @@ def test_no_layer_has_a_bias():
 def test_a_mistake_is_met_at_the_door(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config(**wrong)
+
+
+def test_positions_are_slowed_as_published() -> None:
+    """Of Llama 3.1, by its published rule: wavelength by wavelength, in three ranges."""
+    rope = Rope(base=5e5, scaling="llama3", factor=8.0, low=1.0, high=4.0, original_length=8192)
+    plain = Rope(base=5e5).frequencies(64, "float64").numpy()
+    wanted = []
+    for frequency in plain:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            wanted.append(frequency)
+        elif wavelength > 8192 / 1:
+            wanted.append(frequency / 8)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            wanted.append((1 - smooth) * frequency / 8 + smooth * frequency)
+    found = rope.frequencies(64, "float64").numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    assert len({round(f / p, 9) for f, p in zip(found, plain, strict=True)}) > 4, "all three ranges"
+    halved = Rope(scaling="linear", factor=2.0).frequencies(8, "float64") * 2
+    np.testing.assert_allclose(halved.numpy(), Rope().frequencies(8, "float64").numpy())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"epsilon": 0.0}, r"epsilon: 0\.0 is not above 0"),
+        ({"rope_factor": 0.5}, r"rope_factor: 0\.5 is less than 1"),
+        ({"rope_low": 4.0}, r"rope_low: 4\.0 is not from 0 to below rope_high 4\.0"),
+    ],
+)
+def test_a_mistake_in_what_is_published_is_met_at_the_door(wrong: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Config(**wrong)
+
+
+def test_tied_scores_use_the_embedding_itself() -> None:
+    tied = Config(depth=1, tied=True).build()
+    assert tied.blocks[-1].out.weight is tied.blocks[0].token.weight
+    assert len(tied.parameters()) == len(Config(depth=1).build().parameters()) - 1

@@ -181,3 +181,31 @@ def test_a_setting_that_theirs_has_not_is_not_written() -> None:
         written(find("models", "vit")(pool="mean"))
     with pytest.raises(UsageError, match=r"model\.segments is 0, and BertForMaskedLM has 1 at least"):
         written(find("models", "bert")())
+
+
+VERSIONS: dict[str, dict[str, str]] = {
+    "bert tied": {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+    "vit": {
+        "encoder.layer": "layers", "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj", "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj", "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_names_of_other_versions_are_known(name: str, tmp_path: Path) -> None:
+    model = folder_of(name, tmp_path)
+    opened, shards = source(tmp_path), {}
+    for theirs in opened.names:
+        other = theirs
+        for old, new in VERSIONS[name].items():
+            other = other.replace(old, new)
+        shards[other] = TensorShard.whole(other, opened.read(theirs), "float32")
+    assert set(shards) != set(opened.names)
+    (tmp_path / "model.safetensors").unlink()
+    write_tensors(tmp_path / "model.safetensors", shards)
+    weights, whose = translated(source(tmp_path), names_of(model), {})
+    assert whose == HUGGING_FACE
+    for ours, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(weights.read(ours), tensor.numpy())
