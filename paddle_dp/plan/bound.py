@@ -57,6 +57,7 @@ def bound(
 ) -> float:
     """Seconds of the shortest step over a link of `link` bytes a second in each direction.
 
+    `exchange` is that of one rank: the slowest one's is the bound of the job, for owners under ZeRO have unequal parts.
     All stages of a pipeline count as equal, with this rank's numbers. `overlap` False: of a step in which nothing is
     sent while the rank computes.
     """
@@ -64,7 +65,8 @@ def bound(
     spans_of_a_kind = order.micro_batches * order.virtual_stages
 
     def seconds_of(when: When, hides: bool) -> float:
-        return sum(s.bytes for s in exchange if s.when == when and (s.hides and overlap) == hides) / link
+        chosen = [s for s in exchange if s.when == when and (s.hides and overlap) == hides]
+        return max(sum(s.bytes for s in chosen), sum(s.taken for s in chosen)) / link
 
     def of_one_span(kind: Kind) -> tuple[float, float, float]:
         """Its compute, what hides behind it, what is waited for."""

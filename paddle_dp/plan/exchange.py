@@ -12,33 +12,44 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
                      gradients               2(n−1)/n·Ψ
     pipeline         activations             A for each boundary between stages, and each direction
 
-Ranks of an axis of sharding send unequal shares of this, for parameters are not split: it is their mean. What is
+Ranks of an axis of sharding send unequal parts of this, for parameters are not split: it is their mean. What is
 exchanged for metrics, the norm and a cut loss is left out: a few numbers for each sample or token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paddle_dp.plan.memory import owners
 from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory
 
 # In which of the micro-batches' forwards or backwards it travels; between stages: from a span to the next stage's.
 When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
 
 
+What = Literal["gradients", "parameters", "activations"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sent:
     """What a rank sends along an axis in one step: `bytes` in all, and whether the layout's dependencies allow that it
-    travels while the rank computes (`hides`). `transfers`: between stages, of one micro-batch."""
+    travels while the rank computes (`hides`). `received`: where that is another number. `transfers`: between stages, of
+    one micro-batch."""
 
     axis: str
-    what: Literal["gradients", "parameters", "activations"]
+    what: What
     bytes: float
     when: When
     hides: bool = True
+    received: float | None = None
     transfers: int = 1
+
+    @property
+    def taken(self) -> float:
+        """The bytes that come in."""
+        return self.bytes if self.received is None else self.received
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +74,8 @@ def sent(
 ) -> list[Sent]:
     """All that `rank` sends in one step. `between` None: activations, of which nothing is known, are left out."""
     memory = rank_memory(blocks, layout, rank)
-    found = [*_gradients(layout, memory, micro_batches)]
+    sizes = distinct(blocks, memory.blocks, layout.degrees.tensor)
+    found = [*_gradients(layout, memory, sizes, micro_batches)]
     if between is not None:
         found += [
             *_activations(layout, memory, len(blocks), between),
@@ -71,7 +83,7 @@ def sent(
         ]
     if tied := _shared_by_stages(blocks, layout, memory):
         found.append(Sent(axis="pipeline", what="gradients", bytes=tied, when="last backward", hides=False))
-    return [each for each in found if each.bytes]
+    return [each for each in found if each.bytes or each.taken]
 
 
 def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:
@@ -82,27 +94,35 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
     )
 
 
-def _gradients(layout: Layout, memory: RankMemory, micro_batches: int) -> Iterator[Sent]:
+def _gradients(
+    layout: Layout, memory: RankMemory, sizes: Sequence[int], micro_batches: int
+) -> Iterator[Sent]:
     """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
-    degrees, owners = layout.degrees, layout.degrees.sharding
-    gradients = memory.trained * layout.widths.gradient
-    parameters = memory.trained * layout.widths.parameter
-    part, stage = (owners - 1) / owners, layout.sharding_stage
-    if owners > 1:
-        times = micro_batches if stage > 1 else 1
-        when: When = "every backward" if stage > 1 else "last backward"
-        yield Sent(axis="sharding", what="gradients", bytes=times * part * gradients, when=when)
-        if stage == 3:
-            gathered = micro_batches * part * parameters
-            yield Sent(axis="sharding", what="parameters", bytes=gathered, when="every forward")
-            yield Sent(axis="sharding", what="parameters", bytes=gathered, when="every backward")
-        else:
-            yield Sent(axis="sharding", what="parameters", bytes=part * parameters, when="first forward")
+    degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
+    dealt = zip(sizes, owners(sizes, ranks), strict=True)
+    own = sum(size for size, owner in dealt if owner == memory.coords["sharding"])
+    to_others, of_others = (ranks - 1) * own, sum(sizes) - own
+
+    def moved(what: What, when: When, times: int, owners_send: bool) -> Sent:
+        each = layout.widths.gradient if what == "gradients" else layout.widths.parameter
+        out, into = (to_others, of_others) if owners_send else (of_others, to_others)
+        out, into = times * each * out, times * each * into
+        return Sent(axis="sharding", what=what, bytes=out, received=into, when=when)
+
+    if ranks > 1 and stage == 1:
+        yield moved("gradients", "last backward", 1, owners_send=False)
+    elif ranks > 1:
+        yield moved("gradients", "every backward", micro_batches, owners_send=False)
+    if ranks > 1 and stage == 3:
+        yield moved("parameters", "every forward", micro_batches, owners_send=True)
+        yield moved("parameters", "every backward", micro_batches, owners_send=True)
+    elif ranks > 1:
+        yield moved("parameters", "first forward", 1, owners_send=True)
     for axis in ("data", "sequence"):  # one exchange over both; their shares are shown apart
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
-            size = share * 2 * (together - 1) / together * gradients / owners
+            size = share * 2 * (together - 1) / together * own * layout.widths.gradient
             yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
 
 

@@ -35,6 +35,12 @@ def test_new_parameters_travel_in_the_next_forward_alone():
     assert bound(COMPUTE, shared, 1.0, Order(micro_batches=2)) == 3 + 2 + 1 + 4
 
 
+def test_the_busier_direction_decides():
+    assert bound(COMPUTE, [one(3, "last backward", received=9.0)], 1.0) == 2 + 9
+    both = [one(3, "every backward", received=9.0), one(9, "every backward", received=3.0)]
+    assert bound(COMPUTE, both, 1.0) == 2 + 12
+
+
 def test_stage_3_gathers_behind_every_forward_and_backward():
     three = [one(6, "every forward"), one(6, "every backward"), one(6, "every backward")]
     assert bound(COMPUTE, three, 3.0) == 2 + 4

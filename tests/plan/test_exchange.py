@@ -38,6 +38,16 @@ def test_gradients_travel_as_in_a_ring_and_in_zero(n):
     assert of(sharding=n, stage=3) == pytest.approx(3 * part)
 
 
+def test_owners_of_whole_parameters_have_unequal_parts():
+    """Of 600 and 300 numbers, one each: who owns 600 sends the other's 300 gradients, and then 600 new parameters."""
+    blocks, plan = [[Weight(name="large", size=600), Weight(name="small", size=300)]], layout(sharding=2)
+    for rank, (gradients, parameters) in enumerate([(300, 600), (600, 300)]):
+        reduced, shared = sent(blocks, plan, rank, 1, None)
+        assert (reduced.bytes, reduced.taken) == (4 * gradients, 4 * parameters)
+        assert (shared.bytes, shared.taken) == (4 * parameters, 4 * gradients)
+    assert mean_bytes(blocks, plan, 1, None) == 4 * 900
+
+
 def test_with_micro_batches_only_what_is_freed_after_each_is_sent_for_each():
     assert of(4, data=2) == of(data=2)
     assert of(4, sharding=2) == of(sharding=2)

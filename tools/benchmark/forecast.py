@@ -17,7 +17,7 @@ class Forecast:
     layout: Layout
     batch: int
     bytes: float
-    exchange: list[Sent]
+    exchange: list[list[Sent]]  # of each rank
     order: Order
 
     @classmethod
@@ -37,7 +37,7 @@ class Forecast:
             layout=layout,
             batch=recipe.train.batch,
             bytes=mean_bytes(blocks, layout, micro_batches, activations),
-            exchange=sent(blocks, layout, 0, micro_batches, activations),
+            exchange=[sent(blocks, layout, rank, micro_batches, activations) for rank in range(ranks)],
             order=order_of(layout, micro_batches),
         )
 
@@ -54,6 +54,7 @@ class Forecast:
         """The bound, and a step in which nothing is sent while the rank computes, over `link` bytes a second."""
         own = self.compute(alone)
         best, worst = (
-            1e3 * bound(own, self.exchange, link, self.order, overlap) for overlap in (True, False)
+            1e3 * max(bound(own, of_rank, link, self.order, overlap) for of_rank in self.exchange)
+            for overlap in (True, False)
         )
         return best, worst

@@ -67,6 +67,9 @@ LAYOUTS = [
         Layout(f"sharding {{n}}, stage {s}", MLP, f"use: hybrid, sharding: {{n}}, sharding_stage: {s}")
         for s in (1, 2, 3)
     ),
+    Layout(
+        "sharding {n}, stage 3, gpt", GPT, "use: hybrid, sharding: {n}, sharding_stage: 3"
+    ),  # 4 micro-batches
     Layout("tensor {n}", GPT, "use: hybrid, tensor: {n}"),
     Layout("tensor {n}, sequence_parallel", GPT, "use: hybrid, tensor: {n}, sequence_parallel: true"),
     Layout("sequence {n}", GPT, "use: hybrid, sequence: {n}"),
