@@ -145,7 +145,7 @@ def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozen
 def freeze(model: Any, groups: Sequence[Group], others: Collection[str] = ()) -> None:
     """Freezes, in place, the parameters that the groups freeze, and the statistics of BatchNorms all of whose
     parameters are frozen; `others`: names of parameters that are frozen unless a group says otherwise. Raises
-    RecipeError as `choose` does."""
+    RecipeError as `choose` does, and where nothing is left to train."""
     named = named_parameters(model)
     for (names, parameter), choice in zip(named, choose(groups, [names for names, _ in named]), strict=True):
         frozen = choice.frozen if choice.frozen is not None else (names[0] in others or None)
@@ -153,6 +153,9 @@ def freeze(model: Any, groups: Sequence[Group], others: Collection[str] = ()) ->
             parameter.stop_gradient = frozen
     if not groups and not others:
         return
+    if all(parameter.stop_gradient for _, parameter in named):
+        what = "optimizer.groups: every parameter is frozen, and nothing is left to train"
+        raise RecipeError([Mistake(where="", what=what, path=("optimizer", KEY))])
     for name, layer in model.named_sublayers(include_self=True):
         if keeps_statistics(layer) and _is_frozen(name, layer, groups, bool(others)):
             layer._use_global_stats = True

@@ -148,3 +148,18 @@ def test_verify_hands_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> Non
     assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50", "--json") == 1
     how = {"as_text": False, "rehearse": False}
     assert asked == [((Path("a.yaml"), ("train.batch=50",), 3, 4), how)]
+
+
+def test_merge_of_an_adapter_asks_for_one_process_that_has_its_base(
+    leave: Leave, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "checkpoints" / "step-00000004"
+    saved.mkdir(parents=True)
+    (tmp_path / "recipe.yaml").touch()
+    monkeypatch.setattr("paddle_dp.checkpoint.find", lambda *_: saved)
+    monkeypatch.setattr("paddle_dp.checkpoint.is_adapter", lambda _: True)
+    leave("merge", str(tmp_path), "-o", "all.safetensors", "--ema")
+    (job,) = jobs
+    assert (job.entry_point, job.ranks, job.output_dir) == ("merge", 1, tmp_path)
+    assert job.overrides == ("strategy.use=single", "train.precision=float32")
+    assert job.extra == {"to": "all.safetensors", "checkpoint": str(saved), "ema": True}

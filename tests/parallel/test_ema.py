@@ -18,6 +18,7 @@ from paddle_dp.parallel import Task
 from paddle_dp.parallel.ema import Averages
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Ema, read_recipe
+from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.state import load_model
 from paddle_dp.units import Every
@@ -112,6 +113,25 @@ def test_without_averages_there_are_none_to_merge(tmp_path: Path) -> None:
     path = checkpoints.save(trainer.snapshot(), tmp_path / "checkpoints", trainer.mesh)
     with pytest.raises(CheckpointError, match="holds no averages of weights: it was trained without `ema:`"):
         checkpoints.merge(path, tmp_path / "all.safetensors", ema=True)
+
+
+def test_a_script_has_averages_too(tmp_path: Path) -> None:
+    data = [(np.full([6], i / 8, "float32"), np.int64(i % 3)) for i in range(8)]
+    how: dict[str, Any] = {
+        "optimizer": "adamw",
+        "loss": "cross_entropy",
+        "train": data,
+        "batch": 4,
+        "callbacks": [],
+    }
+    trainer = Trainer.of(model=nn.Linear(6, 3), length="1 steps", folder=tmp_path, ema={"decay": 0.5}, **how)
+    before = trainer.learner.model.weight.numpy()
+    trainer.fit()
+    assert trainer.averages is not None
+    average = {name: average.numpy() for name, _, average in trainer.averages.named()}["weight"]
+    now = trainer.learner.model.weight.numpy()
+    np.testing.assert_allclose(average, (before + now) / 2, rtol=1e-5)
+    assert not np.array_equal(before, now)
 
 
 def test_every_is_in_steps(tmp_path: Path) -> None:

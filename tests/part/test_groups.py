@@ -105,7 +105,7 @@ def test_parameters_have_all_their_names_and_statistics_are_none() -> None:
         (["1"], [True, False]),
         (["1.weight"], [False, False]),
         (["1.weight", "1.bias"], [True, False]),
-        (["*"], [True, True]),
+        (["[012]*"], [True, True]),
     ],
 )
 def test_a_frozen_batch_norm_keeps_its_statistics(patterns: list[str], frozen: list[bool]) -> None:
@@ -113,6 +113,11 @@ def test_a_frozen_batch_norm_keeps_its_statistics(patterns: list[str], frozen: l
     freeze(made, [Group(match=pattern, frozen=True) for pattern in patterns])
     assert [bool(made[number]._use_global_stats) for number in (1, 2)] == frozen
     assert made[1].weight.stop_gradient
+
+
+def test_something_is_left_to_train() -> None:
+    with pytest.raises(RecipeError, match="every parameter is frozen, and nothing is left to train"):
+        freeze(model(), [Group(match="*", frozen=True)])
 
 
 def test_others_are_frozen_but_for_those_that_a_group_exempts() -> None:
