@@ -21,7 +21,7 @@ from paddle_dp.mesh import join
 from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.assemble import find_checkpoint
-from paddle_dp.train.build import learner_of
+from paddle_dp.train.build import dataset, learner_of
 from paddle_dp.train.state import load_model
 
 SAMPLES = 8
@@ -51,9 +51,9 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
 
 def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     """Writes all files, verifies them, and returns a summary for the screen."""
-    dataset = recipe.dataset.build("test")
+    data = dataset(recipe, "test")
     model, checkpoint = _trained(recipe, options.get("checkpoint") or "newest", bool(options.get("ema")))
-    inputs = program.batches(_samples(dataset, model), lambda batch: program.outputs(model, batch))
+    inputs = program.batches(_samples(data, model), lambda batch: program.outputs(model, batch))
     expected = [program.outputs(model, batch) for batch in inputs]
     program.check_finite(expected)
     merge_low_rank(model)  # the program is the plain model's; its outputs are compared with the adapted one's
@@ -67,7 +67,7 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
         "model": recipe.model.name,
         "checkpoint": str(checkpoint.folder),
         "input": {"name": program.INPUT, "dtype": str(inputs[0].dtype), "shape": shape},
-        "classes": list(class_names(dataset)),
+        "classes": list(class_names(data)),
         "parity": {name: vars(result) for name, result in parity.items()},
         "paddle": paddle.__version__,
     }
@@ -95,9 +95,9 @@ def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Ch
     return learner.model, checkpoint
 
 
-def _samples(dataset: Any, model: paddle.nn.Layer) -> np.ndarray[Any, Any]:
+def _samples(data: Any, model: paddle.nn.Layer) -> np.ndarray[Any, Any]:
     """The first held-out inputs, in the dtype that the model reads: float64 only for a model with float64 weights."""
-    read = [read_sample(dataset, index)[0] for index in range(min(SAMPLES, len(dataset)))]
+    read = [read_sample(data, index)[0] for index in range(min(SAMPLES, len(data)))]
     if not isinstance(read[0], np.ndarray):
         raise ExportError(
             f"samples are {describe(read[0])}, and a program is written for one input. Give the model a forward of one "

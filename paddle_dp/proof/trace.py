@@ -18,6 +18,7 @@ from typing import Any
 
 from paddle_dp.batch import Batch
 from paddle_dp.data import Sampler
+from paddle_dp.data.stream import Stream
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
@@ -34,19 +35,20 @@ from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
-from paddle_dp.train.build import setup, task
+from paddle_dp.train.build import dataset, setup, task
 from paddle_dp.train.meter import peak_memory
 
 
 def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
     """The samples of the recipe's first `steps` global batches, the last one cut so that `ranks` ranks get unequal
     shares."""
-    dataset = recipe.dataset.build("train")
-    whole = Sampler(len(dataset), recipe.train.batch, seed=recipe.train.seed)
+    data = dataset(recipe, "train")
+    shuffle = not isinstance(data, Stream)  # it is read in its own order, as in training
+    whole = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
     full = min(steps - 1, whole.samples // whole.batch)
     room = min(whole.batch, whole.samples - full * whole.batch)
     count = full * whole.batch + (short(room, ranks) if room > 1 else room)
-    return Chosen(dataset, whole.order(0)[:count])
+    return Chosen(data, whole.order(0)[:count])
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import paddle
 
@@ -39,12 +40,7 @@ def setup(recipe: Recipe) -> Setup:
         name=recipe.name,
         folder=recipe.folder,
         strategy=recipe.strategy,
-        dataset=lambda split: as_dataset(
-            padded(recipe.dataset.build(split), recipe.loader.pad),
-            recipe.loader.samples if split == "train" else None,
-            f"dataset {recipe.dataset.name}, {split}",
-            again=lambda: padded(recipe.dataset.build(split), recipe.loader.pad),
-        ),
+        dataset=lambda split: dataset(recipe, split),
         task=lambda steps, steps_per_epoch: task(recipe, steps, steps_per_epoch),
         batch=train.batch,
         micro_batches=train.micro_batches,
@@ -60,6 +56,16 @@ def setup(recipe: Recipe) -> Setup:
         asked=recipe,
         recipe=recipe,
     )
+
+
+def dataset(recipe: Recipe, split: str) -> Any:
+    """The recipe's data set, or its stream as one, with padding; None where nothing is held out."""
+
+    def build() -> Any:
+        return padded(recipe.dataset.build(split), recipe.loader.pad)
+
+    samples = recipe.loader.samples if split == "train" else None
+    return as_dataset(build(), samples, f"dataset {recipe.dataset.name}, {split}", again=build)
 
 
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:

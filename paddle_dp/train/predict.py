@@ -17,6 +17,7 @@ from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.parallel.loss import Loss, as_loss, loss_of, number
 from paddle_dp.recipe import Recipe
+from paddle_dp.train.build import dataset
 from paddle_dp.train.inputs import Inputs
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +63,7 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     files = list(_files(options["files"]))
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
-    inputs = Inputs.read(recipe.folder) or Inputs.of(recipe.dataset.build("test"))
+    inputs = Inputs.read(recipe.folder) or Inputs.of(dataset(recipe, "test"))
     if inputs is None:
         raise UsageError(
             f"dataset {recipe.dataset.name} has samples of several inputs, and predict reads files of one."
