@@ -20,6 +20,7 @@ from paddle_dp.parallel import first_not_finite, gradients, gradients_again
 from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
+from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
@@ -180,6 +181,7 @@ class Learner(PlacedModel):
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
                 trial(self.model),
+                layer_by_layer(self.model),
                 self._dummy() if micro_batch.is_dummy else nullcontext(),
                 outputs.watched(self.named_layers(), blocks, place),
             ):
@@ -380,7 +382,7 @@ class Learner(PlacedModel):
     def predict(self, inputs: Any) -> Any:
         """The model's outputs without gradients, in the recipe's precision. Collective if `predict_is_collective`."""
         with paddle.no_grad(), self.mixed.context():
-            return call(self.model, inputs, self.model.forward)
+            return call(self.model, inputs, plain_forward(self.model))
 
     def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
         """Around code that reads or writes the optimizer's states, which may be offloaded."""
@@ -393,7 +395,7 @@ class Learner(PlacedModel):
 
     def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context():
-            outputs = call(self.parallel_model, micro_batch.inputs, self.model.forward)
+            outputs = call(self.parallel_model, micro_batch.inputs, plain_forward(self.model))
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
@@ -402,7 +404,7 @@ class Learner(PlacedModel):
     ) -> tuple[paddle.Tensor, Count]:
         """Forward and loss of samples of `batch`, or of those that were kept, with the same dropout masks as before."""
         with self._draws.scope(self._batch_of(batch), micro_batch), self.mixed.context():
-            outputs = call(self.model, micro_batch.inputs, self.model.forward)
+            outputs = call(self.model, micro_batch.inputs, plain_forward(self.model))
             return self.loss(outputs, micro_batch.targets)
 
     def _batch_of(self, batch: Batch | None) -> Batch:

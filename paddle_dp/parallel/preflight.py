@@ -13,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.clip import take_clips
+from paddle_dp.parallel.compiled import check_compiles
 from paddle_dp.parallel.elementwise import check_elementwise
 from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_ungrouped
 from paddle_dp.parallel.learning_rate import Rate, check_rate
@@ -33,6 +34,7 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
 
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.
     """
+    check_compiles(recipe, layout)
     model = _made(recipe.build_model)
     if model is None:
         return

@@ -21,6 +21,7 @@ from paddle_dp.batch import MicroBatch
 from paddle_dp.errors import LossError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import is_batch_norm
+from paddle_dp.parallel.compiled import plain_forward
 from paddle_dp.parallel.dropout import Scope, install
 from paddle_dp.parallel.dropout.uncaught import Watch
 from paddle_dp.parallel.gradient_sketch import Sketches, farthest
@@ -272,7 +273,7 @@ def _outputs(
     with restored(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
-        return _answers(call(model, part, model.forward))
+        return _answers(call(model, part, plain_forward(model)))
 
 
 _MIXES = (

@@ -12,6 +12,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.bias_on_cpu import quick_biases
+from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
 from paddle_dp.parallel.given_optimizer import check_dense, check_kept, give_parameters
 from paddle_dp.parallel.learner import Dropout, Learner
@@ -37,6 +38,7 @@ class Task:
     `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
     right shape is not refused before.
     `base`: names of what an adapter stands on, which is frozen, and not saved; `added`: of its own parameters.
+    `compile`: its forward becomes a program.
     """
 
     model: nn.Layer
@@ -50,6 +52,7 @@ class Task:
     compared: bool = False
     base: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":
@@ -129,6 +132,8 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
         check_rate(optimizer, schedule)
         use_own_decays(optimizer)
     model, optimizer = mixed.place(model, optimizer)
+    if task.compile:
+        compiled(model, task.samples, emulated=mixed.low and mesh.device == "cpu")
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
 
 

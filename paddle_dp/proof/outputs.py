@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.compiled import is_compiled
 from paddle_dp.proof.trace_files import WHOLE
 
 
@@ -26,6 +27,8 @@ class Outputs:
         self._hooks = [
             layer.register_forward_post_hook(partial(self._see, name or WHOLE))
             for name, layer in learner.named_layers()
+            if layer is learner.model
+            or not is_compiled(learner.model)  # whose layers are called while it is traced
         ]
 
     def __enter__(self) -> None:

@@ -69,6 +69,11 @@ class Train:
     """`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). `own`: each rank
     draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one process."""
 
+    compile: bool = False
+    """Whether the model's forward is traced into one program (`paddle.jit.to_static`) for training, which CINN compiles
+    on GPUs. With the data axis alone, without recompute, and with `dropout: own` where the model drops; every new shape
+    of a batch is traced again. On CPUs it is slower ([overhead.md](overhead.md))."""
+
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """`auto`, `cpu`, `gpu`, `xpu`, `npu`, or another type of device that a plugin of Paddle brings. `auto` takes what
     Paddle sees for each rank: a plugin's device, else a GPU, else the CPU."""

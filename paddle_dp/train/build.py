@@ -97,6 +97,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
         dropout=recipe.train.dropout,
         base=base,
         added=added,
+        compile=recipe.train.compile,
     )
 
 

@@ -26,6 +26,7 @@ import paddle
 from paddle.base.framework import EagerParamBase as Parameter
 from paddle.nn import functional as F
 
+from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch, look_up
 from paddle_dp.parallel.dropout import masks, scope, uncaught
 from paddle_dp.parallel.dropout.originals import original
@@ -59,6 +60,11 @@ def patches() -> Iterator[Patch]:
 def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest: Any) -> paddle.Tensor:
     """Replaces `_C_ops.dropout`: x with each element 0 with probability `p`, the others scaled as `mode` says."""
     here = scope_of(x)
+    if here is None and current() is not None and not is_test:
+        raise UsageError(
+            "train.compile: a program draws its dropout masks by Paddle's kernels. Set train.dropout=own (each rank "
+            "draws its own masks), or train.compile=false."
+        )
     if here is None or is_test:
         return original(f"{_OPS}.dropout")(x, seed, p, is_test, mode, *rest)
     p = float(p)

@@ -1,0 +1,115 @@
+"""A model's forward as one program (paddle.jit.to_static): `train.compile`. On GPUs Paddle's compiler CINN fuses it.
+
+What is inside the program is called while it is traced, once for each shape and mode, and never again: hooks on layers,
+and what Python does between them. So a layout whose ranks meet within the forward cannot be compiled, and is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import paddle
+from paddle import nn
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.trial import trial
+from paddle_dp.structure import call
+from paddle_dp.units import Recompute
+
+if TYPE_CHECKING:
+    from paddle_dp.plan.rank_memory import Layout
+    from paddle_dp.recipe import Recipe
+
+
+def check_compiles(recipe: Recipe, layout: Layout) -> None:
+    """Raises UsageError for a recipe with `train.compile` in a layout that takes place inside the forward."""
+    if not recipe.train.compile:
+        return
+    cut = [axis for axis, degree in layout.degrees.as_dict().items() if degree > 1 and axis != "data"]
+    sync = getattr(recipe.strategy.config, "sync_batch_norm", False) and layout.degrees.ranks > 1
+    if cut:
+        _refuse(
+            f"the ranks of the {cut[0]} axis meet within the forward: take axis data alone, data_parallel or single"
+        )
+    if layout.recompute != Recompute():
+        _refuse("a program decides itself what it keeps for backward: set strategy.recompute=none")
+    if sync:
+        _refuse("BatchNorm over all ranks exchanges within the forward: set strategy.sync_batch_norm=false")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise UsageError(f"train.compile: {why}, or train.compile=false.")
+
+
+def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool = False) -> None:
+    """Makes the model's forward a program, in place, and traces it with `samples`, a batch of inputs, if there are any.
+
+    Raises UsageError where it cannot be traced, and where its low precision is `emulated`.
+    """
+    if emulated:
+        _refuse("on CPUs low precision is emulated by hooks on layers: set train.precision=float32")
+    model.forward = Program(model.forward)
+    if samples is None:
+        return
+    try:
+        with trial(model), paddle.enable_grad():
+            call(model, samples(), plain_forward(model))
+    except UsageError:
+        raise
+    except Exception as error:
+        last = str(error).strip().splitlines()[-1:] or [""]
+        raise UsageError(
+            f"train.compile: paddle.jit.to_static cannot trace {type(model).__name__}: {type(error).__name__}: "
+            f"{last[0].strip()} Change what it stumbles over, or set train.compile=false."
+        ) from error
+
+
+class Program:
+    """A model's forward as a program while gradients are recorded, and layer by layer where they are not.
+
+    Paddle 3.3.1 traces once for both: a program whose first call is without gradients never gives any.
+    """
+
+    def __init__(self, plain: Callable[..., Any]):
+        self.plain = plain
+        self._traced: Callable[..., Any] | None = None  # a copy of a model calls this before it has layers
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if not paddle.is_grad_enabled():
+            return self.plain(*inputs, **named)
+        if self._traced is None:
+            self._traced = paddle.jit.to_static(self.plain, full_graph=True)
+        return self._traced(*inputs, **named)
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> Program:
+        return Program(copy.deepcopy(self.plain, copies))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Program, (self.plain,)
+
+
+def plain_forward(model: nn.Layer) -> Callable[..., Any]:
+    """The model's forward as it was written, whose signature tells its inputs."""
+    forward: Callable[..., Any] = model.forward
+    return forward.plain if isinstance(forward, Program) else forward
+
+
+def is_compiled(model: nn.Layer) -> bool:
+    return isinstance(model.forward, Program)
+
+
+@contextmanager
+def layer_by_layer(model: nn.Layer) -> Iterator[None]:
+    """Within it, the forward of a compiled model calls its layers one after another, with their hooks."""
+    program = model.forward
+    if not isinstance(program, Program):
+        yield
+        return
+    model.forward = program.plain
+    try:
+        yield
+    finally:
+        model.forward = program

@@ -1,0 +1,137 @@
+"""A compiled forward learns what the layers learn, and what cannot be compiled is refused with what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+
+from models import gpt, mlp
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.parallel.compiled import check_compiles, compiled, is_compiled, layer_by_layer
+from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.units import Recompute
+from tests.parity import assert_same, train, truth
+from tests.ranks import run_ranks
+
+MODELS = {
+    "gpt": (lambda: gpt.Config(width=32, depth=2, heads=2, length=8).build(), lambda: paddle.randint(0, 256, [3, 8])),
+    "mlp": (lambda: mlp.Config().build(), lambda: paddle.randn([5, 64])),
+    "norms": (
+        lambda: nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.Flatten(), nn.Linear(16, 2)),
+        lambda: paddle.randn([5, 3, 4, 4]),
+    ),
+}  # fmt: skip
+
+
+def learned(model: nn.Layer, inputs: paddle.Tensor) -> dict[str, paddle.Tensor]:
+    """Outputs, gradients and running statistics of a training step and an evaluation."""
+    out = model(inputs)
+    (out * out.detach().cos()).sum().backward()
+    found = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if not p.stop_gradient}
+    model.eval()
+    with paddle.no_grad():
+        scores = model(inputs)
+    model.train()
+    return {"out": out, "scores": scores, **found, **dict(model.named_buffers())}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_gives_what_the_layers_give(name: str) -> None:
+    build, inputs = MODELS[name]
+    paddle.seed(0)
+    plain, batch = build(), inputs()
+    program = copy.deepcopy(plain)
+    compiled(program, inputs)
+    assert is_compiled(program) and not is_compiled(plain)
+    for model in (
+        plain,
+        program,
+    ):  # before the first gradient: Paddle's own to_static would never learn after that
+        with paddle.no_grad():
+            model(batch)
+    expected, found = learned(plain, batch), learned(program, batch)
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        assert float((found[key] - value).abs().max()) <= 1e-5 * max(float(value.abs().max()), 1e-3), key
+
+
+def test_hooks_are_called_layer_by_layer_only() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4)), []
+    compiled(model, lambda: paddle.randn([2, 4]))
+    model[0].register_forward_post_hook(lambda *_: seen.append(1))
+    model(paddle.randn([2, 4]))
+    assert not seen
+    with layer_by_layer(model):
+        model(paddle.randn([2, 4]))
+    assert seen and is_compiled(model)
+
+
+def test_copies_are_programs_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    compiled(model, None)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin[0].weight.set_value(paddle.zeros([4, 4]))
+        twin[0].bias.set_value(paddle.ones([4]))
+        assert is_compiled(twin) and float((twin(paddle.randn([2, 4])) - 1).abs().max()) == 0
+    assert float(model(paddle.ones([2, 4])).std()) > 0
+
+
+class Untraceable(nn.Layer):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return F.relu(paddle.to_tensor(np.sort(np.asarray(x))))
+
+
+def test_what_cannot_be_traced_is_refused_with_its_cause() -> None:
+    with pytest.raises(UsageError, match=r"cannot trace Untraceable: \w+: .*train\.compile=false"):
+        compiled(Untraceable(), lambda: paddle.randn([2, 4]))
+    with pytest.raises(UsageError, match=r"emulated by hooks.*float32"):
+        compiled(nn.Linear(4, 4), None, emulated=True)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "recompute", "settings", "said"),
+    [
+        ({"tensor": 2}, "none", {}, "ranks of the tensor axis meet within the forward"),
+        ({"data": 2, "sharding": 2}, "none", {}, "ranks of the sharding axis"),
+        ({"data": 2}, "full", {}, "strategy.recompute=none"),
+        ({"data": 2}, "none", {"sync_batch_norm": True}, "strategy.sync_batch_norm=false"),
+        ({"data": 2}, "none", {"sync_batch_norm": False}, ""),
+        ({}, "none", {"sync_batch_norm": True}, ""),
+    ],
+)
+def test_a_layout_within_the_forward_is_refused(
+    degrees: dict[str, int], recompute: str, settings: dict[str, bool], said: str
+) -> None:
+    config = SimpleNamespace(**settings)
+    recipe = SimpleNamespace(train=SimpleNamespace(compile=True), strategy=SimpleNamespace(config=config))
+    layout = Layout(degrees=Degrees(**degrees), recompute=Recompute.parse(recompute))
+    if not said:
+        check_compiles(recipe, layout)
+        return
+    with pytest.raises(UsageError, match=said):
+        check_compiles(recipe, layout)
+    recipe.train.compile = False
+    check_compiles(recipe, layout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["{use: data_parallel}", "{use: hybrid}"])
+def test_ranks_with_programs_are_one_process_without(strategy: str, tmp_path) -> None:
+    found = run_ranks(train, 2, str(tmp_path), strategy, more=["train.compile=true"])
+    assert_same(found, truth())
+
+
+@pytest.mark.long
+def test_dropout_is_drawn_by_layers_or_by_each_rank(tmp_path) -> None:
+    with pytest.raises(AssertionError, match=r"train\.dropout=own"):
+        run_ranks(train, 1, str(tmp_path), "{use: single}", more=["train.compile=true", "model.dropout=0.5"])
+    with_own = ["train.compile=true", "model.dropout=0.5", "train.dropout=own"]
+    assert run_ranks(train, 1, str(tmp_path), "{use: single}", more=with_own)[0]["rows"]
