@@ -13,7 +13,7 @@ import pytest
 
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import quick
-from tools.benchmark.wire_table import Row, picture, read, table
+from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("tc"),
@@ -37,9 +37,14 @@ FAST, SLOW = (
 def test_a_line_of_the_table_has_every_link_and_its_bound() -> None:
     alone = Row(layout="the wire alone", nodes=2, link="1 Gbit/s", ms=202.4, mb=25.26, formula_mb=25.26)
     lines = table([FAST, SLOW, alone]).splitlines()
-    assert lines[2] == "| data 2 | 2 | 90 | 60 | 1.50 | 330 | 220 | 1.50 | 25.30 | 25.26 | 1.002 |"
-    assert lines[3] == "| the wire alone | 2 |  |  |  | 202 |  |  | 25.26 | 25.26 | 1.000 |"
+    assert lines[2] == "| data 2 | 2 | 90 | 60 | 1.50 | 330 | 220 | 1.50 |"
+    assert lines[3] == "| the wire alone | 2 |  |  |  | 202 |  |  |"
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    counted = bytes_table([FAST, SLOW, alone]).splitlines()
+    assert counted[2:] == [
+        "| data 2 | 2 | 25.30 | 25.26 | 1.002 |",
+        "| the wire alone | 2 | 25.26 | 25.26 | 1.000 |",
+    ]
 
 
 def test_rows_survive_their_file(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
 from tools.benchmark.namespaces import Cluster, cluster, end, why_not
-from tools.benchmark.wire_table import Row, picture, read, table
+from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -106,7 +106,7 @@ def main() -> int:
                 )
                 if given.csv:
                     write(rows, given.csv)
-    print(table(rows))
+    print(bytes_table(rows), table(rows), sep="\n\n")
     if given.png:
         picture(rows, given.png)
     return 0

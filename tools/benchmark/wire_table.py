@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,27 +38,39 @@ def read(line: Mapping[str, str]) -> Row:
     )  # fmt: skip
 
 
+def bytes_table(rows: Sequence[Row]) -> str:
+    """Markdown: megabytes that a node sends in a step, beside the formula's."""
+    lines = ["| layout | nodes | MB a step | formula | ratio |", "|---" * 5 + "|"]
+    for own in _by_layout(rows):
+        row = own[0]
+        size = f"{row.mb:.2f} | {row.formula_mb:.2f} | {row.mb / row.formula_mb:.3f}"
+        lines.append(f"| {row.layout} | {row.nodes} | {size} |")
+    return "\n".join(lines)
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: a line for each layout: for each link step, bound and ratio; bytes beside the formula's."""
+    """Markdown: for each layout and link, milliseconds of a step, of its bound, and their ratio."""
     links = list(dict.fromkeys(row.link for row in rows))
     heads = [f"{link}: ms | bound | ratio" for link in links]
-    lines = [f"| layout | nodes | {' | '.join(heads)} | MB | formula | ratio |"]
-    lines.append("|---" * (2 + 3 * len(links) + 3) + "|")
-    return "\n".join([*lines, *_lines(rows, links)])
+    lines = [f"| layout | nodes | {' | '.join(heads)} |", "|---" * (2 + 3 * len(links)) + "|"]
+    for own in _by_layout(rows):
+        over = {row.link: row for row in own}
+        cells = " | ".join(_cells(over.get(link)) for link in links)
+        lines.append(f"| {own[0].layout} | {own[0].nodes} | {cells} |")
+    return "\n".join(lines)
 
 
-def _lines(rows: Sequence[Row], links: Sequence[str]) -> Iterator[str]:
-    for name, nodes in dict.fromkeys((row.layout, row.nodes) for row in rows):
-        own = {row.link: row for row in rows if (row.layout, row.nodes) == (name, nodes)}
-        cells = []
-        for link in links:
-            row = own.get(link)
-            cells.append(f"{row.ms:.0f}" if row else "")
-            cells.append(f"{row.bound_ms:.0f}" if row and row.bound_ms else "")
-            cells.append(f"{row.ratio:.2f}" if row and row.ratio else "")
-        any_row = next(iter(own.values()))
-        size = f"{any_row.mb:.2f} | {any_row.formula_mb:.2f} | {any_row.mb / any_row.formula_mb:.3f}"
-        yield f"| {name} | {nodes} | {' | '.join(cells)} | {size} |"
+def _by_layout(rows: Sequence[Row]) -> list[list[Row]]:
+    names = dict.fromkeys((row.layout, row.nodes) for row in rows)
+    return [[row for row in rows if (row.layout, row.nodes) == name] for name in names]
+
+
+def _cells(row: Row | None) -> str:
+    if row is None:
+        return " |  | "
+    if row.bound_ms is None or row.ratio is None:
+        return f"{row.ms:.0f} |  | "
+    return f"{row.ms:.0f} | {row.bound_ms:.0f} | {row.ratio:.2f}"
 
 
 def picture(rows: Sequence[Row], file: Path) -> None:
