@@ -33,6 +33,7 @@ from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
@@ -85,7 +86,7 @@ WIRE, DDP = "the wire alone", "PyTorch DDP"
 
 
 def main() -> int:
-    given = arguments()
+    given, failed = arguments(), list[str]()
     if given.table:
         rows = [read(line) for file in given.table for line in csv.DictReader(file.open())]
     else:
@@ -93,10 +94,10 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 2
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
-        links = [LinkSpeed.parse(text) for text in given.links]
         rows = []
         with cluster(given.nodes) as box, tempfile.TemporaryDirectory(prefix="wire-") as folder:
-            bench = Bench(box, Path(folder), links, given.steps)
+            bench = Bench(box, Path(folder), given.links, given.steps)
+            failed = bench.failed
             for row in bench.rows(given.only, given.torch):
                 rows.append(row)
                 print(
@@ -109,7 +110,7 @@ def main() -> int:
     print(bytes_table(rows), table(rows), sep="\n\n")
     if given.png:
         picture(rows, given.png)
-    return 0
+    return 1 if failed else 0
 
 
 def arguments() -> argparse.Namespace:
@@ -117,16 +118,19 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, default=2, choices=range(2, 9), metavar="N")
-    parser.add_argument(
-        "--links", nargs="+", default=["20 Gbit/s", "1 Gbit/s", "300 Mbit/s"], metavar="SPEED"
-    )
+    links = [LinkSpeed.parse(text) for text in ("20 Gbit/s", "1 Gbit/s", "300 Mbit/s")]
+    parser.add_argument("--links", nargs="+", type=LinkSpeed.parse, default=links, metavar="SPEED")
     parser.add_argument("--only", nargs="+", default=[], metavar="LAYOUT", help="beginnings of their names")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"at each speed (default {STEPS})")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"at each speed, 6 or more (default {STEPS})"
+    )
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--png", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, nargs="+", metavar="CSV", help="measure nothing, show these")
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.steps = max(6, given.steps + given.steps % EVERY)
+    return given
 
 
 def write(rows: Sequence[Row], file: Path) -> None:
@@ -142,6 +146,7 @@ class Bench:
     def __init__(self, box: Cluster, folder: Path, links: Sequence[LinkSpeed], steps: int):
         self.box, self.folder, self.links, self.steps = box, folder, links, steps
         self._port, self._computed = 9700, dict[Path, Compute]()
+        self.failed: list[str] = []
 
     def rows(self, only: Sequence[str], torch: str | None) -> Iterator[Row]:
         def wanted(name: str) -> bool:
@@ -154,7 +159,11 @@ class Bench:
             yield from self.torch(torch)
         for layout in LAYOUTS:
             if wanted(layout.name.format(n=nodes)):
-                yield from self.layout(layout)
+                try:
+                    yield from self.layout(layout)
+                except (RuntimeError, TimeoutError, PaddleDPError) as error:  # the others are worth knowing
+                    self.failed.append(layout.name.format(n=nodes))
+                    print(f"{self.failed[-1]} failed: {error}", file=sys.stderr, flush=True)
 
     def layout(self, layout: Layout) -> Iterator[Row]:
         """Trains one layout over every link."""
