@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
+from paddle_dp.checkpoint import find, is_adapter, load, tensor_shard
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
+from paddle_dp.checkpoint.shards import DTYPES
 from paddle_dp.checkpoint.source import SafetensorsFile, Source, WeightsOf
-from paddle_dp.checkpoint.tensor_file import write_tensors
+from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
 from paddle_dp.errors import CheckpointError, ExportError
 from paddle_dp.export.target import INFO, check_target, replace
@@ -93,11 +94,16 @@ def write(recipe: Recipe, weights: Source, folder: Path) -> str:
     whose = HUGGING_FACE if HUGGING_FACE in tables else PYTORCH
     config = written(recipe.model.config) if whose == HUGGING_FACE else None
     origins = origins_of(tables[whose])
-    tensors = _tensors(weights, origins)
+    forms, ours = _forms(weights, origins)
+
+    def read(theirs: str) -> np.ndarray:
+        name = ours[theirs]
+        return origins[name].written(weights.read(name))[theirs]
+
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        write_tensors(partial / WEIGHTS, tensors, {"format": "pt"})
+        stream_tensors(partial / WEIGHTS, forms, read, {"format": "pt"})
         _compare(partial / WEIGHTS, weights, origins)
         if config is not None:
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
@@ -109,17 +115,22 @@ def write(recipe: Recipe, weights: Source, folder: Path) -> str:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     kind = f"for {config['architectures'][0]}" if config else f"with {whose} names, and no {CONFIG}"
-    return f"{recipe.model.name} of {weights.folder}: {len(tensors)} tensors, {kind}"
+    return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}"
 
 
-def _tensors(weights: Source, origins: dict[str, Origin]) -> dict[str, TensorShard]:
-    """The tensors of the other side by their names; a tied weight once."""
-    found: dict[str, TensorShard] = {}
-    for ours, origin in origins.items():
-        for theirs, array in origin.written(weights.read(ours)).items():
-            if theirs not in found:
-                found[theirs] = TensorShard.whole(theirs, array, weights.dtype(ours))
-    return found
+def _forms(weights: Source, origins: dict[str, Origin]) -> tuple[Forms, dict[str, str]]:
+    """Dtype and shape of the other side's tensors by their names, a tied weight once; and which of ours each is in.
+
+    Nothing is read: the shapes are those of arrays of one zero.
+    """
+    forms: dict[str, tuple[str, tuple[int, ...]]] = {}
+    ours: dict[str, str] = {}
+    for name, origin in origins.items():
+        zeros = np.broadcast_to(np.zeros((), DTYPES[weights.dtype(name)][1]), weights.shape(name))
+        for theirs, array in origin.written(zeros).items():
+            if theirs not in forms:
+                forms[theirs], ours[theirs] = (weights.dtype(name), tuple(array.shape)), name
+    return forms, ours
 
 
 def _compare(file: Path, weights: Source, origins: dict[str, Origin]) -> None:

@@ -77,10 +77,10 @@ class InitialWeights:
     """The initial values of a model without memory for them; of no use once they are drawn."""
 
     def __init__(self, draws: Iterable[Draw], state: list[Any]):
-        self._draws, self._state = list(draws), state
+        self.draws, self._state = list(draws), state
         self._slices: dict[int, list[tuple[paddle.Tensor, Shard]]] = defaultdict(list)
         self._whole_of: dict[int, tuple[paddle.Tensor, Shard]] = {}
-        self._draw_of = {id(draw.parameter): number for number, draw in enumerate(self._draws)}
+        self._draw_of = {id(draw.parameter): number for number, draw in enumerate(self.draws)}
         self._patterns: dict[str, paddle.Tensor] = {}  # some values of large parameters, for trials
 
     def has(self, parameter: paddle.Tensor) -> bool:
@@ -97,12 +97,12 @@ class InitialWeights:
         """Gives the parameters `keep`, and slices, their values; all others stay without memory. Paddle's generators
         are left as they were found."""
         wanted = {id(parameter) for parameter in keep}
-        uses = [self._is_wanted(draw.parameter, wanted) for draw in self._draws]
+        uses = [self._is_wanted(draw.parameter, wanted) for draw in self.draws]
         last = max((number for number, used in enumerate(uses) if used), default=-1)
         state = paddle.get_rng_state()
         paddle.set_rng_state(self._state)
         try:
-            for draw, used in zip(self._draws[: last + 1], uses, strict=False):
+            for draw, used in zip(self.draws[: last + 1], uses, strict=False):
                 if (
                     used or draw.takes_numbers
                 ):  # numbers that this rank does not need come before those that it does
@@ -113,7 +113,7 @@ class InitialWeights:
 
     def draw_all(self) -> None:
         """Gives every parameter its values."""
-        self.draw([draw.parameter for draw in self._draws])
+        self.draw([draw.parameter for draw in self.draws])
 
     def _is_wanted(self, whole: paddle.Tensor, wanted: set[int]) -> bool:
         return id(whole) in wanted or any(id(part) in wanted for part, _ in self._slices[id(whole)])
@@ -142,13 +142,13 @@ class InitialWeights:
         """Large random ones repeat a drawn pattern, of a prime length and from another place each: drawing takes ten
         times as long."""
         number = self._draw_of[id(whole)]
-        owner = _owner(self._draws[number].initializer)
+        owner = _owner(self.draws[number].initializer)
         repeats = whole.size > 16 * _PATTERN and isinstance(owner, _RANDOM)
         key = f"{type(owner)} {sorted(vars(owner).items())} {whole.shape} {whole.dtype}"
         if not repeats or key not in self._patterns:
             state = paddle.get_rng_state()
             paddle.seed(number)
-            self._draws[number].run()
+            self.draws[number].run()
             paddle.set_rng_state(state)
             if repeats:
                 self._patterns[key] = whole.flatten()[:_PATTERN].clone()
@@ -232,6 +232,19 @@ def _owner(initializer: Initializer) -> Any:
     return getattr(method, "__self__", method)
 
 
+def reads_weights(model: nn.Layer, make: Callable[[], Any]) -> bool:
+    """Whether `make` reads values of a model that has none yet, or fails otherwise. What it makes is dropped."""
+    initial = _pending.get(model)
+    if initial is None:
+        return False
+    try:
+        with _recorded(initial.draws) as read:
+            make()
+    except Exception:  # noqa: BLE001 - whatever it is, it can be done with values, or fails in the same way then
+        return True
+    return bool(read)
+
+
 @contextmanager
 def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
     """Inside, LazyGuard's parameters are recorded with their initializers, and reading their values raises. Yields a
@@ -245,7 +258,7 @@ def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
         paddle.Tensor.copy_,
         Parameter.set_init_func,
     )
-    pending: set[int] = set()
+    pending = {id(draw.parameter) for draw in draws}
     read: list[str] = []
 
     def refuse(parameter: Any, how: str) -> None:

@@ -126,8 +126,7 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
         rate = optimizer._learning_rate
         schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
     else:
-        named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
-        optimizer = optimizer(schedule() if schedule else None, named)  # the learner moves the rate on
+        optimizer = made_optimizer(optimizer, task, model)
         check_kept(optimizer)
         check_rate(optimizer, schedule)
         use_own_decays(optimizer)
@@ -135,6 +134,12 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
     if task.compile:
         compiled(model, task.samples, emulated=mixed.low and mesh.device == "cpu")
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
+
+
+def made_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
+    """A new optimizer of the parameters that a model trains; the learner moves its rate on."""
+    named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
+    return make(task.schedule() if task.schedule else None, named)
 
 
 def place_whole(task: Task, mesh: Mesh) -> Learner:

@@ -176,11 +176,12 @@ class Hybrid:
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
         from paddle_dp.parallel.hybrid import HybridLearner
-        from paddle_dp.parallel.initial_weights import draw, initial_weights
+        from paddle_dp.parallel.initial_weights import draw, initial_weights, reads_weights
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.schedules import unsynchronized
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
+        from paddle_dp.parallel.strategy import made_optimizer
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
         mixed = self._try(task)
@@ -197,7 +198,9 @@ class Hybrid:
                 model, weighed, self.hcg, placements, self.config.partition, self.config.stages_per_rank
             )
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
-        if not self._stores_some:
+        if not self._stores_some or reads_weights(
+            task.model, lambda: made_optimizer(task.optimizer, task, model)
+        ):
             draw(task.model, model.parameters())
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
         noticed = [*mixed, *check_elementwise(prepared.optimizer, axes.tensor)]

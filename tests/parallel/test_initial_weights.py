@@ -10,7 +10,13 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.initial_weights import InitialWeights, draw, initial_weights, without_memory
+from paddle_dp.parallel.initial_weights import (
+    InitialWeights,
+    draw,
+    initial_weights,
+    reads_weights,
+    without_memory,
+)
 from paddle_dp.parallel.lent_weights import check_lendable, lent
 from paddle_dp.parallel.precision.amp import castable
 from paddle_dp.part import lazily, read_part
@@ -59,7 +65,7 @@ def placed(strategies, models):
 
     def deal(self, whole, wanted):
         slices = [part for parts in self._slices.values() for part, _ in parts]
-        most[0] = max(most[0], nbytes([d.parameter for d in self._draws] + slices))
+        most[0] = max(most[0], nbytes([d.parameter for d in self.draws] + slices))
         dealing(self, whole, wanted)
 
     InitialWeights._deal = deal
@@ -311,3 +317,13 @@ def test_large_weights_that_are_lent_repeat_a_pattern_of_their_distribution():
     for one in values:
         assert one.std() == pytest.approx(drawn.std(), rel=0.02)
         assert len({row.tobytes() for row in one}) == 1100  # no two rows are the same
+
+
+def test_an_optimizer_that_reads_weights_when_it_is_made_is_noticed():
+    model, _ = without_memory(lambda: Odd(lambda model: None))
+    parameters = model.parameters()
+    assert not reads_weights(model, lambda: paddle.optimizer.AdamW(parameters=parameters, weight_decay=0.1))
+    assert reads_weights(model, lambda: [p.detach() for p in parameters])
+    assert reads_weights(model, lambda: [p.clone() for p in parameters])
+    draw(model)
+    assert not reads_weights(model, lambda: [p.clone() for p in parameters])
