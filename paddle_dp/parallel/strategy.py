@@ -35,6 +35,7 @@ class Task:
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
     `noticed`: sentences on what is not as on one process, known before anything is placed.
     `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
+    `whole`: why each rank has the whole model until it is placed, although it will keep a part (`initial_weights`).
     `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
     right shape is not refused before.
     `base`: names of what an adapter stands on, which is frozen, and not saved; `added`: of its own parameters.
@@ -49,6 +50,7 @@ class Task:
     dropout: Dropout = "exact"
     noticed: Sequence[str] = ()
     samples: Callable[[], Any] | None = None
+    whole: str = ""
     compared: bool = False
     base: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()

@@ -30,6 +30,11 @@ from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Setup
 from paddle_dp.train.state import progress_of
 
+_LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
+_WHOLE = (
+    "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
+    "layers is built part by part (docs/parallelism.md)."
+)
 Kind = TypeVar("Kind", bound=TrainingLoop)
 
 
@@ -93,6 +98,10 @@ class Assembly:
         return task
 
     def _placed(self, task: Task) -> Learner:
+        if task.whole and self.mesh.is_main:
+            size = sum(p.size * p.element_size() for p in task.model.parameters())
+            if size >= _LARGE:
+                print(_WHOLE.format(size / 1e9, task.whole), flush=True)
         learner = self.strategy.place(task)
         seed_ranks(self.setup.seed, self.mesh)
         return learner

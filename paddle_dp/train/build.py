@@ -77,13 +77,12 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     finish = partial(_task, recipe, steps=steps, steps_per_epoch=steps_per_epoch)
     paddle.seed(recipe.train.seed)
     if recipe.strategy.config.keeps_a_part:
-        made, _ = without_memory(recipe.model.build, finish)
-        if made is not None:
-            return made
+        made, reason = without_memory(recipe.model.build, finish)
+        return finish(recipe.model.build(), whole=reason) if made is None else made
     return finish(recipe.model.build())
 
 
-def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int) -> Task:
+def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int, whole: str = "") -> Task:
     model, before = adapted(model, recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
     base, added = base_of(model, before)
@@ -95,6 +94,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
         schedule=schedule,
         precision=recipe.train.precision,
         dropout=recipe.train.dropout,
+        whole=whole,
         base=base,
         added=added,
         compile=recipe.train.compile,
