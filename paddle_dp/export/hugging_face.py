@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.checkpoint import find, is_adapter, load, tensor_shard
+from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
 from paddle_dp.checkpoint.shards import DTYPES
 from paddle_dp.checkpoint.source import SafetensorsFile, Source, WeightsOf

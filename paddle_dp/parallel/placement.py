@@ -46,7 +46,9 @@ class Shard:
         """This slice of a whole tensor, in memory of its own."""
         length = whole.shape[self.dim] // self.size
         start = length * self.rank
-        return paddle.slice(whole, [self.dim], [start], [start + length]).clone()
+        part = paddle.slice(whole, [self.dim], [start], [start + length])
+        # Paddle's clone() of what is not contiguous makes two copies (3.3.1).
+        return part.clone() if part.is_contiguous() else part.contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)
