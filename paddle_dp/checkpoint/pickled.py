@@ -79,7 +79,10 @@ class PickledFile:
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
         except Exception as error:  # a damaged pickle may raise anything
-            raise CheckpointError(f"{path} is not read: {error or type(error).__name__}.") from error
+            hint = " A file of weights holds tensors only: save its state_dict, or take a .safetensors file."
+            wants_more = isinstance(error, ValueError) and str(error).startswith(("it asks for", "it uses"))
+            what = f"{error or type(error).__name__}.{hint if wants_more else ''}"
+            raise CheckpointError(f"{path} is not read: {what}") from error
         self._numbers = found
 
     @property
@@ -160,27 +163,21 @@ def _of_zip(file: BinaryIO) -> dict[str, Numbers]:
         inside = [name for name in infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(inside) != 1:
             raise ValueError("it is a zip archive, and not one that torch.save writes")
+        if any(info.compress_type != zipfile.ZIP_STORED for info in infos.values()):
+            raise ValueError("it is compressed, which torch.save does not do: unpack it, or save it again")
         folder = inside[0].removesuffix("data.pkl")
         if f"{folder}byteorder" in infos and archive.read(f"{folder}byteorder") != b"little":
             raise ValueError("its numbers have the bytes of another kind of processor (big-endian)")
         with archive.open(inside[0]) as pickled:
             loaded = _machine(persistent=_storage).run(pickled)  # type: ignore[arg-type]
-        found, arrays = {}, dict[str, np.ndarray]()
+        found = {}
         for name, view in _views(loaded):
             info = infos[f"{folder}data/{view.storage.key}"]
-            kind = np.dtype(DTYPES[view.storage.dtype][1])
-            if info.file_size < view.storage.size * kind.itemsize:
+            width = np.dtype(DTYPES[view.storage.dtype][1]).itemsize
+            if info.file_size < view.storage.size * width:
                 raise ValueError(f"it describes {name} wrongly")
-            if info.compress_type == zipfile.ZIP_STORED:
-                begin = _begin(file, info) + view.offset * kind.itemsize
-                found[name] = Numbers(view.storage.dtype, view.shape, view.strides, begin)
-                continue
-            key = view.storage.key
-            if key not in arrays:
-                arrays[key] = np.frombuffer(archive.read(info), kind)
-            steps = [step * kind.itemsize for step in view.strides]
-            array = np.lib.stride_tricks.as_strided(arrays[key][view.offset :], view.shape, steps)
-            found[name] = Numbers(view.storage.dtype, view.shape, array=array)
+            begin = _begin(file, info) + view.offset * width
+            found[name] = Numbers(view.storage.dtype, view.shape, view.strides, begin)
         return found
 
 

@@ -23,7 +23,6 @@ LARGE = DRAW.normal(size=(60, 40)).astype("float32")  # more bytes than are read
 SMALL = np.arange(6, dtype="float32").reshape(2, 3)
 SAVERS = {
     "zip": save,
-    "packed": lambda content, path: save(content, path, zipfile.ZIP_DEFLATED),
     "old": save_old,
 }
 
@@ -127,6 +126,8 @@ def test_what_is_damaged_or_too_much_is_refused(tmp_path: Path, monkeypatch: pyt
             (tmp_path / "cut.pt").write_bytes(whole[:cut])
             with pytest.raises(CheckpointError, match="is not read"):
                 PickledFile(tmp_path / "cut.pt")
+    with pytest.raises(CheckpointError, match="it is compressed, which torch"):
+        PickledFile(save({"w": Tensor(LARGE)}, tmp_path / "packed.pt", zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(tmp_path / "other.pt", "w") as archive:
         archive.writestr("readme", "no tensors")
     with pytest.raises(CheckpointError, match="a zip archive, and not one that"):
