@@ -1,0 +1,240 @@
+"""Measures how fast samples are read: JPEGs beside other loaders, and tokens beside a copy in memory.
+
+    python tools/benchmark/loader.py                          # beside paddle.io.DataLoader
+    python tools/benchmark/loader.py --torch PYTHON           # and torch.utils.data.DataLoader of that Python
+    python tools/benchmark/loader.py --tokens                 # tokens of a memory-mapped file
+
+2000 JPEGs of noise that looks like a photo, 256 × 256, are made on the spot. Each is decoded by Pillow, cropped at
+random to 224 × 224, flipped at random, and stacked to batches of float32. The loaders read all of them in turns, in an
+order that changes from round to round, with as many workers; the consumer does nothing. Told are images per second and
+worker, and medians of the ratios within a round, which other programs hardly change.
+
+--tokens reads batches of windows of a file of 2-byte tokens, inputs and targets as int64, through the loader and by the
+data set alone; the plain copy is NumPy's, of as many tokens that lie one after the other, into two arrays that are
+there. malloc keeps memory, as paddle-dp lets it in its ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GLOG_minloglevel", "2")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+from PIL import Image
+
+from paddle_dp.launch.command import MALLOC
+
+SIZE, CROP = 256, 224
+Epoch = Callable[[], int]
+"""Reads all images once, and returns how many."""
+
+
+class Jpegs:
+    """Images of a folder: decoded, cropped and flipped at random; float32 [3, 224, 224] and a label."""
+
+    def __init__(self, folder: str):
+        self.files = sorted(str(path) for path in Path(folder).glob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        with Image.open(self.files[index]) as file:
+            image = file.convert("RGB")
+        x, y = random.randint(0, SIZE - CROP), random.randint(0, SIZE - CROP)
+        image = image.crop((x, y, x + CROP, y + CROP))
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)
+        return pixels, np.int64(index % 10)
+
+
+def make(folder: Path, count: int) -> None:
+    """Smooth noise with an edge in it: about as many bytes as a photo of that size."""
+    draw = np.random.RandomState(0)
+    for number in range(count):
+        coarse = Image.fromarray(draw.randint(0, 255, (32, 32, 3), dtype=np.uint8))
+        pixels = np.asarray(coarse.resize((SIZE, SIZE), Image.Resampling.BICUBIC)).astype(int)
+        pixels = pixels + draw.randint(-12, 12, pixels.shape)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number:05}.jpg", quality=88)
+
+
+def of_paddle_dp(data: Any, batch: int, workers: int) -> Epoch:
+    from paddle_dp.data import Loader
+
+    loader, epochs = Loader.plain(data, batch, num_workers=workers, drop_last=True), iter(range(10**6))
+
+    def epoch() -> int:
+        return sum(one.micro_batches[0].inputs.shape[0] for one in loader.read(next(epochs)))
+
+    return epoch
+
+
+def of_paddle(data: Any, batch: int, workers: int) -> Epoch:
+    import paddle
+
+    class Data(paddle.io.Dataset):
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, index: int) -> Any:
+            return data[index]
+
+    loader = paddle.io.DataLoader(
+        Data(), batch_size=batch, shuffle=True, drop_last=True, num_workers=workers,
+        persistent_workers=workers > 0,
+    )  # fmt: skip
+    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+
+
+def of_torch(data: Any, batch: int, workers: int) -> Epoch:
+    import torch
+
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=batch, shuffle=True, drop_last=True, num_workers=workers,
+        persistent_workers=workers > 0,
+    )  # fmt: skip
+    return lambda: sum(inputs.shape[0] for inputs, _ in loader)
+
+
+def serve(folder: str, batch: int, workers: int) -> None:
+    """In the Python that has torch: reads an epoch for each line on stdin, and prints how many images it had."""
+    epoch = of_torch(Jpegs(folder), batch, workers)
+    for _ in sys.stdin:
+        print(epoch(), flush=True)
+
+
+def elsewhere(python: str, folder: str, batch: int, workers: int) -> Iterator[Epoch]:
+    """torch's loader in a process of its own, which waits between two epochs."""
+    words = [python, __file__, "--serve", folder, "--batch", str(batch), "--workers", str(workers)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def epoch() -> int:
+            stdin.write("go\n")
+            stdin.flush()
+            return int(stdout.readline())
+
+        yield epoch
+        stdin.close()
+
+
+def images(count: int, batch: int, workers: int, rounds: int, python: str | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="jpegs-") as folder:
+        make(Path(folder), count)
+        size = sum(path.stat().st_size for path in Path(folder).iterdir()) / count
+        print(
+            f"{count} JPEGs of {size / 1024:.0f} KiB, batches of {batch}, {workers} workers, {rounds} rounds"
+        )
+        data = Jpegs(folder)
+        epochs = {
+            "paddle_dp": of_paddle_dp(data, batch, workers), "paddle.io.DataLoader": of_paddle(data, batch, workers),
+        }  # fmt: skip
+        process = elsewhere(python, folder, batch, workers) if python else None
+        if process is not None:
+            epochs["torch.utils.data.DataLoader"] = next(process)
+        for epoch in epochs.values():
+            epoch()  # workers start, files come into the cache
+        speeds: dict[str, list[float]] = {name: [] for name in epochs}
+        order = list(epochs)
+        for _ in range(rounds):
+            order = [*order[1:], order[0]]
+            for name in order:
+                began = time.perf_counter()
+                read = epochs[name]()
+                speeds[name].append(read / (time.perf_counter() - began) / max(workers, 1))
+        for name, found in speeds.items():
+            ratio = statistics.median(a / b for a, b in zip(speeds["paddle_dp"], found, strict=True))
+            print(f"  {name:<28}{statistics.median(found):8.0f} images/s a worker; paddle_dp: {ratio:.3f} ×")
+        if process is not None:
+            next(process, None)
+
+
+def tokens(batch: int, length: int, rounds: int) -> None:
+    from paddle_dp.data import Loader
+    from paddle_dp.datasets._windows import Windows
+
+    with tempfile.TemporaryDirectory(prefix="tokens-") as folder:
+        file = Path(folder) / "tokens.npy"
+        np.save(file, np.random.RandomState(0).randint(0, 50_000, 64 << 20, dtype=np.uint16))
+        mapped = np.load(file, mmap_mode="r")
+        data = Windows(mapped, length, (), cast(Any, None))  # reading needs no tokenizer
+        loader = Loader.plain(data, batch, drop_last=True)
+        order = np.random.RandomState(1).permutation(len(data))
+        starts = range(0, len(order) - batch, batch)
+        inputs, targets = np.empty((2, batch, length), np.int64)
+        epochs = iter(range(10**6))
+
+        def copy() -> int:
+            for first in starts:
+                begin, end = first * length, (first + batch) * length
+                np.copyto(inputs.reshape(-1), mapped[begin:end])
+                np.copyto(targets.reshape(-1), mapped[begin + 1 : end + 1])
+            return len(starts)
+
+        def alone() -> int:
+            for first in starts:
+                data.take(order[first : first + batch])
+            return len(starts)
+
+        ways: dict[str, Callable[[], int]] = {
+            "plain copy": copy,
+            "data set": alone,
+            "loader": lambda: sum(1 for _ in loader.read(next(epochs))),
+        }
+        print(f"128 MB of tokens, {batch} windows of {length} a batch, {rounds} rounds")
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                batches = way()
+                seconds = time.perf_counter() - began
+                if number:
+                    speeds[name].append(batches * batch * length / seconds / 1e6)
+        for name, found in speeds.items():
+            speed = statistics.median(found)
+            ratio = statistics.median(a / b for a, b in zip(found, speeds["plain copy"], strict=True))
+            print(
+                f"  {name:<12}{speed:8.0f} million tokens/s, {16 * speed:7.0f} MB/s, {ratio:.2f} of the copy"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=2000, help="JPEGs (default 2000)")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a window")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python with torch and Pillow")
+    parser.add_argument("--tokens", action="store_true", help="read tokens instead")
+    parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not given.serve and not MALLOC.keys() <= os.environ.keys():  # malloc reads them when a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
+    if given.serve:
+        serve(given.serve, given.batch, given.workers)
+    elif given.tokens:
+        tokens(given.batch, given.length, given.rounds)
+    else:
+        images(given.count, given.batch, given.workers, given.rounds, given.torch)
+
+
+if __name__ == "__main__":
+    main()
