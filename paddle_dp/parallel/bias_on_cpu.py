@@ -7,6 +7,7 @@ Plain operations, not a PyLayer: gradients of gradients go through them.
 
 from __future__ import annotations
 
+from math import prod
 from types import MethodType
 from typing import Any
 
@@ -26,7 +27,7 @@ def linear(
     learns = bias is not None and not bias.stop_gradient and paddle.is_grad_enabled()
     if not learns or not paddle.in_dynamic_mode() or x.dtype not in (paddle.float32, paddle.float64):
         return F.linear(x, weight, bias, name)
-    rows = x.size // x.shape[-1] if x.size else 0
+    rows = prod(x.shape[:-1])  # not x.size: Paddle computes it by NumPy, for 10 µs
     if rows * weight.shape[1] < ELEMENTS:
         return F.linear(x, weight, bias, name)
     out = F.linear(x, weight)

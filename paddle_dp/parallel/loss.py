@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import paddle
@@ -137,13 +138,13 @@ def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
     """
     if isinstance(result, tuple | list) and len(result) == 2:
         total, count = result
-        if not isinstance(total, paddle.Tensor) or total.size != 1:
+        if not isinstance(total, paddle.Tensor) or prod(total.shape) != 1:
             raise LossError(
                 f"the loss returned (total, count) with a total of {_described(total)}: the total must be the sum, one "
                 "number."
             )
         if isinstance(count, paddle.Tensor):
-            if count.size != 1:
+            if prod(count.shape) != 1:
                 raise LossError(
                     f"the loss returned (total, count) with a count of {_described(count)}: the count must be one "
                     "number, such as (targets != -100).sum()."
