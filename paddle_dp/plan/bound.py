@@ -86,11 +86,11 @@ def bound(
     work = orders(order.schedule, order.stages, order.micro_batches, order.virtual_stages)
     crossing = sum(s.bytes / s.transfers for s in exchange if s.when == "between stages")
     spans = timeline(work, seconds, crossing / order.micro_batches / link)
-    _, hidden, waited = of_one_span("backward")
+    own, hidden, waited = of_one_span("backward")
     ends = []
     for stage in range(order.stages):
         mine = [s for s in spans if s.stage == stage and s.work.kind == "backward"]
         begun = min(span.start for span in mine if span.work.micro_batch == order.micro_batches - 1)
-        computed = max(span.stop for span in mine) + compute.update
+        computed = max(span.stop for span in mine) - max(0.0, hidden - own) + compute.update
         ends.append(max(computed, begun + waited + hidden + seconds_of("last backward", True)))
     return max(ends) + seconds_of("last backward", False)

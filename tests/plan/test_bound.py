@@ -21,7 +21,8 @@ def test_nothing_of_a_gradient_can_be_sent_before_backward():
 def test_an_update_follows_each_gradients_own_exchange():
     late = Compute(forward=2.0, backward=4.0, update=3.0)
     assert bound(late, [one(6, "last backward")], 1.0) == 9
-    assert bound(late, [one(8, "last backward")], 1.0) == 10
+    for when in ("last backward", "every backward"):
+        assert bound(late, [one(8, when)], 1.0) == 10
 
 
 def test_gradients_wait_for_the_last_micro_batch():
