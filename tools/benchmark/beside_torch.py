@@ -2,6 +2,7 @@
 
     python tools/benchmark/beside_torch.py                        # where torch can be imported
     python tools/benchmark/beside_torch.py --torch ~/torch/bin/python --rounds 20 --models gpt,resnet
+    python tools/benchmark/beside_torch.py --compile              # ours beside ours with train.compile=true
 
 Each side is a process of its own with one thread, and they take turns, step by step: forward, cross-entropy, backward
 and AdamW. Ours has the variables that `paddle-dp train` gives its ranks on a CPU and what it does to a model there.
@@ -42,6 +43,7 @@ INPUTS = {
     "llama": (8, 128),
     "vit": (16, 3, 32, 32),
 }
+COMPILED = "train.compile"
 SIDES = ("PyTorch", "PyTorch, malloc keeps memory", "paddle_dp")
 
 
@@ -52,19 +54,22 @@ def main() -> int:
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="one that can import torch")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument(
+        "--compile", action="store_true", help="ours beside train.compile=true, without PyTorch"
+    )
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         serve(*given.serve)
         return 0
-    if subprocess.run([given.torch, "-c", "import torch"], capture_output=True, check=False).returncode:
+    sides = ("paddle_dp", COMPILED) if given.compile else SIDES
+    if "PyTorch" in sides and not can_import_torch(given.torch):
         print(f"{given.torch} cannot import torch: name one that can, --torch PYTHON.", file=sys.stderr)
         return 2
-    print(
-        f"| a step in ms, and its ratio to PyTorch's | {' | '.join(SIDES)} |\n" + "|---" * 4 + "|", flush=True
-    )
+    print(f"| a step in ms, and its ratio to {sides[0]}'s | {' | '.join(sides)} |", flush=True)
+    print("|---" * (1 + len(sides)) + "|", flush=True)
     for name in given.models.split(","):
-        taken = in_turns(name, given.torch, given.rounds)
+        taken = in_turns(name, sides, given.torch, given.rounds)
         cells = []
         for each in taken:
             ratio = statistics.median(a / b for a, b in zip(each, taken[0], strict=True))
@@ -73,9 +78,14 @@ def main() -> int:
     return 0
 
 
-def in_turns(name: str, torch: str, rounds: int) -> list[list[float]]:
+def can_import_torch(python: str) -> bool:
+    command = [python, "-c", "import torch"]
+    return not subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def in_turns(name: str, sides: tuple[str, ...], torch: str, rounds: int) -> list[list[float]]:
     """The CPU seconds of every step of every side. Raises ValueError where the models have not as many parameters."""
-    processes = [start(side, name, sys.executable if side == "paddle_dp" else torch) for side in SIDES]
+    processes = [start(side, name, torch if "PyTorch" in side else sys.executable) for side in sides]
     try:
         sizes = {int(answer(process)) for process in processes}
         if len(sizes) != 1:
@@ -103,7 +113,7 @@ def start(side: str, name: str, python: str) -> subprocess.Popen[str]:
 
     kept = {n: v for n, v in os.environ.items() if n not in (*MALLOC, "MKL_DEBUG_CPU_TYPE")}
     kept |= {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2"} | ({} if side == "PyTorch" else MALLOC)
-    if side == "paddle_dp" and (kind := mkl_type()):
+    if "PyTorch" not in side and (kind := mkl_type()):
         kept["MKL_DEBUG_CPU_TYPE"] = kind
     return subprocess.Popen(
         [python, "-W", "ignore", __file__, "--serve", side, name],
@@ -129,7 +139,7 @@ def asked(process: subprocess.Popen[str]) -> float:
 
 def serve(side: str, name: str) -> None:
     """Does a step for each line of standard input, and says how long it took; says its number of parameters first."""
-    step, size = (ours if side == "paddle_dp" else torchs)(name)
+    step, size = torchs(name) if "PyTorch" in side else ours(name, side == COMPILED)
     print(size, flush=True)
     for _ in sys.stdin:
         began = time.process_time()
@@ -137,7 +147,7 @@ def serve(side: str, name: str) -> None:
         print(time.process_time() - began, flush=True)
 
 
-def ours(name: str) -> tuple[Step, int]:
+def ours(name: str, compile: bool = False) -> tuple[Step, int]:
     """A step of the shipped model as paddle_dp trains it on a CPU, and its number of parameters."""
     from importlib import import_module
 
@@ -145,12 +155,15 @@ def ours(name: str) -> tuple[Step, int]:
     import paddle.nn.functional as F
 
     from paddle_dp.parallel.bias_on_cpu import quick_biases
+    from paddle_dp.parallel.compiled import compiled
     from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
 
     paddle.seed(0)
     model = import_module(f"models.{name}").Config(**SIZES[name]).build()
     quick_biases(model)
     quick_convolutions(model)
+    if compile:
+        compiled(model, None)
     of_tokens, shape = name in ("gpt", "llama"), INPUTS[name]
     inputs = paddle.randint(0, TOKENS, shape) if of_tokens else paddle.randn(shape)
     targets = paddle.randint(0, TOKENS, shape) if of_tokens else paddle.randint(0, CLASSES, shape[:1])
