@@ -1,7 +1,7 @@
 """Starts a recipe's ranks, with a limit on their memory if wanted, and prints what each took until its model was there.
 
     python -m paddle.distributed.launch --nproc_per_node 2 tools/start_memory.py configs/llama_7b.yaml --random \\
-        --limit 5 strategy.tensor=2 strategy.sharding=1 model.depth=8 train.device=cpu
+        --limit 4.6 strategy.tensor=2 strategy.sharding=1 strategy.sharding_stage=1 model.depth=6 train.device=cpu
 
 What a rank took is its largest resident set (VmHWM): before the model is built, and when it is placed. `--random` reads
 random tokens instead of the recipe's data. Beyond `--limit` (RLIMIT_DATA, in GB) an allocation fails.
