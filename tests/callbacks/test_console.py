@@ -18,6 +18,9 @@ from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks.console import Config, terminal
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
+from paddle_dp.plan.changes import Facts
+from paddle_dp.plan.measured import Measured
+from paddle_dp.plan.step_parts import RankParts
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 
@@ -153,6 +156,27 @@ def test_plain_lines_tell_the_whole_story(
         f"  dashboard    paddle-dp dashboard {folder.parent}",
         f"  the proof    paddle-dp verify {folder}/recipe.yaml --ranks 2",
     ]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_where_it_is_watched(
+    run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str], watched: bool
+) -> None:
+    part = RankParts(rank=0, host="a", step=0.1, data=0.082, forward=0.018, reading_on_core=0.0)
+    facts = Facts(batch=8, degrees={}, cores=4)
+    console = Config().build(run)
+    console.start(at("start", 0))
+    capsys.readouterr()
+    console.measured(
+        at("measured", 15), Measured(first=11, last=15, parts=[part], facts=facts, watched=watched)
+    )
+    told = capsys.readouterr().out
+    if not watched:
+        assert told == (
+            "82% of the time waits for data: loader.num_workers=5 would do (0 now; 100 → 18 ms a step)\n"
+        )
+    else:
+        assert told.startswith("Where a step of 100 ms goes") and "Change: loader.num_workers=5" in told
 
 
 def tell(console: Callback, at: Callable[..., Moment], found: Callable[..., Evaluation]) -> None:
