@@ -122,6 +122,7 @@ class TrainingLoop:
                 self._call_failed(error)
                 raise
             finally:
+                self.measurements.drop()
                 heartbeat.enter("end", "closing the loader")
                 self.loader.close()
                 release(self.run.folder)

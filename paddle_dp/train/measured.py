@@ -43,15 +43,16 @@ class Measurements:
         self.learner, self.loader, self.run, self.watched = learner, loader, run, watched
         self.mesh: Mesh = learner.mesh
         self.due = -1  # the step after which something begins or ends; -1: none
-        self._first, self._local_ranks = 0, 1
+        self._first = self._began = self._steps = self._total = 0
+        self._local_ranks = 1
         self._tape: Tape | None = None
         self._zero = self._busy = self._workers = 0.0
 
     def plan(self, step: int, total: int) -> None:
         """Before the first update of `total`: `step` are done."""
         left = total - step
-        self._first = step + min(AFTER, left // 3)
-        self.due = self._first if left >= 3 else -1
+        self._first, self._total = step + min(AFTER, left // 3), total
+        self._due_at(self._first if left >= 3 else total)
 
     def after(self, step: int, batch: Batch) -> Measured | None:
         """To be called after update `due`: begins a measurement, or ends it and returns it. Collective."""
@@ -60,15 +61,20 @@ class Measurements:
         self._begin(step)
         return None
 
+    def _due_at(self, step: int) -> None:
+        """The next measurement begins after this step, where at least one is left to be measured."""
+        self._steps = min(STEPS, self._total - step)
+        self.due = step if self._steps > 0 else -1
+
     def drop(self) -> None:
-        """The training goes back: what was begun is not measured."""
+        """The training ends, or goes back: what was begun is not measured."""
         if self._tape is not None:
             heartbeat.end_tape()
             self._tape = None
             self.due = -1
 
     def _begin(self, step: int) -> None:
-        self.due = step + STEPS
+        self._began, self.due = step, step + self._steps
         self._tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
         self._busy, self._workers = time.process_time(), self.loader.workers_busy()
         hosts = self.mesh.gather(self.mesh.host)  # all begin together, and those of other machines know when
@@ -82,7 +88,8 @@ class Measurements:
         assert tape is not None
         self._tape = None
         row = {
-            "host": self.mesh.host, "zero": self._zero, "seconds": seconds, "steps": STEPS, "tape": tape.as_json(),
+            "host": self.mesh.host, "zero": self._zero, "seconds": seconds, "steps": self._steps,
+            "tape": tape.as_json(),
             "busy": time.process_time() - self._busy, "workers_busy": self.loader.workers_busy() - self._workers,
         }  # fmt: skip
         inside = any(computes for *_, computes in tape.waits)  # the same on every rank
@@ -90,9 +97,9 @@ class Measurements:
             row["alone"] = self._exchange_alone() if inside else 0.0
             row["bare"] = self._bare_backward(batch) if self.watched and inside else None
             parts = attribute(self.mesh.gather(row))
-        first, length = step - STEPS, step - STEPS - self._first
-        self.due = step + OFTEN if self.watched else self._first + RARER * max(AFTER, length)
-        return Measured(first=first + 1, last=step, parts=parts, facts=self._facts(), watched=self.watched)
+        first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
+        self._due_at(step + OFTEN if self.watched else rarer)
+        return Measured(first=first, last=step, parts=parts, facts=self._facts(), watched=self.watched)
 
     def _exchange_alone(self) -> float:
         """The seconds in which the gradients of a step are all-reduced while nothing else is done; of more than 32 MB a

@@ -158,6 +158,23 @@ def train(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("steps", "measured"),
+    [(2, []), (3, [(2, 3)]), (16, [(6, 10)]), (40, [(11, 15)]), (130, [(11, 15), (111, 115)])],
+)
+def test_so_many_steps_are_measured_and_no_tape_is_left(tmp_path, steps, measured):
+    class Found(Callback):
+        def measured(self, moment: Moment, measured: Any) -> None:
+            found.append((measured.first, measured.last))
+
+    found: list[tuple[int, int]] = []
+    Trainer.of(
+        model=nn.Linear(8, 3), loss=nn.CrossEntropyLoss(reduction="none"), optimizer="sgd", train=Samples(0.0),
+        batch=2, length=f"{steps} steps", folder=str(tmp_path), callbacks=[Found()],
+    ).fit()  # fmt: skip
+    assert found == measured and heartbeat.tape is None
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_a_slow_data_set_is_named_and_the_workers_that_would_do_do(tmp_path):
