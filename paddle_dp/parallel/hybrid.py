@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import paddle
+import paddle.distributed as dist
 from paddle.distributed.fleet.utils.hybrid_parallel_util import (
     fused_allreduce_gradients,
     fused_allreduce_gradients_with_group,
@@ -17,9 +18,11 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
+from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, among
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.given_optimizer import parameters_of
-from paddle_dp.parallel.hcg import HCG
+from paddle_dp.parallel.hcg import HCG, Group
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.sharding.zero import Zero
@@ -39,31 +42,43 @@ class HybridLearner(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._pushed = self._pushed_gradients()
-        if self._pushed is not None:
+        self._ahead = self._exchange_ahead()
+        if self._ahead is not None:
             self.dp_world_size = (
                 1  # they are added up, where Paddle's exchange along the data axis is an average
             )
 
-    def _pushed_gradients(self) -> PushedGradients | None:
-        """On CPUs the exchange of the axes data, sharding and sequence together; stage 3 has its own."""
-        degrees, zero, me = self.mesh.axes, self.zero, self.mesh.coords
-        summed = ("data", "sharding", "sequence")
-        ranks = [
-            rank
-            for rank in range(self.mesh.ranks)
-            if all(degrees.coords(rank)[axis] == me[axis] for axis in me if axis not in summed)
-        ]
-        if self.mesh.device != "cpu" or len(ranks) == 1 or (zero is not None and zero.stage == 3):
+    def _exchange_ahead(self) -> GradientExchange | None:
+        """The exchange of the axes data, sharding and sequence together; stage 3 has its own. Collective."""
+        degrees, zero, me = self.mesh.axes, self.zero, self.mesh.rank
+        ranks = among(degrees, me, "data", "sharding", "sequence")
+        if len(ranks) == 1 or (zero is not None and zero.stage == 3):
             return None
-        keepers = [ranks for _ in self.trainable]
-        if zero is not None:
-            places = [degrees.coords(zero.group.ranks[zero.owner(p)])["sharding"] for p in self.trainable]
-            keepers = [
-                [rank for rank in ranks if degrees.coords(rank)["sharding"] == place] for place in places
-            ]
         each = zero is not None and zero.stage == 2
-        return PushedGradients(ranks, self.mesh.rank, self.trainable, keepers, each)
+        if self.mesh.device == "cpu":
+            keepers = [ranks for _ in self.trainable]
+            if zero is not None:
+                owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
+                keepers = [among(degrees, owner, "data", "sequence") for owner in owners]
+            return PushedGradients(ranks, me, self.trainable, keepers, each)
+        replicas = self._new_group("data", "sequence")
+        if zero is None:
+            assert replicas is not None
+            return BucketedGradients(replicas, self.trainable)
+        owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
+        sharding = self._new_group("sharding")
+        assert sharding is not None
+        return BucketedGradients(sharding, self.trainable, owners, replicas, each)
+
+    def _new_group(self, *axes: str) -> Group | None:
+        """A process group of its own for these axes: others must not come between its collectives. None for one rank
+        alone. Collective."""
+        degrees, mine = self.mesh.axes, None
+        for ranks in sorted({tuple(among(degrees, rank, *axes)) for rank in range(degrees.ranks)}):
+            if len(ranks) > 1:
+                group = dist.new_group(list(ranks))  # all ranks make all groups
+                mine = group if self.mesh.rank in ranks else mine
+        return mine
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch: its gradients may be exchanged while its backward runs."""
@@ -71,14 +86,14 @@ class HybridLearner(Learner):
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch's backward, `last` of an update."""
-        return nullcontext() if self._pushed is None else self._pushed.backward(last)
+        return nullcontext() if self._ahead is None else self._ahead.backward(last)
 
     def _all_reduce_gradients(self) -> None:
         zero, named = self.zero, self._named_trainable
         if zero is not None:
             zero.finish()
-        if self._pushed is not None:
-            self._pushed.finish()
+        if self._ahead is not None:
+            self._ahead.finish()
             if self.mesh.axes.tensor == self.mesh.axes.pipeline == 1:
                 return  # no other axis has gradients to exchange, and no rank lacks what another has
         with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
@@ -91,18 +106,16 @@ class HybridLearner(Learner):
     def _finish_exchange(self) -> None:
         if self.zero is not None:
             self.zero.finish()
-        if self._pushed is not None and self._pushed.each_micro_batch:
-            self._pushed.finish()
+        if self._ahead is not None and self._ahead.each_micro_batch:
+            self._ahead.finish()
 
     def _exchange(self) -> None:
         """All-reduces the gradients that this rank keeps, each of which is there. Collective."""
-        if self.zero is not None:
-            self.zero.exchange()
         marked = [p for p in self.trainable if is_sequence_parallel_parameter(p)]
         if marked:
             fused_allreduce_gradients_with_group(marked, self.hcg.get_model_parallel_group(), scale=1.0)
         axes = self.mesh.axes
-        if self._pushed is None and (
+        if self._ahead is None and (
             axes.data > 1 or axes.sequence > 1
         ):  # under ZeRO: of the gradients that this rank owns
             fused_allreduce_gradients(self.trainable, self.hcg)

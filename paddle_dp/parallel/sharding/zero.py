@@ -7,7 +7,6 @@ why stages 2 and 3 are not fleet's own.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import paddle
@@ -23,7 +22,6 @@ from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.broadcasts import Broadcasts
 from paddle_dp.parallel.sharding.offload import Offload
 from paddle_dp.parallel.sharding.pull import Pull
-from paddle_dp.parallel.sharding.rounds import OwnerRounds
 from paddle_dp.parallel.sharding.stage3 import Stage3
 
 
@@ -61,22 +59,13 @@ class Zero:
         self._mine = [self.owner(parameter) == self.group.rank for parameter in self.parameters]
         on_hosts = all(map(_is_on_host, self.parameters))
         owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
-        # On hosts the learner pushes gradients, together with those of other axes.
         self._values = PushedValues(self.group, self.parameters, owners) if on_hosts and stage < 3 else None
-        self._rounds: OwnerRounds | None = None
         self.stage3: Stage3 | None = None
         if stage == 3:
             lender = (
                 Pull(self.group, self.parameters, owners) if on_hosts else self._broadcasts(hcg, prefetch)
             )
             self.stage3 = Stage3(model, self.parameters, self._mine, lender, prefetch)
-        elif stage == 2 and self._values is None:
-            self._rounds = OwnerRounds(
-                self.group, self.parameters, self._mine, lambda place: self._reduce(self.parameters[place])
-            )
-            for parameter in self.parameters:
-                parameter._register_backward_hook(partial(self._after_gradient, parameter))
-        if self.stage3 is not None or self._rounds is not None:
             for layer in model.sublayers(include_self=True):
                 if isinstance(layer, SyncBatchNorm):
                     layer.register_forward_pre_hook(self._meet)
@@ -89,24 +78,13 @@ class Zero:
 
     def keeps_gradient(self, parameter: paddle.Tensor) -> bool:
         """Whether this rank has the parameter's gradient when the backwards of an update are done."""
-        if self.stage == 1 and self._values is None:
-            return True
         return self._owner.get(id(parameter), self.group.rank) == self.group.rank
 
     def finish(self) -> None:
-        """After the backwards of an update (in stage 3 also after the forward of an evaluation): takes part in rounds
-        until no rank needs another one. Collective, whatever layers each rank ran."""
-        if self._rounds is not None:
-            self._rounds.finish()
+        """Stage 3, after the backwards of an update and after the forward of an evaluation: takes part in what other
+        ranks need until none needs anything more. Collective, whatever layers each rank ran."""
         if self.stage3 is not None:
             self.stage3.finish()
-
-    def exchange(self) -> None:
-        """Stage 1: reduces each gradient to its owner; every parameter must have one. In stages 2 and 3 that is done
-        during backward. Collective."""
-        if self.stage == 1 and self._values is None:
-            for parameter in self.parameters:
-                self._reduce(parameter)
 
     def share(self) -> None:
         """After the owners' updates: sends the new parameters to all; in stage 3 they stay with their owners."""
@@ -116,18 +94,14 @@ class Zero:
             self._values.share()
             return
         with paddle.no_grad():
-            for parameter in self.parameters:
-                dist.broadcast(parameter, self.group.ranks[self.owner(parameter)], self.group)
-
-    def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
-        """Stage 2 on an accelerator, when backward has computed a gradient."""
-        if self._rounds is not None and parameter.grad is not None:
-            self._rounds.gradient(self._places[id(parameter)])
+            owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
+            pairs = zip(self.parameters, owners, strict=True)
+            tasks = [dist.broadcast(p, owner, self.group, sync_op=False) for p, owner in pairs]
+            for task in tasks:
+                task.wait()
 
     def _meet(self, *_: Any) -> None:
         """Before a layer exchanges with all ranks: until all of them have come to it, no rank waits for this one."""
-        if self._rounds is not None:
-            self._rounds.finish()
         if self.stage3 is not None:
             self.stage3.meet()
 
@@ -144,18 +118,6 @@ class Zero:
         owners = [self.owner(parameter) for parameter in self.parameters]
         coupled = hcg.get_sep_parallel_world_size() > 1
         return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled)
-
-    @paddle.no_grad()
-    def _reduce(self, parameter: paddle.Tensor) -> None:
-        """Sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros.
-
-        In stage 2 the owner's gradient contains the earlier micro-batches; the others' were freed after each.
-        """
-        if parameter.grad is None:
-            parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)
-        dist.reduce(parameter.grad, self.group.ranks[self.owner(parameter)], group=self.group)
-        if self.owner(parameter) != self.group.rank:
-            parameter.clear_gradient(False)
 
 
 def _is_on_host(parameter: paddle.Tensor) -> bool:

@@ -1,0 +1,194 @@
+"""The exchange of gradients on accelerators, while backward runs: flat buckets, reduced on a stream of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from paddle_dp.mesh.messages import Messages
+from paddle_dp.parallel.exchange.buckets import Bucket, fill
+from paddle_dp.parallel.exchange.fires import Fires
+from paddle_dp.parallel.hcg import Group
+
+WAITING = (
+    3  # buckets that travel at once where each micro-batch is exchanged: their memory is what stage 2 saves
+)
+
+
+class BucketedGradients:
+    """Sums gradients over the ranks of `group`: on all of them, or with `owners`, a global rank for each parameter, on
+    its owner; then over `replicas`, another group of ranks that own the same.
+
+    A bucket holds gradients of one owner, and leaves once all of them are final (`Fires`), in one order on all ranks:
+    what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves each
+    byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size.
+    With `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        parameters: Sequence[paddle.Tensor],
+        owners: Sequence[int] | None = None,
+        replicas: Group | None = None,
+        each_micro_batch: bool = False,
+    ):
+        self.each_micro_batch = each_micro_batch
+        self._group, self._replicas, self._me = group, replicas, group.ranks[group.rank]
+        self._parameters, self._owners = parameters, owners
+        kinds = [
+            (owners[place] if owners is not None else -1, parameter.dtype)
+            for place, parameter in enumerate(parameters)
+        ]
+        sizes = [int(parameter.size) for parameter in parameters]
+        width = max((int(parameter.element_size()) for parameter in parameters), default=4)
+        self._buckets = fill(sizes, kinds, width, len(set(owners)) if owners is not None else 1)
+        self._of_place = {place: number for number, one in enumerate(self._buckets) for place in one.places}
+        self._messages = Messages(group.ranks, self._me, "gradients")
+        self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
+        self._fires = Fires(parameters, self._ready)
+        self._had: set[int] = set()  # places of which this rank had a gradient in this update
+        self._sums: dict[int, paddle.Tensor] = {}  # by place: of buckets that this rank keeps
+        self._travelling: deque[tuple[Bucket, paddle.Tensor, Any]] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._flat: dict[int, paddle.Tensor] = {}  # by number: of buckets that have not left
+        self._final: set[int] = set()  # places
+        self._next = 0  # the bucket that leaves next
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Around a micro-batch's backward, `last` of an update: buckets leave while it runs."""
+        if not (last or self.each_micro_batch):
+            yield
+            return
+        with self._fires.watched():
+            yield
+        if self.each_micro_batch:
+            self._end_round()
+
+    def finish(self) -> list[int]:
+        """After an update's last backward: the ranks that keep a gradient have its sum then, where any rank has one.
+        Returns the places of which this rank had no gradient. Collective."""
+        if not self.each_micro_batch:
+            self._end_round()
+        self._settle(0)
+        had = [place in self._had for place in range(len(self._parameters))]
+        late = [parameter.grad is not None for parameter in self._parameters]
+        anywhere = self._agree(self._messages, [*had, *late])
+        self._exchange_late([place for place, is_late in enumerate(anywhere[len(had) :]) if is_late])
+        if self._replies is not None:
+            anywhere = self._agree(self._replies, anywhere)
+            self._add_replicas()
+        for place, total in self._sums.items():
+            if anywhere[place]:
+                self._parameters[place]._copy_gradient_from(total)  # the same memory
+        self._had, self._sums = set(), {}
+        return [place for place, mine in enumerate(had) if not mine]
+
+    @staticmethod
+    def _agree(messages: Messages, flags: Sequence[bool]) -> list[bool]:
+        """Which flags any of the ranks has set: from host to host, for which no device is waited."""
+        mine = np.packbits(np.array(flags, bool)).tobytes()
+        rows = [np.frombuffer(row, np.uint8) for row in messages.gather(mine, "the exchange of gradients")]
+        return [bool(flag) for flag in np.unpackbits(np.bitwise_or.reduce(rows), count=len(flags))]
+
+    def _ready(self, place: int, final: bool) -> None:
+        """Without `final` the gradient may come again. It leaves behind backward, but for stage 2, which must not keep
+        it: what comes again leaves late."""
+        if (final or self.each_micro_batch) and place not in self._final:
+            self._final.add(place)
+            self._fill(place)
+            self._leave()
+
+    @paddle.no_grad()
+    def _fill(self, place: int) -> None:
+        """Moves a gradient, if there is one, into its bucket."""
+        parameter = self._parameters[place]
+        if parameter.grad is not None:
+            self._had.add(place)
+            self._view(place).copy_(parameter.grad, False)
+            parameter.clear_gradient(False)
+        else:
+            self._view(place).zero_()
+
+    def _view(self, place: int) -> paddle.Tensor:
+        number = self._of_place[place]
+        bucket = self._buckets[number]
+        if number not in self._flat:
+            self._flat[number] = paddle.empty([bucket.size], self._parameters[place].dtype)
+        return _part(self._flat[number], bucket, place, self._parameters[place].shape)
+
+    @paddle.no_grad()
+    def _leave(self) -> None:
+        """Sends the buckets that are complete, none before those in front of it."""
+        while self._next < len(self._buckets) and self._final.issuperset(self._buckets[self._next].places):
+            bucket, flat = self._buckets[self._next], self._flat.pop(self._next)
+            self._next += 1
+            owner = bucket.kind[0]  # type: ignore[index]
+            if self._owners is None:
+                task = dist.all_reduce(flat, group=self._group, sync_op=False)
+            else:
+                task = dist.reduce(flat, owner, group=self._group, sync_op=False)
+            self._travelling.append((bucket, flat, task))
+            if self.each_micro_batch:
+                self._settle(WAITING)
+
+    def _end_round(self) -> None:
+        """After a round's last backward: sends what is left."""
+        self._fires.end()
+        for place in range(len(self._parameters)):
+            if place not in self._final:
+                self._final.add(place)
+                self._fill(place)
+        self._leave()
+        self._begin()
+
+    @paddle.no_grad()
+    def _settle(self, most: int) -> None:
+        """Waits for the oldest buckets until at most so many travel: the device does, not the host."""
+        while len(self._travelling) > most:
+            bucket, flat, task = self._travelling.popleft()
+            task.wait()
+            if self._owners is not None and self._me != bucket.kind[0]:  # type: ignore[index]
+                continue
+            for place in bucket.places:
+                part = _part(flat, bucket, place, self._parameters[place].shape)
+                self._sums[place] = self._sums[place].add_(part) if place in self._sums else part
+
+    @paddle.no_grad()
+    def _exchange_late(self, places: Sequence[int]) -> None:
+        """What came after its bucket had left: a rank used the parameter more often than in the round before."""
+        for place in places:
+            parameter = self._parameters[place]
+            late = (
+                paddle.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else parameter.grad
+            )
+            dist.all_reduce(late, group=self._group)
+            if place in self._sums:
+                self._sums[place] = self._sums[place] + late
+            parameter.clear_gradient(False)
+
+    @paddle.no_grad()
+    def _add_replicas(self) -> None:
+        """Sums what this rank keeps over the ranks that keep the same."""
+        order = sorted(self._sums)
+        tasks = [dist.all_reduce(self._sums[place], group=self._replicas, sync_op=False) for place in order]
+        for task in tasks:
+            task.wait()
+
+
+def _part(flat: paddle.Tensor, bucket: Bucket, place: int, shape: Sequence[int]) -> paddle.Tensor:
+    """The numbers of one gradient in a bucket, where they lie."""
+    start = bucket.starts[bucket.places.index(place)]
+    size = int(np.prod(shape, dtype=np.int64))
+    view = flat._slice(start, start + size)
+    view.get_tensor()._set_dims(list(shape))
+    return view
