@@ -25,7 +25,7 @@ class Config(StrategyConfig):
 
     find_unused_parameters: bool = False
     """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
-    a rank lacks counts as zeros. On accelerators gradients are all-reduced behind backward then, not beside it."""
+    a rank lacks counts as zeros."""
 
     sync_batch_norm: bool = False
     """BatchNorm over the samples of all ranks, as on one process."""
@@ -50,8 +50,7 @@ class DataParallel:
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
-        from paddle_dp.parallel.delayed_all_reduce import LearnerWithDelayedAllReduce
-        from paddle_dp.parallel.pushing_learner import PushingLearner
+        from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.samplewise import mixing
 
@@ -66,12 +65,12 @@ class DataParallel:
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         prepared = prepare(task, self.mesh)
-        delayed = again != Recompute() or self.config.find_unused_parameters
+        absent = again != Recompute() or self.config.find_unused_parameters
         noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
-        kind: type[Learner] = LearnerWithDelayedAllReduce if delayed else Learner
+        kind: type[Learner] = Learner
         fields: dict[str, Any] = {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
-        if self.mesh.device == "cpu":
-            kind, fields = PushingLearner, {"absent": delayed}
+        if absent or self.mesh.device == "cpu":
+            kind, fields = DataParallelLearner, {"absent": absent}
         parallel_model = self._wrap(prepared.model)
         learner = prepared.learner(kind, parallel_model=parallel_model, noticed=noticed, **fields)
         learner.check("after the weights were made equal")

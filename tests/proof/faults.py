@@ -5,8 +5,8 @@ import os
 import paddle
 
 from paddle_dp.parallel import batch_norm
+from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.pushing_learner import PushingLearner
 
 LAST = os.environ.get("PADDLE_TRAINER_ID", "0") == "1"
 
@@ -101,9 +101,9 @@ def stale_moment():
 
 def no_exchange():
     """Gradients never meet."""
-    quiet = PushingLearner._no_sync
-    PushingLearner._no_sync = lambda self, more_to_come: quiet(self, True)
-    PushingLearner._all_reduce_gradients = lambda self: None
+    quiet = DataParallelLearner._no_sync
+    DataParallelLearner._no_sync = lambda self, more_to_come: quiet(self, True)
+    DataParallelLearner._all_reduce_gradients = lambda self: None
 
 
 def mean_of_means():

@@ -11,7 +11,7 @@ from tests.proof.zoo.patching import all_of, before_the_exchange, last, rank, ra
 
 LEARNER = "paddle_dp.parallel.learner:Learner"
 HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
-PUSHING = "paddle_dp.parallel.pushing_learner:PushingLearner"
+PUSHING = "paddle_dp.parallel.data_parallel_learner:DataParallelLearner"
 
 
 def scaled_by(factor: Callable[[Any, Any, Any], float]) -> Callable[[], AbstractContextManager[None]]:
@@ -53,7 +53,7 @@ def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
             with quiet(self, not more_to_come):
                 yield
             if more_to_come:
-                self._pushed.finish()
+                self._ahead.finish()
 
         return early
 
