@@ -1,0 +1,38 @@
+"""Gradients cut into pieces for CPUs, and filled into buckets for accelerators: each number once, equal shares."""
+
+import pytest
+
+from paddle_dp.parallel.exchange.buckets import SMALLEST, fill
+from paddle_dp.parallel.exchange.pieces import LEAST, MOST, cut
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_each_number_is_added_once_by_one_of_its_keepers(ranks):
+    sizes = [1, 7, LEAST * ranks, 3 * MOST * ranks + 1, 5, 0]
+    everyone = list(range(ranks))
+    pieces = cut(sizes, [everyone] * len(sizes))
+    for place, size in enumerate(sizes):
+        ranges = sorted((one.start, one.stop) for one in pieces if one.place == place)
+        assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+        assert ranges[-1][1] == size
+    added = [sum(one.stop - one.start for one in pieces if one.owner == rank) for rank in everyone]
+    assert max(added) - min(added) <= 16
+    assert all(one.stop - one.start <= MOST for one in pieces)
+
+
+def test_a_parameter_with_one_keeper_goes_to_it():
+    assert {(one.place, one.owner) for one in cut([9, MOST * 2], [[1], [0]])} == {(0, 1), (1, 0)}
+
+
+def test_buckets_are_in_the_order_of_backward_of_one_kind_and_closed_when_full():
+    number = SMALLEST // 4
+    sizes = [number, 10, number, 10, number, 10]
+    buckets = fill(sizes, [0, 0, 1, 1, 0, 0], 4)
+    assert [one.places for one in buckets] == [(5, 4), (3, 2), (1, 0)]
+    assert [one.kind for one in buckets] == [0, 1, 0]
+    assert [one.starts for one in buckets] == [(0, 10)] * 3
+    assert [one.size for one in buckets] == [number + 10] * 3
+
+
+def test_a_bucket_that_never_fills_leaves_when_its_last_gradient_is_there():
+    assert [one.places for one in fill([5, 5, 5], ["b", "a", "a"], 4)] == [(2, 1), (0,)]
