@@ -103,9 +103,8 @@ class InitialWeights:
         paddle.set_rng_state(self._state)
         try:
             for draw, used in zip(self.draws[: last + 1], uses, strict=False):
-                if (
-                    used or draw.takes_numbers
-                ):  # numbers that this rank does not need come before those that it does
+                # Numbers that this rank does not need come before those that it does.
+                if used or draw.takes_numbers:
                     draw.run()
                     self._deal(draw.parameter, wanted)
         finally:

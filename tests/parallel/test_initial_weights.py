@@ -18,6 +18,7 @@ from paddle_dp.parallel.initial_weights import (
     without_memory,
 )
 from paddle_dp.parallel.lent_weights import check_lendable, lent
+from paddle_dp.parallel.meta_init import built
 from paddle_dp.parallel.precision.amp import castable
 from paddle_dp.part import lazily, read_part
 from tests.ranks import run_ranks
@@ -220,6 +221,7 @@ def test_what_lazy_building_reproduces_has_one_process_s_bits_and_names(name):
     assert model is not None, reason
     drawn = [p for p in model.parameters() if not p._is_initialized()]
     assert drawn
+    paddle.randn([5])  # they begin where the model was built, wherever the generator is by then
     draw(model)
     assert initial_weights(model) is None
     assert bits(model) == bits(one)
@@ -271,14 +273,20 @@ def test_what_is_cast_before_it_is_drawn_has_the_bits_of_what_is_cast_afterwards
 
 def test_weights_are_lent_to_a_block_while_it_runs_and_are_the_same_each_time():
     model, _ = without_memory(read_part("models", SHIPPED[0]).build)
-    tokens, most = paddle.zeros([2, 8], "int64"), []
+    tokens, most, values = paddle.zeros([2, 8], "int64"), [], set()
+
+    def look(block, inputs, outputs):
+        most.append(nbytes(model.parameters()))
+        values.update(p.numpy().tobytes() for p in block.parameters() if p.ndim > 1)
+
     for block in model.blocks:
-        block.register_forward_post_hook(lambda *_: most.append(nbytes(model.parameters())))
+        block.register_forward_post_hook(look)
     with paddle.no_grad():
         with lent(model):
             first, again = model(tokens), model(tokens)
         assert nbytes(model.parameters()) == 0
         assert bool((first == again).all()) and float(first.std()) > 0
+    assert len(values) == sum(p.ndim > 1 for p in model.parameters())  # no two are alike
     with lazily():
         sizes = [sum(p.size * 4 for p in block.parameters()) for block in model.blocks]
     assert 0 < max(most) <= max(sizes) < sum(sizes) / 2
@@ -327,3 +335,21 @@ def test_an_optimizer_that_reads_weights_when_it_is_made_is_noticed():
     assert reads_weights(model, lambda: [p.clone() for p in parameters])
     draw(model)
     assert not reads_weights(model, lambda: [p.clone() for p in parameters])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [0, 2, 5])
+def test_a_part_has_the_values_that_come_behind_all_that_is_drawn_before_it(number, rank):
+    """One block of a GPT, cut for one of two ranks, without the other blocks and without the other rank."""
+    build = read_part("models", SHIPPED[0]).build
+    paddle.seed(3)
+    one = dict(build().blocks[number].named_parameters())
+    (block,) = built(build, [number], rank, 2, seed=3)
+    cut = 0
+    for name, part in block.named_parameters():
+        whole = one[name].numpy()
+        dims = [dim for dim, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
+        if dims:
+            whole, cut = np.split(whole, 2, dims[0])[rank], cut + 1
+        assert np.array_equal(part.numpy(), whole), name
+    assert cut
