@@ -15,6 +15,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.lora import adapted_layers
 from paddle_dp.parallel.trial import trial
 from paddle_dp.structure import call
 from paddle_dp.units import Recompute
@@ -22,6 +23,9 @@ from paddle_dp.units import Recompute
 if TYPE_CHECKING:
     from paddle_dp.plan.rank_memory import Layout
     from paddle_dp.recipe import Recipe
+
+
+_HOOKED = "an adapter adds to its layers by hooks, which a program leaves out: leave out the adapter"
 
 
 def check_compiles(recipe: Recipe, layout: Layout) -> None:
@@ -34,6 +38,8 @@ def check_compiles(recipe: Recipe, layout: Layout) -> None:
         _refuse(
             f"the ranks of the {cut[0]} axis meet within the forward: take axis data alone, data_parallel or single"
         )
+    if "adapter" in recipe.model_fields_set and recipe.adapter is not None:
+        _refuse(_HOOKED)
     if layout.recompute != Recompute():
         _refuse("a program decides itself what it keeps for backward: set strategy.recompute=none")
     if sync:
@@ -51,6 +57,8 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
     """
     if emulated:
         _refuse("on CPUs low precision is emulated by hooks on layers: set train.precision=float32")
+    if any(adapted_layers(model)):
+        _refuse(_HOOKED)
     model.forward = Program(model.forward)
     if samples is None:
         return

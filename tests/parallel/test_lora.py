@@ -15,6 +15,7 @@ from paddle_dp.checkpoint.tensor_file import read_header, read_rows
 from paddle_dp.errors import CheckpointError, RecipeError, UsageError
 from paddle_dp.export.export import export
 from paddle_dp.mesh import join
+from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.lora import A, B, add_low_rank, merge_low_rank
 from paddle_dp.plan.rank_memory import Weight
 from paddle_dp.recipe import read_recipe
@@ -181,6 +182,13 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
         build(file_of(tmp_path), join(), "newest", ["load"])
     with pytest.raises(CheckpointError, match="holds an adapter without the weights that it stands on"):
         build(file_of(tmp_path, "adapter=null", load), join(), "newest", ["adapter"])
+
+
+def test_a_program_of_the_forward_has_no_hooks_and_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.compile: an adapter adds to its layers by hooks"):
+        build(file_of(tmp_path, "train.compile=true"), join())
+    with pytest.raises(UsageError, match=r"train\.compile: an adapter adds to its layers by hooks"):
+        compiled(add_low_rank(model(), ["0"], 2, 1.0, 0), None)
 
 
 def test_a_script_has_an_adapter_too(tmp_path: Path) -> None:
