@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddle_dp.parallel.sharding.order import Diary, Order
 
 
-def learned(layers: int, ahead: int, sizes: list[int] | None = None) -> Order:
+def learned(layers: int, ahead: int) -> Order:
     """Of a chain of layers with one parameter each: forward, then backward."""
     diary = Diary()
     for layer in range(layers):
@@ -15,7 +15,7 @@ def learned(layers: int, ahead: int, sizes: list[int] | None = None) -> Order:
         diary.need((layer,))
         diary.gradient(layer)
         diary.release(layer)
-    return diary.order(sizes or [100] * layers, ahead)
+    return diary.order([[100]] * layers, ahead)
 
 
 def test_what_forward_still_has_is_not_sent_again() -> None:
@@ -39,8 +39,8 @@ def test_a_parameter_that_is_needed_again_at_once_stays_in_between() -> None:
         diary.need(need)
         for place in need:
             diary.release(place)
-    assert diary.order([9] * 4, ahead=0).travels == ((0, 1), (2,), (3,), (1,))
-    assert diary.order([9] * 4, ahead=1).travels == ((0, 1), (2,), (3,), ())
+    assert diary.order([[9]] * 4, ahead=0).travels == ((0, 1), (2,), (3,), (1,))
+    assert diary.order([[9]] * 4, ahead=1).travels == ((0, 1), (2,), (3,), ())
 
 
 def test_what_is_used_until_the_end_is_not_released() -> None:
@@ -49,7 +49,7 @@ def test_what_is_used_until_the_end_is_not_released() -> None:
     diary.need((1,))
     diary.release(1)
     diary.release(5)  # of a pass before
-    assert diary.order([1, 1], 1).kept == frozenset()
+    assert diary.order([[1], [1]], 1).kept == frozenset()
 
 
 def test_equal_passes_have_equal_digests() -> None:

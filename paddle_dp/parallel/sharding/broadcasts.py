@@ -1,19 +1,21 @@
-"""ZeRO-3 on accelerators: parameters by asynchronous broadcasts, gradients by asynchronous reduces, in an order that
-all ranks have agreed on at the beginning of a pass."""
+"""ZeRO-3 on accelerators: parameters and gradients by asynchronous collectives, in an order that all ranks have agreed
+on at the beginning of a pass."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import paddle
 import paddle.distributed as dist
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.parallel.sharding.chunk import Chunk, Gathering, Reducing
 from paddle_dp.parallel.sharding.order import Need, Order
-from paddle_dp.parallel.sharding.rounds import NO_ORDER, OwnerRounds, size_of
+from paddle_dp.parallel.sharding.rounds import NO_ORDER, OwnerRounds
+
+UNDER_WAY = 2  # chunks of gradients that are being reduced, at most
 
 
 class Broadcasts:
@@ -46,13 +48,13 @@ class Broadcasts:
         self._ahead, self._coupled = ahead, coupled
         self._rounds = OwnerRounds(group, parameters, self._mine, self._reduce, self._lend)
         self._wanted: frozenset[int] = frozenset()  # by this rank, in the round that begins now
-        self._coming: defaultdict[int, deque[tuple[paddle.Tensor, Any]]] = defaultdict(deque)
-        self._last: Any = None  # the task of the last broadcast
+        self._coming: defaultdict[int, deque[Callable[[], paddle.Tensor]]] = defaultdict(deque)
+        self._fetching: list[Gathering] = []
+        self._order: Order | None = None
+        self._open: list[tuple[int, paddle.Tensor]] = []  # gradients of a chunk that is not complete
+        self._reduced = 0  # gradients of the order that were put into chunks
+        self._reducing: deque[Reducing] = deque()
         self._hollow: set[int] = set()  # own gradients that were begun with zeros
-        self._reduces: deque[tuple[int, paddle.Tensor, Any]] = deque()
-        self._reduced_bytes = 0  # of gradients that are being reduced
-        self._sizes = [size_of(parameter) for parameter in parameters]
-        self._most_reduced = 2 * max(self._sizes)
 
     def begin(self, order: Order | None, need: Need) -> bool:
         digest = NO_ORDER if order is None or not self._ahead else order.digest()
@@ -61,6 +63,7 @@ class Broadcasts:
         self._wanted = frozenset(need)
         agreed = self._rounds.agree(digest, need)
         self._wanted = frozenset()
+        self._order, self._reduced = order if agreed else None, 0
         return agreed
 
     def fetch(self, places: Need) -> None:
@@ -71,33 +74,27 @@ class Broadcasts:
     @paddle.no_grad()
     def _lend(self, place: int) -> None:
         """In a round: the owner's values; only ranks that want them keep them. Collective."""
-        whole, _ = self._launch(place, self._group, sync=True)
+        parameter = self._parameters[place]
+        whole = parameter if self._mine[place] else paddle.empty(parameter.shape, parameter.dtype)
+        dist.broadcast(whole, self._group.ranks[self._owners[place]], self._group)
         if place in self._wanted and not self._mine[place]:
-            self._coming[place].append((whole, None))
+            self._coming[place].append(lambda: whole)
 
     @paddle.no_grad()
     def ask(self, places: Need) -> None:
+        gathering = Gathering(self._chunk(places), self._fetches)
+        # The device has waited for those before: they were taken, or they are the owner's own.
+        self._fetching = [*self._fetching[-self._ahead :], gathering]
         for place in places:
-            whole, self._last = self._launch(place, self._fetches, sync=False)
             if not self._mine[place]:
-                self._coming[place].append((whole, self._last))
+                self._coming[place].append(gathering.values.pop(place))
 
-    def _launch(
-        self, place: int, group: Group, sync: bool, into: paddle.Tensor | None = None
-    ) -> tuple[paddle.Tensor, Any]:
-        parameter = self._parameters[place]
-        whole = into
-        if self._mine[place]:
-            whole = parameter
-        elif whole is None:
-            whole = paddle.empty(parameter.shape, parameter.dtype)
-        return whole, dist.broadcast(whole, group.ranks[self._owners[place]], group, sync_op=sync)
+    def _chunk(self, places: Sequence[int]) -> Chunk:
+        return Chunk(places, [self._parameters[p] for p in places], [self._owners[p] for p in places])
 
+    @paddle.no_grad()
     def take(self, place: int) -> paddle.Tensor:
-        whole, task = self._coming[place].popleft()
-        if task is not None:
-            task.wait()  # the device, not the host
-        return whole
+        return self._coming[place].popleft()()
 
     @paddle.no_grad()
     def gradient(self, place: int, follows: bool) -> None:
@@ -109,24 +106,28 @@ class Broadcasts:
         own = self._parameters[place].grad
         gradient = own.view(own.shape)
         self._parameters[place].clear_gradient(False)
-        self._launch_reduce(place, gradient)
-        while self._reduced_bytes > self._most_reduced:
+        self._put(place, gradient)
+        while len(self._reducing) > UNDER_WAY:
             self._settle()
 
-    def _launch_reduce(self, place: int, gradient: paddle.Tensor) -> None:
-        task = dist.reduce(gradient, self._group.ranks[self._owners[place]], group=self._group, sync_op=False)
-        self._reduces.append((place, gradient, task))
-        self._reduced_bytes += self._sizes[place]
+    def _put(self, place: int, gradient: paddle.Tensor) -> None:
+        """Puts the next gradient of the order into its chunk, and launches a chunk that is complete."""
+        assert self._order is not None
+        self._open.append((place, gradient))
+        number, numbers = self._reduced, self._order.gradient_chunks
+        self._reduced += 1
+        if self._reduced < len(numbers) and numbers[self._reduced] == numbers[number]:
+            return
+        places, gradients = zip(*self._open, strict=True)
+        self._open = []
+        self._reducing.append(Reducing(self._chunk(places), list(gradients), self._group))
 
     @paddle.no_grad()
     def _settle(self) -> None:
-        """Waits for the first of the reduces under way: the device, not the host."""
-        place, gradient, task = self._reduces.popleft()
-        task.wait()
-        self._reduced_bytes -= self._sizes[place]
-        if self._mine[place]:
+        """Waits for the first of the chunks that are being reduced: the device, not the host."""
+        for place, total in self._reducing.popleft().sums():
             parameter = self._parameters[place]
-            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+            parameter.grad = total if parameter.grad is None else total + parameter.grad
 
     @paddle.no_grad()
     def leave(self, order: Order, asked: int, gradients: int, midway: bool) -> None:
@@ -136,39 +137,28 @@ class Broadcasts:
                 "backward, as where a gate chooses among experts. Together with the sequence axis the parameters of "
                 "sharding_stage 3 cannot be fetched ahead then: set strategy.prefetch=0."
             )
-        places = [place for need in order.travels[asked:] for place in need]
-        sums = order.gradients[gradients:]
-        # Everything is made before the first launch: until the last one, the others may stand still where they wait
-        # for this rank, and what this device still waits for comes from them.
-        unread = self._scratch([place for place in places if not self._mine[place]], zero=False)
-        nothing = self._scratch([place for place in sums if not self._mine[place]], zero=True)
-        self._hollow |= {
-            place for place in sums if self._mine[place] and self._parameters[place].grad is None
-        }
-        own = [paddle.zeros_like(self._parameters[place]) for place in sums if self._mine[place]]
-        for place in places:
-            _, self._last = self._launch(place, self._fetches, sync=False, into=unread.get(place))
-        for place in sums:
-            self._launch_reduce(place, own.pop(0) if self._mine[place] else nothing[place])
+        # Nothing here waits for what is launched here: until the last launch, the others may stand still where they
+        # wait for this rank.
+        while asked < len(order.needs):
+            chunk = list(order.chunk(asked))
+            places = [place for number in chunk for place in order.travels[number]]
+            if places:
+                self._fetching.append(Gathering(self._chunk(places), self._fetches))
+            asked = chunk[-1] + 1
+        rest = order.gradients[gradients:]
+        self._hollow |= {p for p in rest if self._mine[p] and self._parameters[p].grad is None}
+        for place in rest:
+            parameter = self._parameters[place]
+            self._put(place, paddle.zeros(parameter.shape, parameter.dtype))
+        self._order = None
 
-    def _scratch(self, places: Sequence[int], zero: bool) -> dict[int, paddle.Tensor]:
-        """Tensors in one memory for parameters that nobody reads, and for gradients of which there are none."""
-        kinds = {p.dtype for p in (self._parameters[place] for place in places)}
-        sizes = {
-            kind: [int(self._parameters[p].size) for p in places if self._parameters[p].dtype == kind]
-            for kind in kinds
-        }
-        make = paddle.zeros if zero else paddle.empty
-        whole = {kind: make([max(of_kind)], kind) for kind, of_kind in sizes.items()}
-        views = {(kind, size): whole[kind][:size] for kind in kinds for size in set(sizes[kind])}
-        return {p: views[self._parameters[p].dtype, int(self._parameters[p].size)] for p in places}
-
+    @paddle.no_grad()
     def finish(self) -> None:
-        while self._reduces:
+        while self._reducing:
             self._settle()
-        if self._last is not None:
-            self._last.wait()  # until then the owner's parameters are read
-            self._last = None
+        for gathering in self._fetching:
+            gathering.wait()  # until then the owners' parameters are read
+        self._fetching = []
         computed = self._rounds.finish()
         for place in self._hollow - computed:  # nobody has one: then nothing is updated
             self._parameters[place].clear_gradient(False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+
+from paddle_dp.plan.sharded import chunks
 
 Need = tuple[int, ...]
 """The places of the parameters that a layer needs and that are not gathered yet."""
-
-SMALL = 8  # layers of less than 1/8 of the largest one travel together with the next: a norm's time hides no matrix
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Order:
     """What a pass (forward and backward, or a forward alone) needed, in its order, and what of it has to travel.
 
     `needs` of the layers; `travels`, what of each is not here any more; `chunks`, the number of the chunk in which it
-    travels: one layer, or some small ones and the next; `kept`: pairs (need, place) of parameters that stay from this
-    need to their next one, which comes so soon that they would be fetched at once. `gradients` in their order.
+    travels, with others; `kept`: pairs (need, place) of parameters that stay from this need to their next one, which
+    comes so soon that they would be fetched at once. `gradients` in their order, and the chunks in which they travel.
     """
 
     needs: tuple[Need, ...]
@@ -27,6 +28,13 @@ class Order:
     travels: tuple[Need, ...]
     chunks: tuple[int, ...]
     kept: frozenset[tuple[int, int]]
+    gradient_chunks: tuple[int, ...] = ()
+
+    def chunk(self, number: int) -> Iterator[int]:
+        """The needs of one chunk, from need `number` on."""
+        return takewhile(
+            lambda each: self.chunks[each] == self.chunks[number], range(number, len(self.chunks))
+        )
 
     def until(self, number: int, ahead: int) -> int:
         """How many needs, from the first one on, are asked for when need `number` begins and `ahead` chunks shall be
@@ -35,7 +43,7 @@ class Order:
 
     def digest(self) -> bytes:
         """The same 8 bytes for the same order."""
-        told = repr((self.needs, self.gradients, self.travels)).encode()
+        told = repr((self.needs, self.gradients, self.travels, self.chunks)).encode()
         return hashlib.blake2b(told, digest_size=8).digest()
 
 
@@ -63,9 +71,11 @@ class Diary:
     def gradient(self, place: int) -> None:
         self.gradients.append(place)
 
-    def order(self, sizes: Sequence[int], ahead: int) -> Order:
-        """The order, for parameters of these `sizes` in bytes and `ahead` chunks under way besides the one at work."""
-        chunks = chunked([sum(sizes[place] for place in need) for need in self.needs], together=ahead > 0)
+    def order(self, loads: Sequence[Sequence[int]], ahead: int) -> Order:
+        """The order, with `ahead` chunks under way besides the one at work. `loads`: of each parameter the bytes at
+        each owner, which are 0 but for one."""
+        by_need = [[sum(column) for column in zip(*(loads[p] for p in n), strict=True)] for n in self.needs]
+        numbers = chunks(by_need) if ahead else list(range(len(by_need)))
         last: dict[int, int] = {}
         kept, travels = set(), []
         for number, need in enumerate(self.needs):
@@ -74,7 +84,7 @@ class Diary:
                 before = last.get(place)
                 released = None if before is None else self._released.get((before, place))
                 # When the next layer begins after a release, everything up to this chunk is asked for.
-                if released is not None and chunks[number] <= chunks[released] + ahead:
+                if released is not None and numbers[number] <= numbers[released] + ahead:
                     kept.add((before, place))
                 else:
                     away.append(place)
@@ -84,18 +94,7 @@ class Diary:
             needs=tuple(self.needs),
             gradients=tuple(self.gradients),
             travels=tuple(travels),
-            chunks=tuple(chunks),
+            chunks=tuple(numbers),
             kept=frozenset((n, place) for n, place in kept if n is not None),
+            gradient_chunks=tuple(chunks([loads[place] for place in self.gradients])),
         )
-
-
-def chunked(loads: Sequence[int], together: bool) -> list[int]:
-    """The chunk of each of some needs of so many bytes: small ones `together` with the next, or each its own."""
-    least = max(loads, default=0) / SMALL if together else 0.0
-    chunks, chunk, have = [], 0, 0
-    for load in loads:
-        chunks.append(chunk)
-        have += load
-        if have >= least:
-            chunk, have = chunk + 1, 0
-    return chunks

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import paddle
 from paddle import nn
 
+from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.order import Diary, Need, Order
+from paddle_dp.parallel.sharding.rounds import size_of
 
 LONGEST_REST = 64  # passes in which an order that was left is not offered again, at most
 
@@ -66,20 +68,25 @@ class Stage3:
     follows that order: with the needs of one layer those of `ahead` chunks more are asked for (`Order`), and a
     parameter whose next need is within them is not given away. A pass that leaves its order fetches what it needs when
     it needs it, and writes a new one. `most` is the bytes of other ranks' parameters that were here or under way at
-    once. Parameters are called by their place in `parameters`, and `mine` are those that this rank owns.
+    once. Parameters are called by their place in `parameters`; `owners` are ranks of the group.
     """
 
     def __init__(
         self,
         model: nn.Layer,
         parameters: Sequence[paddle.Tensor],
-        mine: Sequence[bool],
+        owners: Sequence[int],
+        group: Group,
         lender: Lender,
         ahead: int = 1,
     ):
-        self._model, self._parameters, self._mine, self._lender = model, parameters, mine, lender
-        self._ahead = ahead
-        self._sizes = [int(p.size) * int(p.element_size()) for p in parameters]
+        self._model, self._parameters, self._lender, self._ahead = model, parameters, lender, ahead
+        self._mine = [owner == group.rank for owner in owners]
+        self._sizes = [size_of(parameter) for parameter in parameters]
+        self._loads = [
+            [size if rank == owner else 0 for rank in range(group.nranks)]
+            for size, owner in zip(self._sizes, owners, strict=True)
+        ]
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
         self._here: set[int] = (
             set()
@@ -107,7 +114,7 @@ class Stage3:
             if own:
                 self._hook(layer, own)
         for place, parameter in enumerate(parameters):
-            if not mine[place]:
+            if not self._mine[place]:
                 parameter._clear_data()
             parameter._register_backward_hook(partial(self._after_gradient, place))
 
@@ -177,10 +184,14 @@ class Stage3:
             return False
         self._followed &= at == self._at
         self._at = at + 1
-        for number in range(max(self._asked, at), order.until(at, self._ahead)):
-            self._lender.ask(order.travels[number])
-            self._note_on_way(order.travels[number])
-            self._asked = number + 1
+        self._asked = max(self._asked, at)
+        while self._asked < order.until(at, self._ahead):
+            chunk = list(order.chunk(self._asked))
+            travel = tuple(place for number in chunk for place in order.travels[number])
+            if travel:
+                self._lender.ask(travel)
+            self._note_on_way(travel)
+            self._asked = chunk[-1] + 1
         for place in need:
             self._since[place] = at
         if self._lender.strict:
@@ -282,5 +293,5 @@ class Stage3:
         if order is not None and (self._at, len(diary.gradients)) != (len(order.needs), len(order.gradients)):
             self._leave(midway=False)
         if not self._followed:
-            self._orders[self._key] = diary.order(self._sizes, self._ahead)
+            self._orders[self._key] = diary.order(self._loads, self._ahead)
         self._order, self._begun = None, False

@@ -65,7 +65,8 @@ class Zero:
             lender = (
                 Pull(self.group, self.parameters, owners) if on_hosts else self._broadcasts(hcg, prefetch)
             )
-            self.stage3 = Stage3(model, self.parameters, self._mine, lender, prefetch)
+            owned_by = [self.owner(parameter) for parameter in self.parameters]
+            self.stage3 = Stage3(model, self.parameters, owned_by, self.group, lender, prefetch)
             for layer in model.sublayers(include_self=True):
                 if isinstance(layer, SyncBatchNorm):
                     layer.register_forward_pre_hook(self._meet)

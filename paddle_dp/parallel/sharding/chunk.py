@@ -1,0 +1,150 @@
+"""One chunk of parameters with one owner each: its values to all ranks, or its gradients to the owners, on an
+accelerator, in one collective where that is the shortest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from paddle_dp.parallel.hcg import Group
+
+
+class Chunk:
+    """Parameters, by their places, and the rank of the group that owns each."""
+
+    def __init__(self, places: Sequence[int], parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
+        self.places, self.parameters, self.owners = places, parameters, owners
+
+    def of(self, rank: int) -> list[int]:
+        """Which of the parameters a rank owns: their indices in the chunk."""
+        return [index for index, owner in enumerate(self.owners) if owner == rank]
+
+    def size(self, rank: int) -> int:
+        """The number of elements that a rank owns."""
+        return sum(int(self.parameters[index].size) for index in self.of(rank))
+
+    def exchanges(self, ranks: int) -> bool:
+        """Whether an exchange of all with all takes the links no longer than one owner after the other: on each link
+        (ranks - 1) times the largest share, in one direction while the other is used as well, against all of it."""
+        sizes = [self.size(rank) for rank in range(ranks)]
+        one_kind = len({parameter.dtype for parameter in self.parameters}) == 1
+        return one_kind and all(sizes) and (ranks - 1) * max(sizes) <= sum(sizes)
+
+
+class Gathering:
+    """A chunk's values on their way to all ranks. `values`: by place, what waits for those of another owner, on the
+    device, and returns them. Collective, also without a use for the values."""
+
+    def __init__(self, chunk: Chunk, group: Group):
+        self.values: dict[int, Callable[[], paddle.Tensor]] = {}
+        self.kept: list[Any] = []  # tasks, and memory that is read until they are done
+        if chunk.exchanges(group.nranks):
+            self._exchange(chunk, group)
+        else:
+            self._one_by_one(chunk, group)
+
+    def wait(self) -> None:
+        """The device, not the host, until the owner's own parameters are read."""
+        for task, _ in self.kept:
+            task.wait()
+        self.kept = []
+
+    def _exchange(self, chunk: Chunk, group: Group) -> None:
+        me, sizes = group.rank, [chunk.size(rank) for rank in range(group.nranks)]
+        own = [chunk.parameters[index].reshape([-1]) for index in chunk.of(me)]
+        given = paddle.concat(own * (group.nranks - 1))
+        out = paddle.empty([sum(sizes) - sizes[me]], given.dtype)
+        task = dist.alltoall_single(
+            out,
+            given,
+            [0 if rank == me else sizes[me] for rank in range(group.nranks)],
+            [0 if rank == me else size for rank, size in enumerate(sizes)],
+            group,
+            sync_op=False,
+        )
+        self.kept.append((task, given))
+        at = 0
+        for rank in range(group.nranks):
+            for index in chunk.of(rank) if rank != me else []:
+                parameter = chunk.parameters[index]
+                size = int(parameter.size)
+                self.values[chunk.places[index]] = partial(_part, task, out, at, size, parameter.shape)
+                at += size
+
+    def _one_by_one(self, chunk: Chunk, group: Group) -> None:
+        for place, parameter, owner in zip(chunk.places, chunk.parameters, chunk.owners, strict=True):
+            mine = owner == group.rank
+            whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
+            task = dist.broadcast(whole, group.ranks[owner], group, sync_op=False)
+            self.kept.append((task, whole))
+            if not mine:
+                self.values[place] = partial(_whole, task, whole)
+
+
+class Reducing:
+    """A chunk's gradients on their way to their owners. Collective."""
+
+    def __init__(self, chunk: Chunk, gradients: list[paddle.Tensor], group: Group):
+        self._chunk, self._gradients, self._group = chunk, gradients, group
+        self._rows: paddle.Tensor | None = None  # the other ranks' gradients of this rank's parameters
+        if chunk.exchanges(group.nranks):
+            self._tasks = [self._exchange()]
+        else:
+            self._tasks = [
+                dist.reduce(gradient, group.ranks[owner], group=group, sync_op=False)
+                for gradient, owner in zip(gradients, chunk.owners, strict=True)
+            ]
+
+    def _exchange(self) -> Any:
+        chunk, group, me = self._chunk, self._group, self._group.rank
+        flat = [gradient.reshape([-1]) for gradient in self._gradients]
+        others = [rank for rank in range(group.nranks) if rank != me]
+        self._given = paddle.concat([flat[index] for rank in others for index in chunk.of(rank)])
+        self._own = paddle.concat([flat[index] for index in chunk.of(me)])
+        self._gradients = []
+        size = chunk.size(me)
+        self._rows = paddle.empty([len(others) * size], self._own.dtype)
+        return dist.alltoall_single(
+            self._rows,
+            self._given,
+            [0 if rank == me else chunk.size(rank) for rank in range(group.nranks)],
+            [0 if rank == me else size for rank in range(group.nranks)],
+            group,
+            sync_op=False,
+        )
+
+    def sums(self) -> Iterator[tuple[int, paddle.Tensor]]:
+        """The place and the sum of each gradient of this rank's, once the device has waited for them. Sums are in the
+        order of ranks, whatever else is in the chunk."""
+        for task in self._tasks:
+            task.wait()
+        mine = self._chunk.of(self._group.rank)
+        if self._rows is None:
+            yield from ((self._chunk.places[index], self._gradients[index]) for index in mine)
+            return
+        size = int(self._own.size)
+        rows = [self._rows[at : at + size] for at in range(0, int(self._rows.size), size)]
+        rows.insert(self._group.rank, self._own)
+        total = rows[0]
+        for row in rows[1:]:
+            total = total + row
+        at = 0
+        for index in mine:
+            parameter = self._chunk.parameters[index]
+            size = int(parameter.size)
+            yield self._chunk.places[index], total[at : at + size].view(parameter.shape)
+            at += size
+
+
+def _part(task: Any, whole: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:
+    task.wait()
+    return whole[start : start + size].view(shape)
+
+
+def _whole(task: Any, whole: paddle.Tensor) -> paddle.Tensor:
+    task.wait()
+    return whole
