@@ -64,14 +64,17 @@ def train(
     trainer.fit(until)
     evaluation = trainer.evaluate()
     named = trainer.learner.named_parameters()
+    zero = getattr(trainer.learner, "zero", None)
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
     return {
         "rows": rows,
         "held_out": dict(evaluation.numbers),
         "samples": evaluation.samples,
         "memory": memory.read(),
+        "names": [name for name, _ in named],
         "sizes": [p.size for _, p in named],
         "owners": [trainer.learner.placements.of(p).owner for _, p in named],
+        "lent": zero.stage3.most if zero is not None and zero.stage3 is not None else 0,
         "saved": str(saved),
     }
 

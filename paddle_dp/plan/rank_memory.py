@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.memory import StateBytes, Widths, state_bytes
+from paddle_dp.plan.memory import StateBytes, Widths, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
+from paddle_dp.plan.sharded import most_lent
 from paddle_dp.units import Recompute
 
 
@@ -36,8 +38,9 @@ class Layout:
     """How a strategy splits a model over ranks, as numbers: all that planning and pictures need of a strategy.
 
     `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
-    ZeRO's `sharding_stage`; whether tensor ranks split the tokens between cut layers (`sequence_parallel`); what is
-    recomputed. `widths`, the bytes per element, follow from optimizer and precision.
+    ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
+    split the tokens between cut layers (`sequence_parallel`); what is recomputed. `widths`, the bytes per element,
+    follow from optimizer and precision.
     """
 
     degrees: Degrees
@@ -45,6 +48,7 @@ class Layout:
     virtual_stages: int = 1
     pipeline_schedule: Schedule = "1f1b"
     sharding_stage: int = 1
+    prefetch: int = 1
     sequence_parallel: bool = False
     recompute: Recompute = field(default_factory=Recompute)
     widths: Widths = field(default_factory=Widths)
@@ -53,7 +57,8 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
     """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
-    `trained`, and bytes."""
+    `trained`, and bytes; `lent` besides these: other owners' parameters that are here or under way at once, in stage 3.
+    """
 
     rank: int
     coords: dict[str, int]
@@ -61,6 +66,7 @@ class RankMemory:
     parameters: int
     trained: int
     state: StateBytes
+    lent: float = 0.0
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -96,6 +102,7 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
     kept = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
     kept = replace(kept, parameters=kept.parameters + sum(frozen) * layout.widths.parameter)
+    lent = _lent(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
     return RankMemory(
         rank=rank,
         coords=coords,
@@ -103,7 +110,24 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
         parameters=sum(trained) + sum(frozen),
         trained=sum(trained),
         state=kept,
+        lent=lent,
     )
+
+
+def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
+    """As if layers ran in the order of their weights, a layer being those whose names differ in the last word."""
+    tensor, ranks = layout.degrees.tensor, layout.degrees.sharding
+    trained = [[weight for weight in blocks[number] if not weight.frozen] for number in here]
+    sizes = {weight.name: weight.part(tensor) for block in trained for weight in block}
+    owner_of = dict(zip(sizes, owners(list(sizes.values()), ranks), strict=True))
+    loads = []
+    for block in trained:
+        for _, layer in groupby(block, key=lambda weight: weight.name.rpartition(".")[0]):
+            load = [0] * ranks
+            for weight in layer:
+                load[owner_of[weight.name]] += sizes[weight.name]
+            loads.append(load)
+    return float(most_lent(loads, owner, layout.prefetch) * layout.widths.parameter)
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:

@@ -50,7 +50,7 @@ class Config(StrategyConfig):
     """What is sharded along the sharding axis (ZeRO): 1 optimizer states, 2 gradients too, 3 parameters too."""
 
     prefetch: Count = 1
-    """Layers whose parameters travel ahead of the one at work (sharding_stage 3); 0: as they are needed."""
+    """Chunks of layers whose parameters travel while one is at work (sharding_stage 3); 0: each as it is needed."""
 
     offload: bool = False
     """Keep optimizer states in host memory between updates (GPU only)."""
@@ -86,6 +86,7 @@ class Config(StrategyConfig):
             virtual_stages=self.stages_per_rank,
             pipeline_schedule=self.pipeline_schedule,
             sharding_stage=self.sharding_stage,
+            prefetch=self.prefetch,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
         )

@@ -87,6 +87,8 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
         "gradients": memory.state.gradients,
         "optimizer": memory.state.optimizer,
     }
+    if memory.lent:
+        sizes["weights of other owners at work or under way"] = memory.lent
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         sizes["activations (estimate)"] = forward

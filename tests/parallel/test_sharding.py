@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.plan.memory import Widths, owners, state_bytes
+from paddle_dp.plan.sharded import most_lent
 from tests.parity import assert_same, train, train_each, truth
 from tests.ranks import run_ranks
 
@@ -25,15 +26,27 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
         sizes = many[0]["sizes"]
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
-        for found, said in zip(many, state_bytes(sizes, 2, stage, Widths.of("adamw")), strict=True):
+        for rank, (found, said) in enumerate(
+            zip(many, state_bytes(sizes, 2, stage, Widths.of("adamw")), strict=True)
+        ):
             counted = found["memory"]
             assert counted["parameters"] == said.parameters
             assert (
                 said.optimizer <= counted["optimizer"] < said.optimizer * 1.01
             )  # and two numbers a parameter
             assert said.gradients <= counted["most gradients"] <= said.gradients + largest
-            if stage == 3:  # besides its own, the layer at work
-                assert counted["most parameters"] <= said.parameters + largest + 4 * 3 * 32
+            if stage == 3:  # besides its own, the layers at work and those under way
+                lent = most_lent(loads(found["names"], sizes, found["owners"]), rank, 1)
+                assert said.parameters < counted["most parameters"] <= said.parameters + lent
+                assert found["lent"] <= lent
+
+
+def loads(names, sizes, owners):
+    """The bytes of each layer at each of two owners, in the order of forward."""
+    layers = {}
+    for name, size, owner in zip(names, sizes, owners, strict=True):
+        layers.setdefault(name.rpartition(".")[0], [0, 0])[owner] += 4 * size
+    return list(layers.values())
 
 
 def drift(strategy):

@@ -46,6 +46,13 @@ def test_sharding_takes_away_what_its_stage_says(stage, kept):
     assert sums == wanted
 
 
+def test_stage_3_has_the_layers_at_work_and_those_under_way_besides():
+    ahead, needed = (held(sharding=2, sharding_stage=3, prefetch=prefetch) for prefetch in (1, 0))
+    assert all(one.lent == 0 for one in held(sharding=2, sharding_stage=2))
+    assert [one.lent for one in needed] == [4 * 160, 4 * 120]  # the first block's matrices; words and places
+    assert all(0 < few.lent < many.lent < 4 * 810 for few, many in zip(needed, ahead, strict=True))
+
+
 def test_one_of_each_kind_stands_for_all():
     degrees = Degrees(data=2, pipeline=2, sharding=2, tensor=2)
     found = rank_memories(MODEL, Layout(degrees=degrees))

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.sharded import unshardable
+from paddle_dp.plan.sharded import chunks, most_lent, unshardable
 from paddle_dp.recipe import read_recipe
 
 
@@ -36,3 +36,19 @@ def test_data_auto_is_what_sharding_leaves(overrides: list[str]) -> None:
     recipe.strategy.config.refuse(recipe, 4)
     degrees = recipe.strategy.config.layout(4).degrees
     assert degrees.data * degrees.sharding == 4
+
+
+def test_layers_travel_together_until_all_owners_send_the_same() -> None:
+    assert chunks([[8, 0], [0, 8], [8, 0], [0, 8]]) == [0, 0, 1, 1]
+    assert chunks([[4, 4], [4, 4]]) == [0, 1]
+    assert chunks([[1, 0], [8, 0], [0, 9], [8, 8]]) == [0, 0, 0, 1]  # a norm goes with the next
+    assert chunks([[8, 0]] * 6) == [0, 0, 0, 1, 1, 1]  # one owner alone: as much as 1.25 layers a rank
+    assert chunks([[0, 0], [0, 0]]) == [0, 0]
+
+
+def test_one_chunk_is_at_work_and_one_under_way() -> None:
+    layers = [[8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [0, 8]]
+    assert most_lent(layers, 0, ahead=0) == 8
+    assert most_lent(layers, 0, ahead=1) == 16
+    assert most_lent(layers, 1, ahead=2) == 24
+    assert most_lent([[8, 8]], 0, ahead=1) == 16  # forth and back: once, or as much again
