@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
-SMALL = 4  # a chunk has at least 1/4 of a typical layer: a norm's time hides no matrix
-LEVEL = 1.2  # and no owner sends more than 1.2 times its share of it
-WIDE = (
-    1.25  # or as much as 1.25 typical layers for each of the ranks, which are taken for 4 where they are more
-)
+WIDE = 1.5  # a chunk is as much as 1.5 typical layers for each rank at most; more than 4 ranks count as 4
 RANKS = 4
+LAUNCH = (
+    1 / 64
+)  # of a typical layer's bytes: what a chunk costs besides them, so that a norm goes with a matrix
 
 
 def unshardable(sharding: int, pipeline: int, offload: bool, tied: bool, device: str) -> str | None:
@@ -36,21 +35,30 @@ def unshardable(sharding: int, pipeline: int, offload: bool, tied: bool, device:
 def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
     """In which chunk each of some layers travels, whose parameters have so many bytes at each owner, [layers, owners].
 
-    A parameter has one owner, so that one alone would use one direction of one link: a chunk is some layers in a row,
-    of which all owners send about the same. A typical layer is the median of those above the mean.
+    A parameter has one owner, so that one alone would use one direction of one link. A chunk is some layers in a row;
+    all are cut so that the busiest owners of the chunks send as little as possible together. A typical layer is the
+    median of those above the mean.
     """
     sizes = [sum(load) for load in loads]
     if not any(sizes):
         return [0] * len(sizes)
     typical, ranks = median(size for size in sizes if size >= mean(sizes)), len(loads[0])
-    found, chunk, have = [], 0, [0] * ranks
-    for load in loads:
-        found.append(chunk)
-        have = [a + b for a, b in zip(have, load, strict=True)]
-        level = max(have) * ranks <= LEVEL * sum(have)
-        if (level and sum(have) >= typical / SMALL) or sum(have) >= WIDE * min(ranks, RANKS) * typical:
-            chunk, have = chunk + 1, [0] * ranks
-    return found
+    widest = WIDE * min(ranks, RANKS) * typical
+    cost, begins = [0.0], [0]  # of the first layers, cut in the best way, and where their last chunk begins
+    for end in range(1, len(loads) + 1):
+        have, best = [0] * ranks, (float("inf"), 0)
+        for begin in range(end - 1, -1, -1):
+            have = [a + b for a, b in zip(have, loads[begin], strict=True)]
+            if begin < end - 1 and sum(have) > widest:
+                break
+            best = min(best, (cost[begin] + ranks * max(have) + LAUNCH * typical, begin))
+        cost.append(best[0])
+        begins.append(best[1])
+    firsts, end = set(), len(loads)
+    while end:
+        end = begins[end]
+        firsts.add(end)
+    return [sum(first <= layer for first in firsts) - 1 for layer in range(len(loads))]
 
 
 def most_lent(loads: Sequence[Sequence[int]], owner: int, ahead: int) -> int:

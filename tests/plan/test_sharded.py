@@ -40,9 +40,10 @@ def test_data_auto_is_what_sharding_leaves(overrides: list[str]) -> None:
 
 def test_layers_travel_together_until_all_owners_send_the_same() -> None:
     assert chunks([[8, 0], [0, 8], [8, 0], [0, 8]]) == [0, 0, 1, 1]
-    assert chunks([[4, 4], [4, 4]]) == [0, 1]
-    assert chunks([[1, 0], [8, 0], [0, 9], [8, 8]]) == [0, 0, 0, 1]  # a norm goes with the next
-    assert chunks([[8, 0]] * 6) == [0, 0, 0, 1, 1, 1]  # one owner alone: as much as 1.25 layers a rank
+    assert chunks([[8, 0], [0, 8], [0, 8], [8, 0]]) == [0, 0, 1, 1]
+    assert chunks([[1, 0], [8, 0], [0, 9]]) == [0, 0, 0]  # a norm goes with the next
+    assert chunks([[8, 0]] * 6) == [0, 0, 0, 1, 1, 1]  # one owner alone: as much as 1.5 layers a rank
+    assert chunks([[8]] * 3) == [0, 1, 2]
     assert chunks([[0, 0], [0, 0]]) == [0, 0]
 
 
