@@ -53,7 +53,7 @@ SHARDED = "{use: hybrid, sharding: 2, sharding_stage: %d, recompute: %s}"
 @pytest.mark.parametrize(
     ("small", "width", "batch", "limit"),
     [  # with less than 22 and 16 MB stage 1 alone has no room
-        pytest.param(SHARDED % (3, "none"), 160, 2, 20e6, id="stage 3, where states are much"),
+        pytest.param(SHARDED % (3, "none, prefetch: 0"), 160, 2, 20e6, id="stage 3, where states are much"),
         pytest.param(
             SHARDED % (1, "full"),
             96,

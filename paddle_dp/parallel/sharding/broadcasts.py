@@ -15,7 +15,7 @@ from paddle_dp.parallel.sharding.chunk import Chunk, Gathering, Reducing
 from paddle_dp.parallel.sharding.order import Need, Order
 from paddle_dp.parallel.sharding.rounds import NO_ORDER, OwnerRounds
 
-UNDER_WAY = 2  # chunks of gradients that are being reduced, at most
+UNDER_WAY = 1  # chunks of gradients that are being reduced besides the newest
 
 
 class Broadcasts:
