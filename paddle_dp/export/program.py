@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import ExportError
+from paddle_dp.parallel.compiled import layer_by_layer
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[Array], list[Array]]
@@ -111,7 +112,8 @@ def write(model: nn.Layer, inputs: Sequence[Array], folder: Path) -> list[int | 
     # A copy of the shape: InputSpec changes the list that it is given.
     spec = paddle.static.InputSpec(list(shape), str(first.dtype), name=INPUT)
     try:
-        paddle.jit.save(model, str(folder / "model"), input_spec=[spec])
+        with layer_by_layer(model):
+            paddle.jit.save(model, str(folder / "model"), input_spec=[spec])
     except Exception as error:
         raise ExportError(
             f"this model cannot be written as a program: paddle.jit.save says {type(error).__name__}: {error}"

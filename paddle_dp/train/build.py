@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,7 +104,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
 
 def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's model on this process alone, with the weights that an adapter stands on. No data set is opened."""
-    made = task(recipe, 1, 1)
+    made = replace(task(recipe, 1, 1), compile=False)
     tables = names_of(made.model)
     draw(made.model)  # a recipe whose ranks keep a part of the model leaves that to its strategy
     learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(made)

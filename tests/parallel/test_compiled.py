@@ -74,6 +74,18 @@ def test_hooks_are_called_layer_by_layer_only() -> None:
     assert seen and is_compiled(model)
 
 
+def test_it_is_exported_as_its_layers(tmp_path) -> None:
+    from paddle_dp.export.program import load, write
+
+    model, inputs = nn.Sequential(nn.Linear(4, 4)), paddle.randn([2, 4])
+    compiled(model, lambda: inputs)
+    model.eval()
+    write(model, [inputs.numpy()], tmp_path)
+    assert np.allclose(load(tmp_path)(inputs.numpy())[0], model(inputs).numpy(), atol=1e-6) and is_compiled(
+        model
+    )
+
+
 def test_copies_are_programs_of_their_own() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     compiled(model, None)
