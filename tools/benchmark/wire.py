@@ -34,6 +34,7 @@ from typing import TextIO
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.errors import PaddleDPError
+from paddle_dp.launch.silence import import_paddle
 from paddle_dp.plan.bound import Compute
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
@@ -93,6 +94,7 @@ def main() -> int:
         if reason := why_not():
             print(reason, file=sys.stderr)
             return 2
+        import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
         rows = []
         with cluster(given.nodes) as box, tempfile.TemporaryDirectory(prefix="wire-") as folder:
