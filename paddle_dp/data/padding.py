@@ -6,13 +6,14 @@ model makes of padding would be another number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from paddle_dp.data.sample import Array, Arrays, Classified, Named, as_arrays
-from paddle_dp.data.stream import Made, is_stream, iterator_of
+from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.structure import named_leaves, structure_of, unflatten
@@ -48,19 +49,12 @@ class PaddedNamed(Padded):
 
 
 def padded(dataset: Any, pads: Pads) -> Any:
-    """The data set, or the stream, with its samples padded; as it is where nothing is to be padded."""
+    """The data set, which may be a `Stream`, with its samples padded; as it is where nothing is to be padded."""
     if not pads or dataset is None:
         return dataset
-    if isinstance(dataset, Iterator):
-        return _of_stream(dataset, pads)  # an iterator again, which can be read only once
-    if is_stream(dataset):
-        return Made(lambda: _of_stream(dataset, pads))
+    if isinstance(dataset, Stream):
+        return Stream(dataset.source, len(dataset), partial(pad, pads=pads))
     return (PaddedNamed if isinstance(dataset, Named) else Padded)(dataset, pads)
-
-
-def _of_stream(source: Any, pads: Pads) -> Iterator[Any]:
-    for sample in iterator_of(source):
-        yield pad(sample, pads)
 
 
 def pad(sample: Any, pads: Pads) -> Any:
@@ -101,8 +95,21 @@ def _padded(leaf: Array, to: Pad, name: str) -> Array:
             f"{name} is {len(leaf)} long, and loader.pad.{name}.length is {to.length}: cut it in the data set, or "
             "raise that"
         )
+    value = _value(leaf, to, name)
     rest = [(0, to.length - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]
-    return np.pad(leaf, rest, constant_values=np.asarray(to.value).astype(leaf.dtype))
+    return np.pad(leaf, rest, constant_values=value)
+
+
+def _value(leaf: Array, to: Pad, name: str) -> Array:
+    """What is filled in, in the array's dtype. Raises UsageError where that dtype has no such number."""
+    with np.errstate(all="ignore"):
+        value = np.asarray(to.value).astype(leaf.dtype)
+    if leaf.dtype.kind in "biu" and value != to.value:
+        raise UsageError(
+            f"loader.pad.{name}.value: {name} is of type {leaf.dtype}, which has no {to.value:g}: give another value, "
+            "or the array another type in the data set."
+        )
+    return value
 
 
 def _with(inputs: Arrays, masks: dict[str, Array]) -> Arrays:

@@ -79,7 +79,10 @@ def as_arrays(value: Any) -> Arrays:
     A list of plain numbers is an array. Two arrays are never made one: they are two inputs.
     """
     if isinstance(value, Mapping):
-        return {str(key): as_arrays(value[key]) for key in value}
+        named = {str(key): as_arrays(value[key]) for key in value}
+        if len(named) < len(value):
+            raise ValueError(f"two of the keys {', '.join(map(repr, value))} are the same word")
+        return named
     if isinstance(value, (tuple, list)) and any(map(_is_part, value)):
         return tuple(map(as_arrays, value))
     return as_array(value)

@@ -43,8 +43,9 @@ class Stream:
     A sample is read with random numbers of its own, as of any data set, and so are those that are passed over.
     """
 
-    def __init__(self, source: Any, samples: int):
-        self.source, self._samples = source, samples
+    def __init__(self, source: Any, samples: int, each: Callable[[Any], Any] | None = None):
+        """`each` is what is done to a sample that is read, such as padding."""
+        self.source, self.each, self._samples = source, each, samples
         self._key: tuple[int, int, int] | None = None  # process, seed and epoch of the iterator
         self._iterator: Iterator[Any] = iter(())
         self._next = 0  # the index of the sample that it gives next
@@ -73,16 +74,17 @@ class Stream:
             self._begin(key, index)
         while self._next <= index:
             seed_sample(seed, epoch, self._next)
+            self._key = None  # unless it gives one: what has failed is begun anew
             try:
                 self._last = next(self._iterator)
             except StopIteration:
-                self._key = None
                 raise DataError(
                     f"the stream ended after {self._next} samples of epoch {epoch}, and {self._samples} were to come: "
                     "let it give as many in each epoch, or set loader.samples to a number that it always has"
                 ) from None
+            self._key = key
             self._next += 1
-        return self._last
+        return self._last if self.each is None else self.each(self._last)
 
     def _begin(self, key: tuple[int, int, int], index: int) -> None:
         self._key, self._next = None, 0
@@ -133,11 +135,6 @@ def is_stream(given: Any) -> bool:
     if isinstance(given, IterableDataset) or inspect.isgeneratorfunction(given):
         return True
     return isinstance(given, Iterable) and not hasattr(given, "__getitem__")
-
-
-def iterator_of(given: Any) -> Iterator[Any]:
-    """Its samples from the beginning."""
-    return iter(given() if inspect.isgeneratorfunction(given) else given)
 
 
 def _length(source: Any) -> int:

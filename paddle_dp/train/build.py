@@ -63,10 +63,11 @@ def dataset(recipe: Recipe, split: str) -> Any:
     """The recipe's data set, or its stream as one, with padding; None where nothing is held out."""
 
     def build() -> Any:
-        return padded(recipe.dataset.build(split), recipe.loader.pad)
+        return recipe.dataset.build(split)
 
     samples = recipe.loader.samples if split == "train" else None
-    return as_dataset(build(), samples, f"dataset {recipe.dataset.name}, {split}", again=build)
+    named = f"dataset {recipe.dataset.name}, {split}"
+    return padded(as_dataset(build(), samples, named, again=build), recipe.loader.pad)
 
 
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:

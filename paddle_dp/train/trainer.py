@@ -163,10 +163,13 @@ class Trainer(TrainingLoop):
             folder=run_folder,
             strategy=asked.strategy,
             asked=asked,
-            dataset=lambda split: as_dataset(
-                padded(train if split == "train" else test, settings_of_loader.pad),
-                settings_of_loader.samples if split == "train" else None,
-                f"Trainer.of.{split}",
+            dataset=lambda split: padded(
+                as_dataset(
+                    train if split == "train" else test,
+                    settings_of_loader.samples if split == "train" else None,
+                    f"Trainer.of.{split}",
+                ),
+                settings_of_loader.pad,
             ),
             task=task,
             batch=settings.batch,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.data.padding import Padded, PaddedNamed, pad, padded
-from paddle_dp.data.sample import read_sample, read_samples
+from paddle_dp.data.sample import class_names, read_sample, read_samples, read_seeded
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, RecipeError, UsageError
 from paddle_dp.recipe import read_recipe
@@ -85,10 +85,37 @@ def test_streams_are_padded_too():
     def generate():
         yield from (Texts()[i] for i in range(5))
 
-    stream = as_dataset(padded(generate, PADS), None, "train")
+    stream = padded(as_dataset(generate, None, "train"), PADS)
     assert [stream[i][0]["ids"].tolist()[:2] for i in (0, 4, 1)] == [[1, 0], [1, 2], [1, 2]]
-    with pytest.raises(UsageError, match="can be read only once"):
-        as_dataset(padded(generate(), PADS), None, "train")
+
+
+def test_a_padded_stream_is_still_told_its_epoch_and_its_position():
+    class Told:
+        classes = ("a", "b")
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            raise AssertionError("it can begin in the middle")
+
+        def __len__(self):
+            return 9
+
+        def iterate_from(self, position):
+            return (({"ids": np.full(1, 10 * self.epoch + i)}, np.ones(1)) for i in range(position, 9))
+
+    stream = padded(as_dataset(Told(), None, "train"), PADS)
+    assert (len(stream), class_names(stream)) == (9, ("a", "b"))
+    assert read_seeded(stream, 0, 3, 7)[0]["ids"].tolist() == [37, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("uint8", -100), ("int64", 0.5), ("int32", float("nan")), ("bool", 2)]
+)
+def test_a_value_that_the_array_cannot_hold_is_refused(dtype, value):
+    with pytest.raises(UsageError, match=f"is of type {dtype}, which has no"):
+        pad((np.ones(2, dtype), 0), {"inputs": Pad(length=3, value=value)})
 
 
 def test_without_pads_a_data_set_stays_what_it_is():

@@ -182,3 +182,20 @@ def test_fingerprints_differ_where_streams_do_and_find_what_is_not_seeded():
             yield draw.random(2), 0
 
     assert fingerprint(Stream(Made(unseeded), 50), seed=0)["sample 0"] == RANDOM
+
+
+def test_what_failed_is_begun_anew():
+    class Once(Seeks):
+        failed = False
+
+        def iterate_from(self, position):
+            for i in range(position, 10):
+                if i == 5 and not self.failed:
+                    self.failed = True
+                    raise OSError("a bad disk")
+                yield np.float32(i), i
+
+    stream = as_dataset(Once(), None, "train")
+    with pytest.raises(OSError, match="a bad disk"):
+        stream[5]
+    assert [stream[i][1] for i in (4, 5, 6)] == [4, 5, 6]
