@@ -396,7 +396,7 @@ def predict(
         **averaged(ema),
         "top": top,
         "csv": as_csv,
-        "out": None if out is None else str(out.with_suffix(".npz")),
+        "out": None if out is None else str(out if out.suffix else out.with_suffix(".npz")),
     }
     _run(
         Job(
@@ -659,7 +659,12 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def with_resume_value(words: Sequence[str]) -> list[str]:
-    """Turns a bare `--resume` into `--resume=newest`: an option, KEY=VALUE or a recipe after it is not its value."""
+    """Turns a bare `--resume` into `--resume=newest`: an option, KEY=VALUE or a recipe after it is not its value.
+
+    Of `train` alone: behind `launch` and `audit` stands what belongs to the script.
+    """
+    if not words or words[0] != "train":
+        return list(words)
     following = [*words, "-"][1:]
     bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
     return [

@@ -10,10 +10,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -94,16 +95,28 @@ def settle(model: nn.Layer) -> list[nn.Layer]:
     if model not in _settled:
         blocks = blocks_of(model)
         if is_table(model) or any(isinstance(block, BlockGroup) for block in blocks):
-            model.forward = lambda inputs: chain(blocks, inputs)
+            model.forward = _as_chain(model, blocks)
         _settled[model] = tuple(blocks)
     return blocks_of(model)
 
 
-def chain(blocks: Iterable[nn.Layer], inputs: Any) -> Any:
-    """Runs the blocks one after another, each on the output of the one before."""
-    for block in blocks:
-        inputs = block(inputs)
-    return inputs
+def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]:
+    """A forward that runs the blocks one after another, with the signature of the model's own."""
+    own = model.forward
+
+    @wraps(own)
+    def forward(*inputs: Any, **named: Any) -> Any:
+        if named:
+            given: Any = {**inspect.signature(own).bind_partial(*inputs).arguments, **named}
+        else:
+            given = inputs[0] if len(inputs) == 1 else inputs
+        first, *others = blocks
+        outputs = call(first, given, first.forward)
+        for block in others:
+            outputs = block(outputs)
+        return outputs
+
+    return forward
 
 
 def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import math
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -62,6 +64,7 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     Raises UsageError for a file that nothing here can read, DataError for one that does not fit the model.
     """
     files = list(_files(options["files"]))
+    out = None if options.get("out") is None else _writable(Path(options["out"]), files)
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     inputs = Inputs.read(recipe.folder) or Inputs.of(dataset(recipe, "test"))
     if inputs is None:
@@ -77,11 +80,11 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     for answer in answers:
         names = _classes(loss, answer.outputs, inputs.classes)
         screen.show(answer, names)
-        if options.get("out"):
+        if out:
             kept.append(answer)
     screen.end()
-    if options.get("out"):
-        _write(Path(options["out"]), kept)
+    if out:
+        _write(out, kept)
 
 
 def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
@@ -148,8 +151,10 @@ def _rows(file: Path, inputs: Inputs) -> Array:
         else:
             opened = np.load(file, allow_pickle=False)
             found = opened if isinstance(opened, np.ndarray) else opened[_only(list(opened.files), file)]
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as an array: {error}") from None
+    if found.dtype.kind not in "biuf":
+        raise DataError(f"{file} is of type {found.dtype}, and the model reads numbers ({inputs.dtype}).")
     size = math.prod(inputs.shape)
     fits = found.shape == inputs.shape or found.shape[1:] == inputs.shape
     if not fits and not (found.ndim == 2 and found.shape[1] == size):
@@ -157,9 +162,17 @@ def _rows(file: Path, inputs: Inputs) -> Array:
             f"{file} is {describe(found)}, and the model reads samples of {inputs.dtype}{list(inputs.shape)}: give "
             f"one, or n of them as [n, {', '.join(map(str, inputs.shape))}]."
         )
-    if np.issubdtype(inputs.dtype, np.integer) and not np.array_equal(found, np.floor(found)):
+    with np.errstate(all="ignore"):
+        cast = found.astype(inputs.dtype)
+    whole = cast.dtype.kind in "biu"
+    if whole and found.dtype.kind == "f" and not np.array_equal(found, np.floor(found)):
         raise DataError(f"{file} has fractions, and the model reads whole numbers ({inputs.dtype}).")
-    return found.reshape(-1, *inputs.shape).astype(inputs.dtype)
+    lost = (found != cast) if whole else (np.isfinite(found) & ~np.isfinite(cast))
+    if lost.any():
+        raise DataError(
+            f"{file} has {found[lost][0]:g}, which is no {inputs.dtype}, and the model reads those."
+        )
+    return cast.reshape(-1, *inputs.shape)
 
 
 def _only(names: list[str], file: Path) -> str:
@@ -216,12 +229,26 @@ def _classes(loss: Loss, outputs: Array, names: tuple[str, ...]) -> tuple[str, .
     return tuple(map(str, range(len(outputs)))) if loss.from_parts and len(outputs) > 1 else ()
 
 
+def _writable(out: Path, files: Sequence[Path]) -> Path:
+    """`out`, where it can be written when all is predicted. Raises UsageError otherwise, and for a file to be read."""
+    if out.suffix != ".npz":
+        raise UsageError(f"--out {out}: outputs are written as .npz: --out {out.with_suffix('.npz')}")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}.")
+    if out.is_dir() or any(out.exists() and out.samefile(file) for file in files):
+        what = "a folder" if out.is_dir() else "one of the files to predict, and would be lost"
+        raise UsageError(f"--out {out}: that is {what}. Give another name.")
+    return out
+
+
 def _write(out: Path, answers: list[Answer]) -> None:
     shapes = {answer.outputs.shape for answer in answers}
     if len(shapes) > 1:
         raise DataError(
             f"{out}: outputs have {len(shapes)} shapes, and an array has one. Predict these files apart."
         )
+    if not answers:
+        raise DataError(f"{out}: the files have no samples, and nothing is written.")
     np.savez(
         out,
         files=np.array([str(answer.sample.file) for answer in answers]),

@@ -68,6 +68,11 @@ def test_the_value_of_resume_may_be_left_out(
     assert jobs[0].resume == resume and jobs[0].recipe == Path("a.yaml")
 
 
+def test_the_words_of_a_script_stay_what_they_are(leave: Leave, jobs: list[Job]) -> None:
+    leave("launch", "--ranks", "2", "own.py", "--resume", "--ranks", "9", "--resume")
+    assert jobs[0].script == ("own.py", "--resume", "--ranks", "9", "--resume") and jobs[0].ranks == 2
+
+
 def test_what_a_resume_may_find_changed_is_given_by_key(leave: Leave, jobs: list[Job], capsys: Any) -> None:
     leave("train", "a.yaml", "--resume", "--accept", "loss, optimizer.clip")
     assert jobs[0].options["accept"] == ["loss", "optimizer.clip"] and jobs[0].resume == "newest"

@@ -124,3 +124,8 @@ def test_take_of_several_inputs_is_checked_in_each():
 
     with pytest.raises(DataError, match="-1 inputs and 2 targets for 2 indices"):
         read_samples(Taking([0, 0]), np.array([0, 1]), seed=0, epoch=0)
+
+
+def test_two_keys_that_are_one_word_are_refused():
+    with pytest.raises(DataError, match="sample 0 is no array: two of the keys 1, '1' are the same word"):
+        read_sample([({1: np.ones(2), "1": np.ones(2)}, 0)], 0)

@@ -11,6 +11,7 @@ from paddle_dp.parallel.blocks import blocks_of, check_chain, is_table, outside,
 from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.parallel.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
+from paddle_dp.structure import call
 from paddle_dp.units import Recompute
 
 SHIPPED = [
@@ -130,6 +131,39 @@ def test_a_table_finds_the_layers_that_stand_there_now():
     np.testing.assert_array_equal(
         model(paddle.ones([1, 2])), F.relu(model[2](model[1](new(paddle.ones([1, 2])))))
     )
+
+
+class OfTwoInputs(nn.Layer):
+    """Its first block reads both inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(2, 4)
+
+    def forward(self, x, y):
+        return self.a(x) + self.b(y)
+
+
+class Chained(nn.Layer):
+    blocks = ("first", ("middle", F.relu), "head")
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.head = OfTwoInputs(), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x, y):
+        return self.head(F.relu(self.middle(self.first(x, y))))
+
+
+def test_the_first_block_of_a_table_reads_several_inputs():
+    x, y = paddle.rand([5, 3]), paddle.rand([5, 2])
+    for inputs in ({"x": x, "y": y}, (x, y)):
+        model = Chained()
+        expected = call(model, inputs, model.forward)
+        check_chain(model, lambda inputs=inputs: inputs, "strategy.recompute")
+        recomputed(model, Recompute.parse("full"))
+        np.testing.assert_array_equal(call(model, inputs, model.forward), expected)
+        np.testing.assert_array_equal(model(x, y=y), expected)
 
 
 def test_a_script_may_give_layers_and_functions_themselves():

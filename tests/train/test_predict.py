@@ -14,7 +14,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train.build import build
 from paddle_dp.train.inputs import FILE, Inputs
-from paddle_dp.train.predict import predict
+from paddle_dp.train.predict import _rows, predict
 
 DIGITS = {
     "model": {"use": "mlp", "hidden": [16]},
@@ -98,6 +98,48 @@ def test_an_array_that_does_not_fit_is_refused_by_its_name(run, tmp_path, conten
     np.save(tmp_path / "bad.npy", content, allow_pickle=True)
     with pytest.raises(DataError, match=f"bad.npy.*{what}"):
         predict(run[0], {"files": [str(tmp_path / "bad.npy")]})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "what"),
+    [
+        ("uint8", [300, 1], "has 300, which is no uint8"),
+        ("uint8", [1, -1], "has -1, which is no uint8"),
+        ("int64", [0.5, 1], "has fractions"),
+        ("bool", [2, 1], "has 2, which is no bool"),
+        ("float32", [1e300, 1], "has 1e[+]300, which is no float32"),
+        ("float32", [1j, 1], "is of type complex128"),
+        ("float32", ["a", "b"], "is of type <U1"),
+    ],
+)
+def test_numbers_that_the_model_cannot_read_are_refused(tmp_path, dtype, numbers, what):
+    np.save(tmp_path / "some.npy", np.array([numbers]))
+    with pytest.raises(DataError, match=what):
+        _rows(tmp_path / "some.npy", Inputs(shape=(2,), dtype=dtype))
+
+
+def test_a_damaged_archive_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "cut.npz"
+    np.savez(path, np.ones((2, 4)))
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:150] + b"xxx" + whole[153:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cut\.npz cannot be read as an array"):
+            _rows(path, Inputs(shape=(4,), dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("out", "what"),
+    [
+        ("some.csv", "outputs are written as .npz"),
+        ("nowhere/o.npz", "there is no folder"),
+        ("some.npz", "one of the files to predict, and would be lost"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_refused_before_anything_is_read(run, tmp_path, out, what):
+    np.savez(tmp_path / "some.npz", np.ones((1, 64)))
+    with pytest.raises(UsageError, match=what):
+        predict(run[0], {"files": [str(tmp_path / "some.npz")], "out": str(tmp_path / out)})
 
 
 @pytest.mark.parametrize(
