@@ -656,6 +656,8 @@ def main(words: Sequence[str] | None = None) -> None:
         if error.name != "paddle":
             raise
         _leave(InstallError.of_paddle())
+    except KeyboardInterrupt:  # before there is anything to end; typer has its own answer later
+        sys.exit(130)
 
 
 def with_resume_value(words: Sequence[str]) -> list[str]:

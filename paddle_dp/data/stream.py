@@ -148,7 +148,9 @@ def _length(source: Any) -> int:
 def _counted(source: Any, what: str) -> int:
     count, began = 0, time.monotonic()
     with globals_kept():
-        for _ in source:
+        if isinstance(source, OfEpoch):
+            source.set_epoch(0)
+        for _ in _named_by_place(source, what):
             count += 1
             if count > LARGEST:
                 raise UsageError(
@@ -159,3 +161,13 @@ def _counted(source: Any, what: str) -> int:
         saves = f"(loader.samples={count} saves that)"
         print(f"{what}: counted the stream's {count} samples in {took:.0f} s {saves}", flush=True)
     return count
+
+
+def _named_by_place(source: Iterable[Any], what: str) -> Iterator[Any]:
+    """Its samples. Raises DataError, with the number of the sample, for what it raises."""
+    number = 0
+    try:
+        for number, sample in enumerate(source, start=1):  # noqa: B007 - it is for the message
+            yield sample
+    except Exception as error:
+        raise DataError(f"{what}: sample {number}: {type(error).__name__}: {error}") from error

@@ -10,7 +10,7 @@ import os
 import sys
 
 if __name__ == "__main__":  # Python has put this file's folder first; the script's own belongs there
-    sys.path[0] = os.getcwd() if sys.argv[1] == "-m" else os.path.dirname(os.path.abspath(sys.argv[1]))
+    sys.path[0] = os.getcwd() if sys.argv[1] == "-m" else os.path.dirname(os.path.realpath(sys.argv[1]))
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import faulthandler

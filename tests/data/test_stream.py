@@ -199,3 +199,16 @@ def test_what_failed_is_begun_anew():
     with pytest.raises(OSError, match="a bad disk"):
         stream[5]
     assert [stream[i][1] for i in (4, 5, 6)] == [4, 5, 6]
+
+
+def test_what_is_counted_is_epoch_0():
+    assert len(as_dataset(OfEpochs(7), None, "train")) == 7
+
+
+def test_what_fails_while_it_is_counted_is_told_with_its_place():
+    def breaks():
+        yield 0.0, 0
+        raise OSError("a bad disk")
+
+    with pytest.raises(DataError, match="train: sample 1: OSError: a bad disk"):
+        as_dataset(breaks, None, "train")
