@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +43,11 @@ class DataParallelLearner(Learner):
     def _may_freeze(self) -> bool:
         return self.absent
 
-    @contextmanager
-    def _exchanging(self, last: bool) -> Iterator[None]:
-        with self.parallel_model.no_sync(), self._ahead.backward(last):
-            yield
-
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        return self._exchanging(not more_to_come)
+        return self.parallel_model.no_sync()
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
+        return self._ahead.backward(last)
 
     def _all_reduce_gradients(self) -> None:
         without = {id(self.trainable[place]) for place in self._ahead.finish()}

@@ -58,9 +58,12 @@ def check_ungrouped(optimizer: Any, setting: str) -> None:
 
 def leave_frozen_out(optimizer: Any) -> None:
     """Takes the frozen parameters out of an optimizer's list: they have no update that a rank could own."""
-    optimizer._parameter_list = optimizer._param_groups = [
-        parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient
-    ]
+    keep(optimizer, [parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient])
+
+
+def keep(optimizer: Any, parameters: Parameters) -> None:
+    """Leaves an optimizer without groups these parameters only."""
+    optimizer._parameter_list = optimizer._param_groups = parameters
 
 
 def check_dense(model: nn.Layer) -> None:
@@ -88,7 +91,7 @@ def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> N
         for group in (*optimizer._parameter_list, *optimizer._param_groups):
             group["params"] = local(group["params"])
     else:
-        optimizer._parameter_list = optimizer._param_groups = local(optimizer._parameter_list)
+        keep(optimizer, local(optimizer._parameter_list))
 
 
 def _is_grouped(optimizer: Any) -> bool:

@@ -42,6 +42,9 @@ class HybridLearner(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._stage3 = self.zero.stage3 if self.zero is not None else None
+        if self._stage3 is not None:
+            self._stage3.sends = False
         self._ahead = self._exchange_ahead()
         if self._ahead is not None:
             self.dp_world_size = (
@@ -81,12 +84,19 @@ class HybridLearner(Learner):
         return mine
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch: its gradients may be exchanged while its backward runs."""
-        return self._exchanging(not more_to_come)
+        """Nothing: no wrapper exchanges."""
+        return nullcontext()
 
-    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch's backward, `last` of an update."""
-        return nullcontext() if self._ahead is None else self._ahead.backward(last)
+    @contextmanager
+    def _exchanging(self, last: bool) -> Iterator[None]:
+        if self._stage3 is not None:
+            self._stage3.sends = True
+        try:
+            with nullcontext() if self._ahead is None else self._ahead.backward(last):
+                yield
+        finally:
+            if self._stage3 is not None:
+                self._stage3.sends = False
 
     def _all_reduce_gradients(self) -> None:
         zero, named = self.zero, self._named_trainable

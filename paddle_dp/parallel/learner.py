@@ -229,19 +229,21 @@ class Learner(PlacedModel):
         seen: list[Sums] = []
         counted: Count = 0
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
-            with (
-                self._dummy() if micro_batch.is_dummy else nullcontext(),
-                self._no_sync(place < len(batch.micro_batches) or not self._exchanges),
-            ):
+            last = place == len(batch.micro_batches) and self._exchanges
+            with self._dummy() if micro_batch.is_dummy else nullcontext(), self._no_sync(not last):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
                 if not micro_batch.is_dummy:
                     with self.mixed.context():  # in the forward's dtypes, or the loss would differ
                         self._samplewise.look(outputs, micro_batch.targets, total)
                     self._keep(batch, micro_batch)
-                last = place == len(batch.micro_batches) and self.dp_world_size > 1 and self._exchanges
                 heartbeat.enter("backward")
-                with self.mixed.backward_context(), self._waiting_for_exchange() if last else nullcontext():
+                waiting = last and self.dp_world_size > 1
+                with (
+                    self.mixed.backward_context(),
+                    self._waiting_for_exchange() if waiting else nullcontext(),
+                    self._exchanging(last),
+                ):
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
             heartbeat.enter("forward")
             counted = counted if micro_batch.is_dummy else counted + count
@@ -415,7 +417,7 @@ class Learner(PlacedModel):
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
         """Sketches of the gradients of such a forward; the gradients are cleared."""
-        with self.mixed.backward_context(), self._no_sync(True):
+        with self.mixed.backward_context(), self._no_sync(True), self._exchanging(False):
             total.backward()
         self._finish_exchange()
         of_gradients = sketches(self._named_trainable)
@@ -499,6 +501,11 @@ class Learner(PlacedModel):
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Disables the wrapper's exchange while more micro-batches follow; the last backward exchanges everything."""
         return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch's backward, `last` of an update, and no more: gradients of a backward that runs within
+        forward (of an adversary's) are its own affair. Here nothing."""
+        return nullcontext()
 
     @contextmanager
     def _dummy(self) -> Iterator[None]:

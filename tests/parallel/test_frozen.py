@@ -7,8 +7,19 @@ from paddle import nn
 from tests.ranks import run_ranks
 
 
+class Scale(nn.Layer):
+    """A learned factor, with shape []."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = self.create_parameter([], default_initializer=nn.initializer.Constant(1.5))
+
+    def forward(self, x):
+        return x * self.factor
+
+
 def sequential():
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3), Scale())
     for parameter in model[2].parameters():
         parameter.stop_gradient = True
     return model

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.parallel.exchange.memory import bytes_from, numbers_of
+from paddle_dp.parallel.exchange.memory import bytes_from, bytes_of, moved_gradient, numbers_of
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 
 
@@ -101,3 +101,15 @@ def test_16_bits_are_added_in_32_and_rounded_to_nearest_even(dtype):
 
 def test_a_number_that_is_none_stays_none_in_bfloat16():
     assert np.isnan(numbers_of(bytes_from(np.array([np.nan], np.float32), "bfloat16"), "bfloat16")).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_moved_gradient_keeps_its_numbers_also_of_a_parameter_that_is_used_transposed(transposed):
+    parameter = paddle.create_parameter([2, 3], "float32")
+    used = parameter.t() if transposed else parameter
+    (used * paddle.arange(6, dtype="float32").reshape(used.shape)).sum().backward()
+    assert parameter.grad.is_contiguous() is not transposed
+    wanted = parameter.grad.numpy()
+    moved = moved_gradient(parameter)
+    assert parameter.grad is None
+    assert bytes_of(moved).tobytes() == wanted.tobytes()

@@ -23,14 +23,15 @@ def bytes_of(tensor: paddle.Tensor) -> Array:
 
 
 def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
-    """The parameter's gradient, which is there, contiguous; the parameter has none then. Nothing is copied."""
+    """The parameter's gradient, which is there, contiguous; the parameter has none then. Nothing is copied
+    but what is not contiguous."""
     gradient = parameter.grad
     assert gradient is not None
-    if gradient.is_contiguous():
-        moved = paddle.empty(gradient.shape, gradient.dtype)
-        gradient._share_buffer_to(moved)
-    else:
-        moved = gradient.contiguous()
+    gradient = (
+        gradient.contiguous()
+    )  # of a transposed parameter; in place, so that clearing would take it (3.3.1)
+    moved = paddle.empty(gradient.shape, gradient.dtype)
+    gradient._share_buffer_to(moved)
     parameter.clear_gradient(False)
     return moved
 

@@ -100,6 +100,7 @@ class Stage3:
             Any, tuple[int, int]
         ] = {}  # after an order was left: passes without it, and those to come
         self._diary = Diary()
+        self.sends = True  # whether a gradient that is there goes to its owner
         self._begun = self._followed = False
         self._key: Any = None
         self._order: Order | None = None  # the one that is followed
@@ -241,7 +242,7 @@ class Stage3:
 
     def _after_gradient(self, place: int, *_: Any) -> None:
         """When backward has computed a gradient: it goes to its owner."""
-        if self._parameters[place].grad is None:
+        if not self.sends or self._parameters[place].grad is None:
             return
         self._begin((), (place,))
         order, number = self._order, len(self._diary.gradients)

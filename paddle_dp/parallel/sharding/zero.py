@@ -1,8 +1,8 @@
 """ZeRO sharding: each parameter is updated by one owner, a rank of an axis whose ranks read different samples.
 
 ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps the optimizer's states on the owner only, stage 2 the
-gradients too, stage 3 the parameters too. Fleet assigns the owners and makes the groups; docs/decisions/0008 explains
-why stages 2 and 3 are not fleet's own.
+gradients too, stage 3 the parameters too. Fleet makes the groups; docs/decisions/0008 explains why the stages are not
+fleet's own.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 from paddle import nn
-from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import DygraphShardingOptimizer
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.exchange.pushed_values import PushedValues
+from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.broadcasts import Broadcasts
 from paddle_dp.parallel.sharding.offload import Offload
 from paddle_dp.parallel.sharding.pull import Pull
 from paddle_dp.parallel.sharding.stage3 import Stage3
+from paddle_dp.plan.memory import owners as deal
 
 
 class Zero:
@@ -44,10 +45,12 @@ class Zero:
         prefetch: int = 1,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
-        # Only the assignment is fleet's: the step of its sharding optimizer refuses a parameter with a regularizer.
-        assigned = DygraphShardingOptimizer(optimizer, hcg)._rank2params
-        self._owner = {id(p): owner for owner, parameters in assigned.items() for p in parameters}
-        if not all(assigned.values()):
+        # Dealt as fleet's DygraphShardingOptimizer does, which fails for a parameter with shape [] (3.3.1).
+        dealt = sorted(parameters_of(optimizer), key=lambda parameter: int(parameter.size), reverse=True)
+        of_dealt = deal([int(parameter.size) for parameter in dealt], self.group.nranks)
+        self._owner = {id(p): owner for p, owner in zip(dealt, of_dealt, strict=True)}
+        keep(optimizer, [p for p in dealt if self.owner(p) == self.group.rank])
+        if len(set(of_dealt)) < self.group.nranks:
             raise UsageError(
                 f"strategy.sharding={self.group.nranks}, but there are only {len(self._owner)} parameters: some ranks "
                 "would own none. Set a smaller strategy.sharding or strategy.pipeline."
