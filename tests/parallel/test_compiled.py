@@ -123,7 +123,12 @@ def test_a_layout_within_the_forward_is_refused(
     degrees: dict[str, int], recompute: str, settings: dict[str, bool], said: str
 ) -> None:
     config = SimpleNamespace(**settings)
-    recipe = SimpleNamespace(train=SimpleNamespace(compile=True), strategy=SimpleNamespace(config=config))
+    recipe = SimpleNamespace(
+        train=SimpleNamespace(compile=True),
+        strategy=SimpleNamespace(config=config),
+        adapter=None,
+        model_fields_set=set(),
+    )
     layout = Layout(degrees=Degrees(**degrees), recompute=Recompute.parse(recompute))
     if not said:
         check_compiles(recipe, layout)
