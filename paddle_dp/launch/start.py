@@ -66,11 +66,17 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         _become(environment(plan, inherited))
         import_paddle()
     from paddle_dp.recipe import foreign_code, read_recipe
+    from paddle_dp.recipe.code import changed
     from paddle_dp.recipe.folder import release
 
     if job.entry_point in OF_A_RUN and (foreign := foreign_code(job.recipe, job.all_overrides)):
         last_words.say(
             f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {', '.join(foreign)}"
+        )
+    for file, copy in changed(job.recipe) if job.entry_point in OF_A_RUN else ():
+        last_words.say(
+            f"{file} is not what the run was trained with, and it is what runs now. The run's own is {copy}: it runs "
+            "where there is no other of its name."
         )
     recipe = read_recipe(job.recipe, job.all_overrides)
     plan = plan_of(job, machine, recipe.train.device)

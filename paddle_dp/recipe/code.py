@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from paddle_dp.part.shelf import CODE, shipped
+from paddle_dp.part.shelf import CODE, folders, kept_code, shipped
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -22,6 +22,27 @@ def keep(folder: Path) -> list[Path]:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(content)
     return sorted(copies)
+
+
+def changed(recipe: Path) -> list[tuple[Path, Path]]:
+    """(file, copy) of the code beside a recipe that is another one where Python finds it first. Imports nothing."""
+    kept = kept_code(recipe)
+    if kept is None:
+        return []
+    roots = [Path.cwd(), *(Path(place) for place in sys.path if place)]
+    found = []
+    for copy in sorted(kept.rglob("*.py")):
+        place = copy.relative_to(kept)
+        shelf = place.parts[0] == "models"
+        places = (
+            [f / Path(*place.parts[1:]) for f in folders("models", recipe)]
+            if shelf
+            else [r / place for r in roots]
+        )
+        file = next((file for file in places if file.is_file()), copy)
+        if file.read_bytes() != copy.read_bytes():
+            found.append((file, copy))
+    return found
 
 
 def _own() -> Iterator[tuple[Path, Path]]:

@@ -77,6 +77,23 @@ def test_the_run_is_read_where_the_code_is_not_and_says_so_first(elsewhere):
     assert (run / "code" / f"own_words_of_{name}.py").read_text() == "SIZE = 64\n"
 
 
+def test_code_that_has_changed_since_is_found(elsewhere):
+    run, _, name = elsewhere
+    assert code.changed(run / "recipe.yaml") == []
+    place = run.parent / f"own_words_of_{name}.py"  # in the working folder, where Python looks first
+    copy = run / "code" / place.name
+    place.write_bytes(copy.read_bytes())
+    assert code.changed(run / "recipe.yaml") == []
+    place.write_text("SIZE = 32\n")
+    assert code.changed(run / "recipe.yaml") == [(place, copy)]
+    (run / "code" / "models").mkdir()
+    (run / "code" / "models" / "own.py").write_text("A = 1\n")
+    assert code.changed(run / "recipe.yaml") == [(place, copy)]
+    (run.parent / "models").mkdir()
+    (run.parent / "models" / "own.py").write_text("A = 2\n")
+    assert [file.name for file, _ in code.changed(run / "recipe.yaml")] == ["own.py", place.name]
+
+
 def test_without_the_copies_the_missing_file_is_named(elsewhere):
     run, kept, name = elsewhere
     for file in kept:
