@@ -20,6 +20,7 @@ Arrays = Any
 """An array, or a structure of arrays."""
 Pair = tuple[Arrays, Arrays]
 _NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 is a V
+_UNKNOWN = (np.uint32, np.uint64, np.longdouble, np.clongdouble)  # to Paddle 3.3.1
 
 
 class Dataset(Protocol):
@@ -83,9 +84,14 @@ def as_arrays(value: Any) -> Arrays:
         if len(named) < len(value):
             raise ValueError(f"two of the keys {', '.join(map(repr, value))} are the same word")
         return named
-    if isinstance(value, (tuple, list)) and any(map(_is_part, value)):
+    if isinstance(value, (tuple, list)) and (any(map(_is_part, value)) or _are_of_types(value)):
         return tuple(map(as_arrays, value))
     return as_array(value)
+
+
+def _are_of_types(values: Sequence[Any]) -> bool:
+    """Whether NumPy's numbers have different types, as a class and a weight: an array would make them one."""
+    return len({value.dtype for value in values if isinstance(value, np.generic)}) > 1
 
 
 def _is_part(value: Any) -> bool:
@@ -96,8 +102,14 @@ def _is_part(value: Any) -> bool:
 
 
 def as_array(value: Any) -> Array:
-    """A part of a sample as an array; a Python float becomes float32, as in Paddle."""
-    return np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
+    """A part of a sample as an array in the machine's order of bytes; a Python float, and a list of them, becomes
+    float32, as in Paddle. Raises ValueError for uint16."""
+    array = np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
+    if array.dtype == np.uint16 and isinstance(value, (np.ndarray, np.generic)):
+        raise ValueError("it is of type uint16, which Paddle takes for the bits of bfloat16: give int32")
+    if array.dtype == np.float64 and isinstance(value, (list, tuple)):
+        return array.astype(np.float32)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def name(dataset: Dataset, index: int) -> str:
@@ -134,9 +146,11 @@ def read_sample(dataset: Dataset, index: int) -> Pair:
         pair = as_arrays(sample[0]), as_arrays(sample[1])
     except ValueError as error:  # lists of unequal lengths
         raise DataError(f"{name(dataset, index)} is no array: {error}") from None
-    for part in pair:
+    for word, part in zip(("inputs", "targets"), pair, strict=True):
+        if not leaves(part):
+            raise DataError(f"{name(dataset, index)} has no {word}: they are {part}, without an array")
         for where, leaf in named_leaves(part):
-            if leaf.dtype.kind not in _NUMBERS:
+            if leaf.dtype.kind not in _NUMBERS or leaf.dtype in _UNKNOWN:
                 at = f" at {where}" if where else ""
                 raise DataError(
                     f"{name(dataset, index)} is of type {leaf.dtype}{at}, which no tensor can hold"

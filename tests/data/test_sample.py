@@ -129,3 +129,37 @@ def test_take_of_several_inputs_is_checked_in_each():
 def test_two_keys_that_are_one_word_are_refused():
     with pytest.raises(DataError, match="sample 0 is no array: two of the keys 1, '1' are the same word"):
         read_sample([({1: np.ones(2), "1": np.ones(2)}, 0)], 0)
+
+
+def test_numbers_of_different_types_are_two_targets():
+    _, (label, weight) = read_sample([(np.ones(2), [np.int64(1), np.float32(0.5)])], 0)
+    assert (label.dtype, weight.dtype) == (np.int64, np.float32)
+    assert read_sample([(np.ones(2), [np.int64(1), np.int64(2)])], 0)[1].tolist() == [1, 2]
+
+
+def test_lists_of_floats_are_float32_and_bytes_are_in_the_machines_order():
+    inputs, targets = read_sample([([0.5], np.ones(2, ">f4"))], 0)
+    assert inputs.dtype == np.float32
+    assert targets.dtype.isnative and targets.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ((np.ones(2, "uint16"), 0), "uint16, which Paddle takes for the bits of bfloat16: give int32"),
+        ((np.ones(2, "uint32"), 0), "of type uint32, which no tensor can hold"),
+        (({"a": np.ones(2, "longdouble")}, 0), "at a, which no tensor can hold"),
+        (({}, 0), "sample 0 has no inputs"),
+        ((np.ones(2), {"a": {}}), "sample 0 has no targets"),
+    ],
+)
+def test_what_paddle_would_take_for_something_else_or_not_at_all_is_refused(sample, said):
+    with pytest.raises(DataError, match=said):
+        read_sample([sample], 0)
+
+
+def test_a_bfloat16_tensor_is_one():
+    import paddle
+
+    inputs, _ = read_sample([(paddle.ones([2]).astype("bfloat16"), 0)], 0)
+    assert paddle.to_tensor(inputs).astype("float32").tolist() == [1, 1]
