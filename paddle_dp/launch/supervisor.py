@@ -32,6 +32,7 @@ MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job,
 INTERVAL = 0.1  # seconds between two checks
 SETTLE = 1.5  # seconds for other ranks to write their failures, before the cause is chosen
 WORD = 0.5  # seconds for the launcher to write how a rank ended that it was the first to see
+ALONE = 60.0  # seconds that ranks of a script go on without one of them, until that is said
 GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 
 
@@ -69,6 +70,7 @@ class Supervision:
         self.watch = Watch(process.ranks)
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
+        self._said_who_left = False
 
     def wait(self, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
@@ -101,6 +103,7 @@ class Supervision:
         """Whether all ranks ended well, the launcher is gone, a rank has failed, or somebody else's."""
         self.watch.look()
         self.kernel.look(time.monotonic())
+        self._say_who_left(time.time())
         done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks) and not self._left_early()
         return (
             done
@@ -110,6 +113,24 @@ class Supervision:
             or bool(self._left_early())
             or self.outside.must_end()
             or self._stands()
+        )
+
+    def _say_who_left(self, now: float) -> None:
+        """Says once which ranks of a script have ended well while others go on for long: a script of which that is no
+        part waits for them for ever, and nothing tells the two apart."""
+        gone = [
+            rank for rank, d in self.watch.departures.items() if d.code in (0, None) and now > d.time + ALONE
+        ]
+        if self._said_who_left or not gone or not self.plan.job.script or not self.watch.living:
+            return
+        self._said_who_left = True
+        left = ", ".join(str(rank) for rank in sorted(gone))
+        on = ", ".join(str(rank) for rank in sorted(self.watch.pids) if rank not in self.watch.departures)
+        print(
+            f"rank {left} has ended with exit status 0, and rank {on} has gone on for {ALONE:.0f} s without it. If it "
+            "waits for that one, it waits for ever: end the job by Ctrl-C.",
+            file=sys.stderr,
+            flush=True,
         )
 
     def _stops(self) -> bool:

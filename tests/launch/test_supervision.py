@@ -52,6 +52,19 @@ def test_a_rank_that_ended_much_later_is_not(supervision):
 
 
 @pytest.mark.parametrize(
+    ("script", "passed", "said"), [(("own.py",), 61.0, True), (("own.py",), 59.0, False), ((), 61.0, False)]
+)
+def test_a_rank_of_a_script_that_has_left_the_others_is_told_once(supervision, capsys, script, passed, said):
+    supervision.plan.job = SimpleNamespace(script=script)
+    supervision.watch.pids = {0: 6, 1: 7}
+    supervision.watch.departures = {1: Departure(rank=1, pid=7, time=100.0, code=0)}
+    for _ in range(2):
+        supervision._say_who_left(100.0 + passed)
+    words = "rank 1 has ended with exit status 0, and rank 0 has gone on for 60 s without it"
+    assert capsys.readouterr().err.count(words) == said
+
+
+@pytest.mark.parametrize(
     ("code", "waited"), [(-6, "rank 0 has waited 40 s in the exchange of gradients for ranks 1, 2"), (-9, "")]
 )
 def test_whom_an_aborted_rank_waited_for_stands_in_its_log(supervision, tmp_path, code, waited):
