@@ -185,7 +185,7 @@ def without_memory(
     names = unique_name.switch()  # the generator of names, and what refuses a name's second use
     unique_name.switch(*copy.deepcopy(names))
     others = np.random.get_state(), random.getstate()
-    state, before = paddle.get_rng_state(), random_state()
+    state = paddle.get_rng_state()
     draws: list[Draw] = []
     made = None
     try:
@@ -201,13 +201,13 @@ def without_memory(
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it can be built whole, or fails in the same way then
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-    if not reason and random_state() == before:
+    if not reason:
         return made, ""
     unique_name.switch(*names)
     paddle.set_rng_state(state)
     np.random.set_state(others[0])
     random.setstate(others[1])
-    return None, reason or "random numbers are drawn while it is built"
+    return None, reason
 
 
 def _not_reproducible(model: nn.Layer, draws: list[Draw]) -> str:
@@ -218,6 +218,9 @@ def _not_reproducible(model: nn.Layer, draws: list[Draw]) -> str:
         owner = _owner(draw.initializer)
         if not type(owner).__module__.startswith("paddle."):
             return f"'{draw.parameter.name}' has an initializer of its own, {type(owner).__name__}"
+    for name, layer in model.named_sublayers(include_self=True):
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            return f"{name} sets its padding row to zeros, where it has values"  # LazyGuard leaves that out (3.3.1)
     drawn = {id(draw.parameter) for draw in draws}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if id(tensor) not in drawn and not tensor._is_initialized():
@@ -250,13 +253,12 @@ def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
     list of what was read, for a constructor that goes on after the error.
 
     Paddle itself raises for most operations. For a few (detach, copy.deepcopy, numpy, `copy_` from such a parameter) it
-    gives another tensor without memory, or does nothing.
+    gives another tensor without memory, or does nothing. Each record moves Paddle's generator, as its draw would: so a
+    constructor that sets it back, or seeds it, is noticed.
     """
-    original, copy_, set_init_func = (
-        Parameter.__getattribute__,
-        paddle.Tensor.copy_,
-        Parameter.set_init_func,
-    )
+    original, set_attribute = Parameter.__getattribute__, Parameter.__setattr__
+    copy_, set_init_func = paddle.Tensor.copy_, Parameter.set_init_func
+    found, moved = paddle.get_rng_state(), random_state()
     pending = {id(draw.parameter) for draw in draws}
     read: list[str] = []
 
@@ -278,14 +280,31 @@ def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
             refuse(source, "copy_")
         return copy_(tensor, source, *more, **named)
 
+    def assign(parameter: Any, name: str, value: Any) -> None:
+        if name == "data" and id(value) in pending and not original(value, "_is_initialized")():
+            refuse(value, name)
+        set_attribute(parameter, name, value)
+
+    def look_for_draws() -> None:
+        if random_state() != moved:
+            read.append("random numbers are drawn, or their generator is set, while it is built")
+
     def record(parameter: Any, initializer: Initializer) -> None:
+        nonlocal moved
+        look_for_draws()
+        paddle.rand([1], "float32")
+        moved = random_state()
         draws.append(Draw(parameter, initializer, original(parameter, "dtype")))
         pending.add(id(parameter))
         set_init_func(parameter, initializer)
 
     Parameter.__getattribute__, paddle.Tensor.copy_, Parameter.set_init_func = attribute, copy_from, record
+    Parameter.__setattr__ = assign
     try:
         yield read
     finally:
         del Parameter.__getattribute__
+        Parameter.__setattr__ = set_attribute
+        look_for_draws()
+        paddle.set_rng_state(found)
         paddle.Tensor.copy_, Parameter.set_init_func = copy_, set_init_func

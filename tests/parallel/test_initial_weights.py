@@ -164,6 +164,18 @@ def swallowed(model):
         model.scale = 1.0
 
 
+def twins(model):
+    state = paddle.get_rng_state()
+    model.left = nn.Linear(2, 2)
+    paddle.set_rng_state(state)
+    model.right = nn.Linear(2, 2)
+
+
+def taken(model):
+    model.twin = nn.Linear(8, 8)
+    model.twin.weight.data = model.first.weight
+
+
 EYE = np.eye(2, dtype="float32")
 REPRODUCED = {
     "nothing": lambda model: None,
@@ -193,6 +205,10 @@ WHOLE = {
         lambda model: setattr(model, "o", nn.Linear(6, 6, weight_attr=nn.initializer.Orthogonal())), "drawn",
     ),
     "seeds": (lambda model: paddle.seed(5), "drawn"),
+    "seeds as it was": (lambda model: paddle.seed(7), "generator is set"),
+    "sets the generator back": (twins, "generator is set"),
+    "pads": (lambda model: setattr(model, "words", nn.Embedding(5, 4, padding_idx=1)), "padding row"),
+    "takes the data": (taken, "data"),
     "own initializer": (with_own_initializer, "Own"),
     "spectral norm": (lambda model: nn.utils.spectral_norm(model.first), ""),
     "weight norm": (lambda model: nn.utils.weight_norm(model.first), ""),
