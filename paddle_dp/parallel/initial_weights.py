@@ -247,20 +247,40 @@ def reads_weights(model: nn.Layer, make: Callable[[], Any]) -> bool:
     return bool(read)
 
 
+class _Generator:
+    """Paddle's generator while initializers are recorded: each record moves it, as its draw would, so that a constructor
+    that sets it back, or seeds it again, is noticed as one that draws is. `said`: where a sentence on that goes."""
+
+    def __init__(self, said: list[str]):
+        self._found, self._left, self._said = paddle.get_rng_state(), random_state(), said
+
+    def move(self) -> None:
+        self._look()
+        paddle.rand([1], "float32")
+        self._left = random_state()
+
+    def restore(self) -> None:
+        self._look()
+        paddle.set_rng_state(self._found)
+
+    def _look(self) -> None:
+        if random_state() != self._left:
+            self._said.append("random numbers are drawn, or their generator is set, while it is built")
+
+
 @contextmanager
 def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
     """Inside, LazyGuard's parameters are recorded with their initializers, and reading their values raises. Yields a
     list of what was read, for a constructor that goes on after the error.
 
     Paddle itself raises for most operations. For a few (detach, copy.deepcopy, numpy, `copy_` from such a parameter) it
-    gives another tensor without memory, or does nothing. Each record moves Paddle's generator, as its draw would: so a
-    constructor that sets it back, or seeds it, is noticed.
+    gives another tensor without memory, or does nothing.
     """
     original, set_attribute = Parameter.__getattribute__, Parameter.__setattr__
     copy_, set_init_func = paddle.Tensor.copy_, Parameter.set_init_func
-    found, moved = paddle.get_rng_state(), random_state()
     pending = {id(draw.parameter) for draw in draws}
     read: list[str] = []
+    generator = _Generator(read)
 
     def refuse(parameter: Any, how: str) -> None:
         read.append(f"it reads '{original(parameter, 'name')}' ({how}) while it is built")
@@ -285,15 +305,8 @@ def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
             refuse(value, name)
         set_attribute(parameter, name, value)
 
-    def look_for_draws() -> None:
-        if random_state() != moved:
-            read.append("random numbers are drawn, or their generator is set, while it is built")
-
     def record(parameter: Any, initializer: Initializer) -> None:
-        nonlocal moved
-        look_for_draws()
-        paddle.rand([1], "float32")
-        moved = random_state()
+        generator.move()
         draws.append(Draw(parameter, initializer, original(parameter, "dtype")))
         pending.add(id(parameter))
         set_init_func(parameter, initializer)
@@ -305,6 +318,5 @@ def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
     finally:
         del Parameter.__getattribute__
         Parameter.__setattr__ = set_attribute
-        look_for_draws()
-        paddle.set_rng_state(found)
+        generator.restore()
         paddle.Tensor.copy_, Parameter.set_init_func = copy_, set_init_func
