@@ -248,8 +248,9 @@ def reads_weights(model: nn.Layer, make: Callable[[], Any]) -> bool:
 
 
 class _Generator:
-    """Paddle's generator while initializers are recorded: each record moves it, as its draw would, so that a constructor
-    that sets it back, or seeds it again, is noticed as one that draws is. `said`: where a sentence on that goes."""
+    """Paddle's generator while initializers are recorded: each record moves it, as its draw would, so that a
+    constructor that sets it back, or seeds it again, is noticed as one that draws is. `said`: where a sentence on that
+    goes."""
 
     def __init__(self, said: list[str]):
         self._found, self._left, self._said = paddle.get_rng_state(), random_state(), said
