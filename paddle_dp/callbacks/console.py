@@ -64,6 +64,8 @@ class Console(Callback):
     Only the main rank writes; the others have no sinks.
     """
 
+    weights = False
+
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
         self._sinks: list[Sink] = []

@@ -36,6 +36,8 @@ class Metrics(Callback):
     Only the main rank writes; the others have no journal.
     """
 
+    weights = False
+
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
         self.path = run.folder / "metrics.jsonl"

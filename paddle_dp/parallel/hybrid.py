@@ -69,9 +69,9 @@ class HybridLearner(Learner):
             assert replicas is not None
             return BucketedGradients(replicas, self.trainable)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
-        sharding = self._new_group("sharding")
-        assert sharding is not None
-        return BucketedGradients(sharding, self.trainable, owners, replicas, each)
+        assert zero.lanes is not None
+        group = zero.lanes.groups[0]
+        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes)
 
     def _new_group(self, *axes: str) -> Group | None:
         """A process group of its own for these axes: others must not come between its collectives. None for one rank
@@ -131,6 +131,7 @@ class HybridLearner(Learner):
             fused_allreduce_gradients(self.trainable, self.hcg)
 
     def _step(self) -> None:
+        self.settle()  # what a forward left out
         if self.clips:
             norms = self._norms_over([clip.parameters for clip in self.clips])
             for clip, norm in zip(self.clips, norms, strict=True):
@@ -139,11 +140,23 @@ class HybridLearner(Learner):
         if parameters_of(self.optimizer):  # a stage may have none, and Paddle's step reads the first
             with self.optimizer_states_on_device():
                 self.optimizer.step()
-        self.share_updates()
+        if self.zero is not None:
+            self.zero.share()
+        if not self.values_may_travel:
+            self.settle()
 
     def share_updates(self) -> None:
         if self.zero is not None:
             self.zero.share()
+            self.zero.settle()
+
+    def settle(self) -> None:
+        if self.zero is not None:
+            self.zero.settle()
+
+    def _begin(self) -> None:
+        if self.zero is not None:
+            self.zero.begin()
 
     def gradient_norm(self) -> paddle.Tensor:
         """Over the whole model."""

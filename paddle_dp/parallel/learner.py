@@ -71,6 +71,8 @@ class Learner(PlacedModel):
     `parallel_model` is what runs forward on this rank: `model` itself, or a wrapper (paddle.DataParallel, a pipeline's
     engine). The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact`
     draws the masks of one process. `noticed`: sentences on differences from one process that were known before.
+    `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next one's forward
+    waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     """
 
@@ -84,6 +86,7 @@ class Learner(PlacedModel):
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # under a pipeline: times of its stages
     empty: bool = field(default=False, init=False)
+    values_may_travel: bool = field(default=False, init=False)
     noticed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -141,6 +144,7 @@ class Learner(PlacedModel):
         heartbeat.enter("forward")
         undo = buffers_before(self.model, self.loss.owner) if accept else None
         batch = self.mixed.cast_batch(batch)
+        self._begin()
         if self.mesh.ranks > 1:
             self._placed_trainable.check(self._may_freeze)
         self._look_for_frozen()
@@ -290,6 +294,13 @@ class Learner(PlacedModel):
 
     def _step(self) -> None:
         self.optimizer.step()
+
+    def settle(self) -> None:
+        """Waits, on the device, until this rank has all values of the last update; `values_may_travel` tells who must
+        call it."""
+
+    def _begin(self) -> None:
+        """Before an update's forward."""
 
     def share_updates(self) -> None:
         """After this rank's own parameters were given other values: gives them to the ranks that have copies of them

@@ -79,6 +79,7 @@ class Recorder:
         self._compare_copies("gradient", gradients)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
+        self.learner.settle()
         stored = [(name, p, p) for name, p in self._named if self.learner.is_stored(p)]
         self._compare_copies("weight", stored)
         frozen = {name for name, p in self._named if p.stop_gradient}

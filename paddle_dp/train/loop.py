@@ -178,6 +178,7 @@ class TrainingLoop:
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         with heartbeat.within("evaluate"):
+            self.learner.settle()
             evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
             if self.averages is not None:
                 with self.averages.in_place():
@@ -197,6 +198,7 @@ class TrainingLoop:
         """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
         if self.run.test_loader is None:
             return set()
+        self.learner.settle()
         with heartbeat.within("evaluate"):
             names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
         return names | ({EMA + name for name in names} if self.averages is not None else set())
@@ -207,6 +209,7 @@ class TrainingLoop:
 
         The message names the tensor, its rank, the last good step and the checkpoint to go back to.
         """
+        self.learner.settle()
         try:
             with self.learner.optimizer_states_on_device() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
@@ -220,6 +223,7 @@ class TrainingLoop:
 
         Raises NotFiniteError or DivergenceError, as `check` does: bad weights are not saved.
         """
+        self.learner.settle()
         self.learner.sync_buffers()
         step = self.progress.step
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
@@ -238,6 +242,7 @@ class TrainingLoop:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
         and the same counts."""
+        self.learner.settle()
         self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
         self.judge.load(checkpoint.state.get("guard"))
 
@@ -253,6 +258,7 @@ class TrainingLoop:
     ) -> None:
         """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
         Call it on every rank."""
+        self.learner.settle()
         moment = replace(self._moment("saved", progress), numbers=numbers or {})
         for callback in self.callbacks:
             with _at_work(callback, "saved"):
@@ -261,6 +267,7 @@ class TrainingLoop:
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
         """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
         every rank."""
+        self.learner.settle()
         moment = self._moment("save_failed", progress)
         for callback in self.callbacks:
             with _at_work(callback, "save_failed"):
@@ -274,6 +281,14 @@ class TrainingLoop:
         self.measurements.plan(self.progress.step, self.total_steps)
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
+        self.learner.values_may_travel = True
+        try:
+            self._update_until_the_end()
+        finally:
+            self.learner.values_may_travel = False
+            self.learner.settle()
+
+    def _update_until_the_end(self) -> None:
         while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):
             for batch in self.loader.read(self.progress.epoch, self.progress.batch):
                 self._update(batch)
@@ -341,6 +356,7 @@ class TrainingLoop:
         """Where it is due: begins to measure where the time of steps goes, or tells it. Collective."""
         if step != self.measurements.due:
             return
+        self.learner.settle()
         with self.meter.paused():
             measured = self.measurements.after(step, batch)
         if measured is not None:
@@ -352,6 +368,7 @@ class TrainingLoop:
         every = self.judge.guard.recompute
         if every is None or self._unsteady or not every.due_at_step(step):
             return
+        self.learner.settle()
         with self.meter.paused():
             self._unsteady = processors.check(self.learner, batch, f"after step {step}")
         if self._unsteady and self.mesh.is_main:
@@ -383,6 +400,7 @@ class TrainingLoop:
             if path is None:
                 return False
             checkpoint, batch = load(path, self.mesh), (refusal.epoch, refusal.batch)
+            self.learner.settle()
             restored = state.restore(checkpoint, self.learner, self.averages)
             self.progress, self.soundness.step = restored, None
             self.judge.go_back(checkpoint.state.get("guard"), batch)
@@ -440,6 +458,8 @@ class TrainingLoop:
         self._in_callbacks = True
         try:
             for callback in callbacks:
+                if callback.weights or name != "step":
+                    self.learner.settle()
                 with (
                     nullcontext() if name == "step" and callback.reads else self.meter.paused(),
                     _at_work(callback, name),

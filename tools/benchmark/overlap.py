@@ -26,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.plan.bound import Compute
+from paddle_dp.train import measured
 from tests.sim.build import built, why_not
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
@@ -34,7 +35,8 @@ from tools.benchmark.slow_device import VARIABLE
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "gpt_sim.yaml"
 FLOPS = 4e9  # about 0.5 s a step for 1.3 million multiplications for each of 128 tokens
-STEPS = 16
+STEPS = 24
+EVERY = 4  # steps: metrics of the recipe
 LATENCY = "1e-4"
 
 
@@ -116,7 +118,8 @@ def compute(layout: Layout, device: dict[str, str]) -> Compute:
 
 
 def step(layout: Layout, device: dict[str, str], steps: int) -> float:
-    """Seconds of a step of a job in this layout, the median of means over 4 steps, but for the first."""
+    """Seconds of a step of a job in this layout, the median of means over 4 steps. Neither the first ones count nor those
+    that are measured (`train.measured`), in which the device is waited for between forward, backward and update."""
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         words = {
             "entry_point": "tools.benchmark.slow_device:train", "ranks": layout.ranks, "quiet": True,
@@ -136,12 +139,14 @@ def step(layout: Layout, device: dict[str, str], steps: int) -> float:
             raise RuntimeError(
                 f"{layout.name}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
             )
-        return statistics.median(list(windows(Path(folder, "run", "metrics.jsonl")))[1:])
+        return statistics.median(windows(Path(folder, "run", "metrics.jsonl"), steps))
 
 
-def windows(metrics: Path) -> Iterator[float]:
+def windows(metrics: Path, steps: int) -> Iterator[float]:
+    began = min(measured.AFTER, steps // 3)
+    left_out = {*range(1, EVERY + 1), *range(began + 1, began + measured.STEPS + 2)}
     for line in map(json.loads, metrics.read_text().splitlines()):
-        if line["event"] == "step":
+        if line["event"] == "step" and left_out.isdisjoint(range(line["step"] - EVERY + 1, line["step"] + 1)):
             yield line["seconds_per_step"]
 
 

@@ -14,11 +14,11 @@ import paddle.distributed as dist
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.parallel.exchange.buckets import Bucket, fill
 from paddle_dp.parallel.exchange.fires import Fires
+from paddle_dp.parallel.exchange.lanes import Lanes
 from paddle_dp.parallel.hcg import Group
 
-WAITING = (
-    3  # buckets that travel at once where each micro-batch is exchanged: their memory is what stage 2 saves
-)
+# Buckets that travel at once where each micro-batch is exchanged, for each lane: their memory is what stage 2 saves.
+WAITING = 2
 
 
 class BucketedGradients:
@@ -28,6 +28,7 @@ class BucketedGradients:
     A bucket holds gradients of one owner, and leaves once all of them are final (`Fires`), in one order on all ranks:
     what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves each
     byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size.
+    Those of different owners travel at the same time, in their `lanes`: groups of the same ranks.
     With `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
     """
 
@@ -38,7 +39,9 @@ class BucketedGradients:
         owners: Sequence[int] | None = None,
         replicas: Group | None = None,
         each_micro_batch: bool = False,
+        lanes: Lanes | None = None,
     ):
+        self._lanes = lanes or Lanes([group])
         self.each_micro_batch = each_micro_batch
         self._group, self._replicas, self._me = group, replicas, group.ranks[group.rank]
         self._parameters, self._owners = parameters, owners
@@ -136,10 +139,10 @@ class BucketedGradients:
             if self._owners is None:
                 task = dist.all_reduce(flat, group=self._group, sync_op=False)
             else:
-                task = dist.reduce(flat, owner, group=self._group, sync_op=False)
+                task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
             self._travelling.append((bucket, flat, task))
             if self.each_micro_batch:
-                self._settle(WAITING)
+                self._settle(WAITING * len(self._lanes.groups))
 
     def _end_round(self) -> None:
         """After a round's last backward: sends what is left."""

@@ -15,7 +15,9 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.exchange.lanes import Lanes
 from paddle_dp.parallel.exchange.pushed_values import PushedValues
+from paddle_dp.parallel.exchange.travelling_values import TravellingValues
 from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
@@ -63,6 +65,11 @@ class Zero:
         on_hosts = all(map(_is_on_host, self.parameters))
         owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
         self._values = PushedValues(self.group, self.parameters, owners) if on_hosts and stage < 3 else None
+        self.lanes: Lanes | None = None
+        self._travelling: TravellingValues | None = None
+        if not on_hosts and stage < 3:
+            self.lanes = Lanes.make(hcg.topology().get_comm_list("sharding"), dist.get_rank())
+            self._travelling = TravellingValues(model, self.parameters, owners, self.lanes)
         self.stage3: Stage3 | None = None
         if stage == 3:
             lender = (
@@ -91,18 +98,22 @@ class Zero:
             self.stage3.finish()
 
     def share(self) -> None:
-        """After the owners' updates: sends the new parameters to all; in stage 3 they stay with their owners."""
-        if self.stage == 3:
-            return
+        """After the owners' updates: sends the new parameters to all; in stage 3 they stay with their owners. On an
+        accelerator they are on their way then, until `settle`."""
         if self._values is not None:
             self._values.share()
-            return
-        with paddle.no_grad():
-            owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
-            pairs = zip(self.parameters, owners, strict=True)
-            tasks = [dist.broadcast(p, owner, self.group, sync_op=False) for p, owner in pairs]
-            for task in tasks:
-                task.wait()
+        if self._travelling is not None:
+            self._travelling.share()
+
+    def settle(self) -> None:
+        """Waits, on the device, until this rank has the new parameters, and may change its own."""
+        if self._travelling is not None:
+            self._travelling.settle()
+
+    def begin(self) -> None:
+        """Before an update's forward, which may begin while new parameters travel."""
+        if self._travelling is not None:
+            self._travelling.begin()
 
     def _meet(self, *_: Any) -> None:
         """Before a layer exchanges with all ranks: until all of them have come to it, no rank waits for this one."""

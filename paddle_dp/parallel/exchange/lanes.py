@@ -1,0 +1,34 @@
+"""Process groups side by side, for exchanges that have one owner each, on an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle.distributed as dist
+
+from paddle_dp.parallel.hcg import Group
+
+MOST = 4  # groups: each has a stream and buffers of its own
+
+
+class Lanes:
+    """What one owner sends or receives uses one direction of its link and leaves the other idle: with two ranks an
+    exchange of one owner after the other takes as long as an all-reduce, at twice the bytes. So owners are dealt to up to
+    `MOST` groups of the same ranks, which work at the same time. All ranks launch in one order."""
+
+    def __init__(self, groups: Sequence[Group]):
+        self.groups = groups
+        self._of_owner = {owner: groups[at % len(groups)] for at, owner in enumerate(groups[0].ranks)}
+
+    @classmethod
+    def make(cls, of_all: Sequence[Sequence[int]], me: int) -> Lanes:
+        """Those of the one among the lists of ranks in which `me` is. Collective: all ranks make all groups."""
+        mine: list[Group] = []
+        for ranks in of_all:
+            made = [dist.new_group(list(ranks)) for _ in range(min(len(ranks), MOST))]
+            mine = made if me in ranks else mine
+        return cls(mine)
+
+    def of(self, owner: int) -> Group:
+        """The group for what a global rank owns."""
+        return self._of_owner[owner]
