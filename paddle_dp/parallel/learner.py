@@ -71,7 +71,7 @@ class Learner(PlacedModel):
     `parallel_model` is what runs forward on this rank: `model` itself, or a wrapper (paddle.DataParallel, a pipeline's
     engine). The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact`
     draws the masks of one process. `noticed`: sentences on differences from one process that were known before.
-    `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next one's forward
+    `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next forward
     waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     """

@@ -94,8 +94,8 @@ class Callback:
     loss, its scores, `lr`, `gradient_norm` and the speed since the last reading, and cost one small all_reduce. It is
     then called after the last update, too, whatever `every` says.
 
-    `weights`: whether `step` may read the model's parameters, which are complete then. Where it does not, say False: under
-    sharding on accelerators new values travel on, behind the next forward.
+    `weights`: whether `step` may read the model's parameters. Where it does not, say False: under sharding, on
+    accelerators, the new ones then travel on, behind the next forward.
 
     At a step, callbacks that read are called before those that do not (they evaluate, save or profile), and the time
     of the latter does not count as training; at an epoch and at the end, after them.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.parallel.hard import learn
 from tests.ranks import run_ranks
+from tests.sim.recipes import gpt
 
 
 @pytest.mark.long
@@ -13,3 +17,61 @@ from tests.ranks import run_ranks
 def test_buckets_have_the_sum_of_two_ranks_bit_by_bit(owners: bool) -> None:
     for found in run_ranks(learn, 2, owners):
         assert not any(found)
+
+
+def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, int], int]:
+    """In a rank: trains over a slow link; without `travel`, every update waits for its values. Digests of the weights
+    and of their averages, and in how many updates values still travelled when the forward began."""
+    import paddle
+
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel.consistency import digests
+    from paddle_dp.parallel.exchange.travelling_values import TravellingValues
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    os.environ |= {"SIM_BANDWIDTH": "2e6", "SIM_LATENCY": "1e-3"}
+    begin, late = TravellingValues.begin, []
+
+    def begun(self: TravellingValues) -> None:
+        begin(self)
+        late.append(len(self._tasks))
+
+    TravellingValues.begin = begun  # type: ignore[method-assign]
+    mesh = join()
+    trainer = build(read_recipe(recipe, [*overrides, f"output_dir={Path(recipe).parent}/{mesh.rank}"]), mesh)
+    learner = trainer.learner
+    step = learner._step
+
+    def settled() -> None:
+        step()
+        learner.settle()
+
+    if not travel:
+        learner._step = settled  # type: ignore[method-assign]
+    trainer.fit()
+    named = {**learner.state(), **{f"average of {n}": a for n, _, a in trainer.averages.named()}}
+    found = dict(zip(named, digests(named.values()), strict=True))
+    paddle.device.synchronize()
+    mesh.wait("the end")
+    TravellingValues.begin = begin  # type: ignore[method-assign]
+    return found, sum(map(bool, late))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [1, 2])
+def test_values_that_travel_behind_the_next_forward_are_the_same_bits(tmp_path: Path, stage: int) -> None:
+    overrides = [
+        f"strategy={{use: hybrid, sharding: 2, sharding_stage: {stage}, check_every: 5 steps}}",
+        "ema={decay: 0.5, every: 2 steps}",
+        "callbacks=[{use: evaluate, every: 3 steps}]",
+        "train.length=12 steps",
+    ]
+    recipe = str(gpt(tmp_path))
+    late, again, settled = (
+        run_ranks(trained, 2, recipe, overrides, travel) for travel in (True, True, False)
+    )
+    for (bits, often), (repeated, _), (wanted, never) in zip(late, again, settled, strict=True):
+        assert bits == wanted == repeated
+        assert often > 4
+        assert not never

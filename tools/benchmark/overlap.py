@@ -118,8 +118,8 @@ def compute(layout: Layout, device: dict[str, str]) -> Compute:
 
 
 def step(layout: Layout, device: dict[str, str], steps: int) -> float:
-    """Seconds of a step of a job in this layout, the median of means over 4 steps. Neither the first ones count nor those
-    that are measured (`train.measured`), in which the device is waited for between forward, backward and update."""
+    """Seconds of a step of a job in this layout, the median of means over 4 steps. Neither the first ones count nor
+    those that are measured (`train.measured`), whose forward, backward and update wait for each other's exchanges."""
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         words = {
             "entry_point": "tools.benchmark.slow_device:train", "ranks": layout.ranks, "quiet": True,

@@ -12,9 +12,12 @@ MOST = 4  # groups: each has a stream and buffers of its own
 
 
 class Lanes:
-    """What one owner sends or receives uses one direction of its link and leaves the other idle: with two ranks an
-    exchange of one owner after the other takes as long as an all-reduce, at twice the bytes. So owners are dealt to up to
-    `MOST` groups of the same ranks, which work at the same time. All ranks launch in one order."""
+    """Groups of the same ranks, at most `MOST`, to which the ranks are dealt as owners.
+
+    What goes to one owner uses one direction of its link, and leaves the other idle: with two ranks, reduces to one
+    owner after the other take as long as an all-reduce, which moves twice as much. Groups work at the same time. All
+    ranks launch in one order.
+    """
 
     def __init__(self, groups: Sequence[Group]):
         self.groups = groups

@@ -13,7 +13,7 @@ from paddle_dp.parallel.exchange.lanes import Lanes
 
 
 class TravellingValues:
-    """Broadcasts parameters from their owners in the order in which the model has them, which is mostly that of forward.
+    """Broadcasts parameters from their owners in the order in which the model has them, mostly that of forward.
 
     Between `share` and the next use a parameter is on its way. Who reads one by its layer waits for it: each layer's
     own parameters are in a `Door`. So a forward begins with the first layers while the values of the last ones travel.
@@ -82,7 +82,8 @@ class Door(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        self._wait([place for own, place in self._places.items() if own == name])
+        return super().get(name, default)
 
     def items(self) -> Any:
         self._wait(self._places.values())
