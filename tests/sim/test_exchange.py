@@ -73,5 +73,5 @@ def test_values_that_travel_behind_the_next_forward_are_the_same_bits(tmp_path: 
     )
     for (bits, often), (repeated, _), (wanted, never) in zip(late, again, settled, strict=True):
         assert bits == wanted == repeated
-        assert often > 4
+        assert often >= 3  # not after evaluations, checks and measured steps
         assert not never
