@@ -27,7 +27,7 @@ class TravellingValues:
         self, model: nn.Layer, parameters: Sequence[paddle.Tensor], owners: Sequence[int], lanes: Lanes
     ):
         """`owners`: a global rank for each of the parameters."""
-        self._parameters, self._owners, self._lanes = parameters, owners, lanes
+        self._weights, self._owners, self._lanes = parameters, owners, lanes
         self._tasks: dict[int, Any] = {}  # by place: of what is on its way
         self._read: set[int] = set()  # between the last `begin` and `share`, by their layers
         self._noting = False
@@ -44,7 +44,7 @@ class TravellingValues:
         """Begins to send this rank's own parameters to all others, and to take theirs. Collective."""
         self.settle()
         self._noting = False
-        for place, (parameter, owner) in enumerate(zip(self._parameters, self._owners, strict=True)):
+        for place, (parameter, owner) in enumerate(zip(self._weights, self._owners, strict=True)):
             self._tasks[place] = dist.broadcast(parameter, owner, self._lanes.of(owner), sync_op=False)
 
     def wait(self, places: Iterable[int]) -> None:
