@@ -7,6 +7,7 @@ error's `exit_status`: 2 when another command line or recipe would help, 1 other
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -134,3 +135,12 @@ def did_you_mean(word: str, known: Iterable[str], listed_as: str = "It takes") -
     guess = near(word, known)
     hint = f" Did you mean '{guess}'?" if guess else ""
     return f"{hint} {listed_as} {', '.join(known) or 'nothing'}."
+
+
+def gist(error: BaseException) -> str:
+    """The line of an error's message that says what was wrong. In Paddle's it stands behind the frames of C++ and
+    Python, with hints and the names of operators after it."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"\(\w+\) |\w*(Error|Exception): ", line)]
+    bare = [line for line in lines if not line.startswith("[")]
+    return next(iter([*told[-1:], *bare[-1:], *lines[-1:]]), "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean, near
+from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean, gist, near
 
 
 def test_a_recipe_error_tells_all_mistakes_a_line_each() -> None:
@@ -29,3 +29,19 @@ def test_did_you_mean_lists_what_is_allowed() -> None:
 def test_a_missing_paddle_is_told_with_both_commands() -> None:
     said = str(InstallError.of_paddle())
     assert "pip install -e '.[cpu]'" in said and "paddlepaddle-gpu" in said and "paddlepaddle.org.cn" in said
+
+
+def test_the_gist_of_an_error_of_paddles_is_not_the_operator_that_it_was_in() -> None:
+    hints = (
+        "  [Hint: holder_ should not be null.] (at dense_tensor_impl.cc:38)\n  [operator < linear > error]"
+    )
+    assert gist(ValueError(f"In transformed code:\n\n  PreconditionNotMetError: No memory.\n{hints}")) == (
+        "PreconditionNotMetError: No memory."
+    )
+    assert (
+        gist(ValueError(f"(InvalidArgument) The types differ.\n{hints}"))
+        == "(InvalidArgument) The types differ."
+    )
+    assert gist(ValueError("one line")) == "one line"
+    assert gist(ValueError("In code:\n  it stands still")) == "it stands still"
+    assert gist(ValueError()) == ""

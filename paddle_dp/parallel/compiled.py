@@ -7,7 +7,6 @@ and what Python does between them. So a layout whose ranks meet within the forwa
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import paddle
 from paddle import nn
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import UsageError, gist
 from paddle_dp.parallel.lora import adapted_layers
 from paddle_dp.parallel.trial import trial
 from paddle_dp.structure import call
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 
 
 _HOOKED = "an adapter adds to its layers by hooks, which a program leaves out: leave out the adapter"
-
-_CAUSE = re.compile(
-    r"\s*\w+(Error|Exception): "
-)  # behind it Paddle prints hints and the operators that it was in
 
 
 def check_compiles(recipe: Recipe, layout: Layout) -> None:
@@ -73,11 +68,9 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
     except UsageError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        last = [line for line in lines if _CAUSE.match(line)][-1:] or lines[-1:]
         raise UsageError(
             f"train.compile: paddle.jit.to_static cannot trace {type(model).__name__}: {type(error).__name__}: "
-            f"{last[0].strip()} Change what it stumbles over, or set train.compile=false."
+            f"{gist(error)} Change what it stumbles over, or set train.compile=false."
         ) from error
 
 

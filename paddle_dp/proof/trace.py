@@ -19,7 +19,7 @@ from typing import Any
 from paddle_dp.batch import Batch
 from paddle_dp.data import Sampler
 from paddle_dp.data.stream import Stream
-from paddle_dp.errors import PaddleDPError
+from paddle_dp.errors import PaddleDPError, gist
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
@@ -76,7 +76,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         except PaddleDPError:
             raise
         except Exception as error:  # noqa: BLE001 - a model's own code may be written for float32 only
-            told["wide"] = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+            told["wide"] = f"{type(error).__name__}: {gist(error)}"
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
         side.replay(number, Path(folder), ranks, wide=told["wide"] is None)
