@@ -3,6 +3,7 @@ on at the beginning of a pass."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ from paddle_dp.parallel.sharding.chunk import Chunk, Gathering, Reducing
 from paddle_dp.parallel.sharding.order import Need, Order
 from paddle_dp.parallel.sharding.rounds import NO_ORDER, OwnerRounds
 
-UNDER_WAY = 1  # chunks of gradients that are being reduced besides the newest
+UNDER_WAY = 1  # chunks of gradients that are being reduced while the next one is computed
 
 
 class Broadcasts:
@@ -54,7 +55,9 @@ class Broadcasts:
         self._open: list[tuple[int, paddle.Tensor]] = []  # gradients of a chunk that is not complete
         self._reduced = 0  # gradients of the order that were put into chunks
         self._reducing: deque[Reducing] = deque()
-        self._hollow: set[int] = set()  # own gradients that were begun with zeros
+        self._waiting: dict[int, paddle.Tensor] = {}  # by place: this rank's gradients that wait for a round
+        self._totals: dict[int, paddle.Tensor] = {}  # by place: sums over all ranks, of what this rank owns
+        self._computed: set[int] = set()  # what any rank has computed, of `_totals`
 
     def begin(self, order: Order | None, need: Need) -> bool:
         digest = NO_ORDER if order is None or not self._ahead else order.digest()
@@ -99,25 +102,31 @@ class Broadcasts:
     @paddle.no_grad()
     def gradient(self, place: int, follows: bool) -> None:
         self._rounds.computed(place)
-        if not follows:
-            self._rounds.gradient(place)
-            return
         # Taken away at the owner, too: backward may add to it again before the reduce is done. (A view keeps memory.)
         own = self._parameters[place].grad
         gradient = own.view(own.shape)
         self._parameters[place].clear_gradient(False)
-        self._put(place, gradient)
-        while len(self._reducing) > UNDER_WAY:
-            self._settle()
+        if follows:
+            self._put(place, gradient, UNDER_WAY)
+            return
+        if place in self._waiting:  # each is reduced for itself, or bits would depend on how ranks agree
+            self._rounds.flush()
+            if place in self._waiting:  # no other rank had one
+                self._add(place, self._waiting.pop(place))
+        self._waiting[place] = gradient
+        self._rounds.gradient(place)
 
-    def _put(self, place: int, gradient: paddle.Tensor) -> None:
-        """Puts the next gradient of the order into its chunk, and launches a chunk that is complete."""
+    def _put(self, place: int, gradient: paddle.Tensor, under_way: float) -> None:
+        """Puts the next gradient of the order into its chunk, and launches a chunk that is complete, once there are
+        fewer than so many under way."""
         assert self._order is not None
         self._open.append((place, gradient))
         number, numbers = self._reduced, self._order.gradient_chunks
         self._reduced += 1
         if self._reduced < len(numbers) and numbers[self._reduced] == numbers[number]:
             return
+        while len(self._reducing) >= under_way:
+            self._settle()
         places, gradients = zip(*self._open, strict=True)
         self._open = []
         self._reducing.append(Reducing(self._chunk(places), list(gradients), self._group))
@@ -126,8 +135,11 @@ class Broadcasts:
     def _settle(self) -> None:
         """Waits for the first of the chunks that are being reduced: the device, not the host."""
         for place, total in self._reducing.popleft().sums():
-            parameter = self._parameters[place]
-            parameter.grad = total if parameter.grad is None else total + parameter.grad
+            self._add(place, total)
+
+    def _add(self, place: int, total: paddle.Tensor) -> None:
+        """Adds a sum over all ranks to those of the micro-batches before."""
+        self._totals[place] = self._totals[place] + total if place in self._totals else total
 
     @paddle.no_grad()
     def leave(self, order: Order, asked: int, gradients: int, midway: bool) -> None:
@@ -145,34 +157,38 @@ class Broadcasts:
             if places:
                 self._fetching.append(Gathering(self._chunk(places), self._fetches))
             asked = chunk[-1] + 1
-        rest = order.gradients[gradients:]
-        self._hollow |= {p for p in rest if self._mine[p] and self._parameters[p].grad is None}
-        for place in rest:
+        for place in order.gradients[gradients:]:
             parameter = self._parameters[place]
-            self._put(place, paddle.zeros(parameter.shape, parameter.dtype))
+            self._put(place, paddle.zeros(parameter.shape, parameter.dtype), math.inf)
         self._order = None
 
     @paddle.no_grad()
     def finish(self) -> None:
+        self.meet()
+        for place, total in self._totals.items():
+            if place in self._computed:  # else it is zeros of ranks that left an order: no update
+                before = self._parameters[place].grad
+                self._parameters[place]._copy_gradient_from(total if before is None else total + before)
+        self._totals, self._computed = {}, set()
+
+    @paddle.no_grad()
+    def meet(self) -> None:
         while self._reducing:
             self._settle()
         for gathering in self._fetching:
             gathering.wait()  # until then the owners' parameters are read
         self._fetching = []
-        computed = self._rounds.finish()
-        for place in self._hollow - computed:  # nobody has one: then nothing is updated
-            self._parameters[place].clear_gradient(False)
-        self._hollow.clear()
-
-    meet = finish
+        self._computed |= self._rounds.finish()
+        for place, gradient in self._waiting.items():  # an owner's, of which no other rank had one
+            self._add(place, gradient)
+        self._waiting = {}
 
     @paddle.no_grad()
     def _reduce(self, place: int) -> None:
-        """In a round: sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros. The owner's
-        contains the earlier micro-batches; the others' were freed after each."""
-        parameter = self._parameters[place]
-        if parameter.grad is None:
-            parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)
-        dist.reduce(parameter.grad, self._group.ranks[self._owners[place]], group=self._group)
-        if not self._mine[place]:
-            parameter.clear_gradient(False)
+        """In a round: sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros."""
+        gradient = self._waiting.pop(place, None)
+        if gradient is None:
+            gradient = paddle.zeros(self._parameters[place].shape, self._parameters[place].dtype)
+        dist.reduce(gradient, self._group.ranks[self._owners[place]], group=self._group)
+        if self._mine[place]:
+            self._add(place, gradient)

@@ -104,10 +104,9 @@ class Reducing:
         flat = [gradient.reshape([-1]) for gradient in self._gradients]
         others = [rank for rank in range(group.nranks) if rank != me]
         self._given = paddle.concat([flat[index] for rank in others for index in chunk.of(rank)])
-        self._own = paddle.concat([flat[index] for index in chunk.of(me)])
-        self._gradients = []
+        self._gradients = [self._gradients[index] for index in chunk.of(me)]
         size = chunk.size(me)
-        self._rows = paddle.empty([len(others) * size], self._own.dtype)
+        self._rows = paddle.empty([len(others) * size], self._given.dtype)
         return dist.alltoall_single(
             self._rows,
             self._given,
@@ -122,22 +121,21 @@ class Reducing:
         order of ranks, whatever else is in the chunk."""
         for task in self._tasks:
             task.wait()
-        mine = self._chunk.of(self._group.rank)
+        places = [self._chunk.places[index] for index in self._chunk.of(self._group.rank)]
         if self._rows is None:
-            yield from ((self._chunk.places[index], self._gradients[index]) for index in mine)
+            mine = self._chunk.of(self._group.rank)
+            yield from zip(places, (self._gradients[index] for index in mine), strict=True)
             return
-        size = int(self._own.size)
-        rows = [self._rows[at : at + size] for at in range(0, int(self._rows.size), size)]
-        rows.insert(self._group.rank, self._own)
-        total = rows[0]
-        for row in rows[1:]:
-            total = total + row
-        at = 0
-        for index in mine:
-            parameter = self._chunk.parameters[index]
-            size = int(parameter.size)
-            yield self._chunk.places[index], total[at : at + size].view(parameter.shape)
-            at += size
+        size, at = self._chunk.size(self._group.rank), 0
+        for place, own in zip(places, self._gradients, strict=True):
+            starts = range(at, int(self._rows.size), size)
+            parts = [self._rows[start : start + int(own.size)].view(own.shape) for start in starts]
+            parts.insert(self._group.rank, own)
+            total = parts[0] + parts[1]  # of memory of its own: the chunk's goes
+            for part in parts[2:]:
+                total.add_(part)
+            yield place, total
+            at += int(own.size)
 
 
 def _part(task: Any, whole: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:

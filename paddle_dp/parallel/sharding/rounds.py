@@ -98,6 +98,10 @@ class OwnerRounds:
         if self._pending_bytes >= self._round_bytes:
             self._rounds.begin(self._take_pending())
 
+    def flush(self) -> None:
+        """Begins a round for the pending gradients."""
+        self._rounds.begin(self._take_pending())
+
     def fetch(self, values: Iterable[int]) -> None:
         """Begins a round for the values of parameters; it takes the pending gradients, too."""
         self._rounds.begin([*self._take_pending(), *self._as_values(values)])
