@@ -147,20 +147,21 @@ class Stage3:
         if not need:
             return
         self._here.update(need)
-        self._begin(need, ())
+        asked = self._begin(need, ())
         self._diary.need(need)
         if self._order is not None and not self._goes_on(self._order, need):
             self._leave(midway=True)
-        if self._order is None:
+        if self._order is None and not asked:
             self._fetch(need)
         for place in need:
             if not self._mine[place]:
                 self._fill(place)
 
-    def _begin(self, need: Need, gradient: Need) -> None:
-        """At the first event of a pass: chooses the order of the last one that began with it."""
+    def _begin(self, need: Need, gradient: Need) -> bool:
+        """At the first event of a pass: chooses the order of the last one that began with it. Returns whether the need
+        was asked for: once more would be a round that an owner is in alone."""
         if self._begun:
-            return
+            return False
         self._begun, self._followed = True, False
         self._diary, self._at, self._asked = Diary(), 0, 0
         self._since.clear()
@@ -172,8 +173,10 @@ class Stage3:
             order = None
         if self._lender.begin(order, need):
             self._order, self._followed = order, True
-        elif self._lender.strict:
+            return False
+        if self._lender.strict:
             self._note_on_way(need)
+        return self._lender.strict
 
     def _goes_on(self, order: Order, need: Need) -> bool:
         """Asks for what the order says at this need, and the chunks after it; False if it is another need."""
