@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError, gist
 from paddle_dp.parallel.lora import adapted_layers
-from paddle_dp.parallel.trial import trial
+from paddle_dp.parallel.trial import buffers_before, random_state, trial
 from paddle_dp.structure import call
 from paddle_dp.units import Recompute
 
@@ -53,7 +54,8 @@ def _refuse(why: str) -> NoReturn:
 def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool = False) -> None:
     """Makes the model's forward a program, in place, and traces it with `samples`, a batch of inputs, if there are any.
 
-    Raises UsageError where it cannot be traced, and where its low precision is `emulated`.
+    Raises UsageError where it cannot be traced, where the program does not do what the layers do, and where its low
+    precision is `emulated`.
     """
     if emulated:
         _refuse("on CPUs low precision is emulated by hooks on layers: set train.precision=float32")
@@ -64,7 +66,9 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
         return
     try:
         with trial(model), paddle.enable_grad():
-            call(model, samples(), plain_forward(model))
+            inputs = samples()
+            call(model, inputs, plain_forward(model))
+        _compare_with_layers(model, inputs)
     except UsageError:
         raise
     except Exception as error:
@@ -72,6 +76,50 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
             f"train.compile: paddle.jit.to_static cannot trace {type(model).__name__}: {type(error).__name__}: "
             f"{gist(error)} Change what it stumbles over, or set train.compile=false."
         ) from error
+
+
+def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
+    """Raises UsageError where the traced program, called again, has other outputs or fewer gradients than the layers:
+    what Python computes in the forward stays in it as it was, and Paddle's while loop gives no gradients (3.3.1)."""
+    before, undo = (
+        random_state(),
+        buffers_before(model),
+    )  # a forward may have put another tensor in a buffer's place
+    with trial(model), paddle.enable_grad():  # each from the same buffers and the same random numbers
+        program, learned = _outputs_and_gradients(model, inputs)
+    undo()
+    with trial(model), paddle.enable_grad(), layer_by_layer(model):
+        layers, wanted = _outputs_and_gradients(model, inputs)
+        draws = random_state() != before
+    undo()
+    if lacking := [name for name in wanted if name not in learned]:
+        _refuse(
+            f"the program of {type(model).__name__} gives no gradient to {lacking[0]}: take a loop out of its forward"
+        )
+    if draws:
+        return  # each may draw in its own way
+    for one, other in zip(program, layers, strict=True):
+        if not np.allclose(
+            one, other, rtol=1e-2, atol=1e-2 * float(np.abs(other).max(initial=0.0)), equal_nan=True
+        ):
+            _refuse(
+                f"the program of {type(model).__name__}, called a second time, has other outputs than its layers: a "
+                "number that Python computes in the forward, such as a count of calls, stays as it was traced"
+            )
+
+
+def _outputs_and_gradients(model: nn.Layer, inputs: Any) -> tuple[list[Any], list[str]]:
+    """Float outputs of the training model, and the names of parameters that have a gradient of them."""
+    outputs = call(model, inputs, plain_forward(model))
+    tensors = [
+        t for t in paddle.utils.flatten(outputs) if isinstance(t, paddle.Tensor) and t.is_floating_point()
+    ]
+    if learning := [t.astype("float32").square().sum() for t in tensors if not t.stop_gradient]:
+        paddle.add_n(learning).backward()
+    named = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    for parameter in model.parameters():
+        parameter.clear_gradient(False)
+    return [t.detach().astype("float32").numpy() for t in tensors], named
 
 
 class Program:

@@ -63,6 +63,39 @@ def test_a_program_gives_what_the_layers_give(name: str) -> None:
         assert float((found[key] - value).abs().max()) <= 1e-5 * max(float(value.abs().max()), 1e-3), key
 
 
+class Counting(nn.Layer):
+    """Divides by the number of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        self.calls += 1
+        return self.layer(x) / self.calls
+
+
+class Looping(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        done = 0
+        while x.abs().max() > 1e-2 and done < 3:
+            x = paddle.tanh(self.layer(x)) * 0.5
+            done += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(Counting, "a second time"), (Looping, "no gradient to layer.weight")]
+)
+def test_a_program_that_does_not_do_what_the_layers_do_is_refused(model: type[nn.Layer], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        compiled(model(), lambda: paddle.randn([6, 4]))
+
+
 def test_hooks_are_called_layer_by_layer_only() -> None:
     model, seen = nn.Sequential(nn.Linear(4, 4)), []
     compiled(model, lambda: paddle.randn([2, 4]))
