@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,51 @@ def test_a_rank_that_leaves_the_order_learns_what_one_process_learns(
             assert ours["held_out"] == pytest.approx(one["held_out"], rel=1e-9)
             for name, weight in ours["weights"].items():
                 np.testing.assert_allclose(weight, one["weights"][name], atol=1e-9, err_msg=name)
+
+
+def gradients(folder: str, prefetch: int) -> tuple[list[dict[int, str]], int]:
+    """In a rank: of four steps of two micro-batches, the bits of the gradients that this rank owns; and its rounds."""
+    import paddle
+
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel.sharding.broadcasts import Broadcasts
+    from paddle_dp.parallel.sharding.rounds import Rounds
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+    from tests.sim.recipes import gpt
+
+    mesh, seen, rounds = join(), [], []
+    finish, one_round = Broadcasts.finish, Rounds._round
+
+    def finished(self: Any) -> None:
+        finish(self)
+        own = {place: self._parameters[place].grad for place, mine in enumerate(self._mine) if mine}
+        seen.append({place: g.numpy().tobytes().hex() for place, g in own.items() if g is not None})
+
+    def counted(self: Any, *given: Any, **more: Any) -> bool | None:
+        rounds.append(given)
+        return one_round(self, *given, **more)
+
+    Broadcasts.finish, Rounds._round = finished, counted  # type: ignore[method-assign]
+    try:
+        (own := Path(folder) / str(mesh.rank)).mkdir(exist_ok=True)
+        layout = f"{{use: hybrid, sharding: 2, sharding_stage: 3, prefetch: {prefetch}}}"
+        trainer = build(read_recipe(gpt(own), [f"strategy={layout}", f"output_dir={own}"]), mesh)
+        for batch in trainer.loader.read(0):
+            trainer._learn(batch, True)
+        paddle.device.synchronize()
+        mesh.wait("the end")
+    finally:
+        Broadcasts.finish, Rounds._round = finish, one_round  # type: ignore[method-assign]
+    return seen, len(rounds)
+
+
+@pytest.mark.long
+def test_sent_ahead_or_in_rounds_gradients_have_the_same_bits(tmp_path: Path) -> None:
+    """A run that goes on from a checkpoint begins in rounds where the other one followed an order."""
+    in_rounds, ahead = (run_ranks(gradients, 2, str(tmp_path), prefetch) for prefetch in (0, 1))
+    assert any(in_rounds[0][0])
+    for one, other in zip(in_rounds, ahead, strict=True):
+        assert one[0] == other[0]
+    assert in_rounds[0][1] == in_rounds[1][1]  # no rank begins a round alone
+    assert ahead[0][1] == ahead[1][1] < in_rounds[0][1] / 2
