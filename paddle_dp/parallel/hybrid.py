@@ -64,14 +64,14 @@ class HybridLearner(Learner):
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
                 keepers = [among(degrees, owner, "data", "sequence") for owner in owners]
             return PushedGradients(ranks, me, self.trainable, keepers, each)
-        replicas = self._new_group("data", "sequence")
+        replicas, fine = self._new_group("data", "sequence"), degrees.tensor > 1 or degrees.sequence > 1
         if zero is None:
             assert replicas is not None
-            return BucketedGradients(replicas, self.trainable)
+            return BucketedGradients(replicas, self.trainable, fine=fine)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
         assert zero.lanes is not None
         group = zero.lanes.groups[0]
-        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes)
+        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, fine)
 
     def _new_group(self, *axes: str) -> Group | None:
         """A process group of its own for these axes: others must not come between its collectives. None for one rank

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.parallel.exchange.buckets import SMALLEST, fill
+from paddle_dp.parallel.exchange.buckets import FINEST, SMALLEST, fill
 from paddle_dp.parallel.exchange.pieces import LEAST, MOST, cut
 
 
@@ -36,3 +36,10 @@ def test_buckets_are_in_the_order_of_backward_of_one_kind_and_closed_when_full()
 
 def test_a_bucket_that_never_fills_leaves_when_its_last_gradient_is_there():
     assert [one.places for one in fill([5, 5, 5], ["b", "a", "a"], 4)] == [(2, 1), (0,)]
+
+
+def test_fine_buckets_keep_what_layers_exchange_waiting_for_a_shorter_time():
+    sizes = [FINEST // 16] * 128  # 8 MB
+    plain, fine = (fill(sizes, [0] * len(sizes), 4, fine=fine) for fine in (False, True))
+    assert {4 * one.size for one in plain} == {SMALLEST}
+    assert {4 * one.size for one in fine} == {FINEST}

@@ -29,10 +29,11 @@ class BucketedGradients:
     what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves each
     byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size.
     Those of different owners travel at the same time, in their `lanes`: groups of the same ranks.
+    `fine`: of smaller buckets, for exchanges within layers wait for them.
     With `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - groups, what they exchange, and how the layout does
         self,
         group: Group,
         parameters: Sequence[paddle.Tensor],
@@ -40,6 +41,7 @@ class BucketedGradients:
         replicas: Group | None = None,
         each_micro_batch: bool = False,
         lanes: Lanes | None = None,
+        fine: bool = False,
     ):
         self._lanes = lanes or Lanes([group])
         self.each_micro_batch = each_micro_batch
@@ -51,7 +53,7 @@ class BucketedGradients:
         ]
         sizes = [int(parameter.size) for parameter in parameters]
         width = max((int(parameter.element_size()) for parameter in parameters), default=4)
-        self._buckets = fill(sizes, kinds, width, len(set(owners)) if owners is not None else 1)
+        self._buckets = fill(sizes, kinds, width, len(set(owners)) if owners is not None else 1, fine)
         self._of_place = {place: number for number, one in enumerate(self._buckets) for place in one.places}
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 SMALLEST, LARGEST = 1 << 20, 25 << 20  # bytes of a bucket
-PARTS = (
-    8  # a bucket is this part of all gradients, between those bounds: the last one is not hidden by anything
-)
+PARTS = 8  # a bucket is this part of all gradients, between those bounds: nothing hides the last one
+# The same where layers exchange activations: each exchange of theirs, for which compute waits, may wait for a bucket.
+FINE_PARTS, FINEST = 32, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,17 @@ class Bucket:
     size: int
 
 
-def fill(sizes: Sequence[int], kinds: Sequence[Hashable], width: int, owners: int = 1) -> list[Bucket]:
+def fill(
+    sizes: Sequence[int], kinds: Sequence[Hashable], width: int, owners: int = 1, fine: bool = False
+) -> list[Bucket]:
     """The buckets of gradients of these `sizes`, in elements of `width` bytes, in the order in which they are complete
-    when backward computes the last gradient first; each of one kind.
+    when backward computes the last gradient first; each of one kind. `fine`: layers exchange activations meanwhile.
 
     A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. It is a function
-    of the model alone: the bits of a fused all-reduce depend on where in it a gradient lies.
+    of the model and the layout alone: the bits of a fused all-reduce depend on where in it a gradient lies.
     """
-    cap = min(max(width * sum(sizes) // PARTS // owners, SMALLEST), LARGEST)
+    parts, smallest = (FINE_PARTS, min(SMALLEST, FINEST)) if fine else (PARTS, SMALLEST)
+    cap = min(max(width * sum(sizes) // parts // owners, smallest), LARGEST)
     filling: dict[Hashable, list[int]] = {}
     full: list[list[int]] = []
     for place in reversed(range(len(sizes))):
