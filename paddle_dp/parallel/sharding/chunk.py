@@ -72,8 +72,12 @@ class Gathering:
             for index in chunk.of(rank) if rank != me else []:
                 parameter = chunk.parameters[index]
                 size = int(parameter.size)
-                self.values[chunk.places[index]] = partial(_part, task, out, at, size, parameter.shape)
+                self.values[chunk.places[index]] = partial(self._part, out, at, size, parameter.shape)
                 at += size
+
+    def _part(self, whole: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:
+        self.wait()  # at the chunk's first value: the copies that were sent go then
+        return whole[start : start + size].view(shape)
 
     def _one_by_one(self, chunk: Chunk, group: Group) -> None:
         for place, parameter, owner in zip(chunk.places, chunk.parameters, chunk.owners, strict=True):
@@ -136,11 +140,6 @@ class Reducing:
                 total.add_(part)
             yield place, total
             at += int(own.size)
-
-
-def _part(task: Any, whole: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:
-    task.wait()
-    return whole[start : start + size].view(shape)
 
 
 def _whole(task: Any, whole: paddle.Tensor) -> paddle.Tensor:
