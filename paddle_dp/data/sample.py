@@ -217,7 +217,7 @@ def stack(dataset: Dataset, indices: Indices, samples: Sequence[Arrays]) -> Arra
         if not _alike(sample, first):
             other = f"{name(dataset, int(indices[0]))} is {describe(first)}"
             raise DataError(
-                f"{name(dataset, index)} is {describe(sample)} but {other}: they cannot be stacked to a batch"
+                f"{name(dataset, index)} is {describe(sample)} but {other}: they cannot be stacked to a batch{PAD}"
             )
     return mapped(lambda *arrays: np.stack(arrays), *samples)
 
@@ -226,6 +226,9 @@ def _alike(one: Arrays, other: Arrays) -> bool:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.shape == other.shape and one.dtype == other.dtype
     return describe(one) == describe(other)
+
+
+PAD = " (loader.pad makes arrays of unequal lengths equal)"
 
 
 def _some(indices: Indices) -> str:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from paddle_dp.data.sample import (
+    PAD,
     Arrays,
     Dataset,
     MicroArrays,
@@ -258,7 +259,7 @@ def _some(arrays: Arrays, rows: int | slice) -> Arrays:
 def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: Pair) -> None:
     if difference := spec.difference(pair):
         raise DataError(
-            f"{name(dataset, index)} is {difference} as others: they cannot be stacked to a batch"
+            f"{name(dataset, index)} is {difference} as others: they cannot be stacked to a batch{PAD}"
         )
 
 

@@ -235,4 +235,7 @@ def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
     words = [f"{ranks} on {where}"]
     if threads:
         words.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
+    if not plan.devices and plan.ranks > plan.machine.cores:
+        cores = plan.machine.cores
+        words.append(f"they share {cores} core{'s' * (cores != 1)}, and take turns")
     return " · ".join([*words, str(what)])

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from paddle_dp.plan.step_parts import RankParts, slowest
 
-MATTERS = 0.05  # of a step: what gains less is not worth a line
+MATTERS = 0.08  # of a step: what gains less is not worth a line
+SHORT = 5e-3  # seconds of a step, below which handing a batch over from a worker takes what the worker saves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Change:
 
 
 def changes(parts: Sequence[RankParts], facts: Facts) -> list[Change]:
-    """What gains at least 5 % of a step, the largest gain first; settings before hardware."""
+    """What gains at least 8 % of a step, the largest gain first; settings before hardware."""
     step = _step(parts)
     found = [
         change
@@ -54,6 +55,7 @@ def changes(parts: Sequence[RankParts], facts: Facts) -> list[Change]:
             _bubble,
             _larger_batch,
             _fewer_ranks,
+            _as_many_as_cores,
             _slow_rank,
             _more_ranks,
         )
@@ -97,9 +99,7 @@ def _wire(parts: Sequence[RankParts]) -> float:
 def _workers(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     needed, seconds = workers_that_would_do(parts, facts)
     read = max(part.data for part in parts)
-    if needed == facts.num_workers or read < 2 * MATTERS * _step(
-        parts
-    ):  # to hand a batch over takes time, too
+    if needed == facts.num_workers or read < MATTERS * _step(parts) or _step(parts) < SHORT:
         return
     yield Change(
         what=f"loader.num_workers={needed}",
@@ -152,7 +152,8 @@ def _larger_batch(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     if len(parts) > 1 and facts.degrees.get("pipeline", 1) == 1:
         yield Change(
             what=f"train.batch={2 * facts.batch}, with the learning rate that fits it",
-            why=f"exchange and update take {_ms(once)} of a step, for any number of samples",
+            why=f"exchange and update take {_ms(once)} of a step, for any number of samples; for the same "
+            f"{facts.batch} samples:",
             seconds=_step(parts) - once / 2,
         )
 
@@ -173,6 +174,16 @@ def _fewer_ranks(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
             what="--ranks 1",
             why="the ranks' exchange takes longer than it saves",
             seconds=one + max(part.update + part.callbacks for part in parts),
+        )
+
+
+def _as_many_as_cores(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
+    """Ranks that share cores take turns; as many as there are cores do the same work, without the turns."""
+    if facts.device == "cpu" and facts.local_ranks > facts.cores and facts.degrees.keys() <= {"data"}:
+        yield Change(
+            what=f"--ranks {facts.cores}",
+            why=f"{facts.local_ranks} ranks share {facts.cores} cores, and take turns",
+            seconds=min(sum(part.busy for part in parts) / facts.cores, _step(parts)),
         )
 
 

@@ -74,7 +74,7 @@ def sent(
 ) -> list[Sent]:
     """All that `rank` sends in one step. `between` None: activations, of which nothing is known, are left out."""
     memory = rank_memory(blocks, layout, rank)
-    sizes = distinct(blocks, memory.blocks, layout.degrees.tensor)
+    sizes = distinct(blocks, memory.blocks, layout.degrees.tensor, frozen=False)
     found = [*_gradients(layout, memory, sizes, micro_batches)]
     if between is not None:
         found += [

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from paddle_dp.plan.changes import Change, changes, workers_that_would_do
+from paddle_dp.plan.changes import SHORT, Change, changes, workers_that_would_do
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.step_parts import RankParts, slowest
 
@@ -34,7 +34,7 @@ def starved(measured: Measured) -> str:
     parts, facts = measured.parts, measured.facts
     step, read = max(part.step for part in parts), max(part.data for part in parts)
     needed, seconds = workers_that_would_do(parts, facts)
-    if read < STARVED * step or needed == facts.num_workers or seconds > 0.9 * step:
+    if step < SHORT or read < STARVED * step or needed == facts.num_workers or seconds > 0.9 * step:
         return ""
     return (
         f"{read / step:.0%} of the time waits for data: loader.num_workers={needed} would do "

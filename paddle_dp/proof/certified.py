@@ -49,7 +49,7 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
         same = train_again(interval.cut(steps), content, run, f" ({number} of {len(wanted)})")
         good = good and same
     if not wanted and content["replay"]:
-        print(f"any step again, on one process: {content['replay']}")
+        print(f"any step again, on one process: {certificates.replay_command(run)}")
     return GOOD if good else BAD
 
 

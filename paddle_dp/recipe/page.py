@@ -12,6 +12,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.part.shelf import shipped
 from paddle_dp.part.words import Keys
 
 _NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")}
@@ -168,7 +169,11 @@ def _unreadable(path: Path, error: OSError) -> str:
         inside = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
         return f"is a folder, not a recipe.{f' Did you mean {inside[0]}?' if inside else ''}"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
+        if not path.suffix and path.parent == Path():  # the name of a shipped recipe
+            known = sorted(file.stem for file in (shipped("configs") or Path()).glob("*.yaml"))
+            meant = did_you_mean(path.name, known, "There are")
+            return f"there is no such file, and no shipped recipe of that name.{meant}"
+        beside = sorted(file.name for file in path.parent.glob("[!.]*.y*ml"))
         hint = did_you_mean(path.name, beside, "Beside it:") if beside else ""
         return f"there is no such file.{hint}"
     return f"cannot be read: {error.strerror}"

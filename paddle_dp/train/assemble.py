@@ -24,7 +24,7 @@ from paddle_dp.parallel.given_optimizer import check_within
 from paddle_dp.structure import mapped
 from paddle_dp.train import consistency, same_run
 from paddle_dp.train.certificate import CertificateWriter
-from paddle_dp.train.initial import load_initial
+from paddle_dp.train.initial import load_initial, other_settings
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Setup
@@ -114,6 +114,8 @@ class Assembly:
         learner = self._placed(task)
         if load is not None and tables is not None:
             lines = load_initial(load, learner, tables, task.added)
+            if self.setup.recipe is not None:
+                lines += other_settings(Path(load.path).expanduser(), self.setup.recipe.model.settings)
             if self.mesh.is_main and not resumes:
                 print("\n".join(lines), flush=True)
         return learner

@@ -5,6 +5,7 @@ Weights and buffers only: the optimizer, the progress and the order of samples b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,28 @@ from paddle_dp.checkpoint import fill
 from paddle_dp.checkpoint.matching import match, table
 from paddle_dp.checkpoint.other_names import Tables, translated
 from paddle_dp.checkpoint.source import source
-from paddle_dp.errors import CheckpointError, PaddleDPError
+from paddle_dp.errors import CheckpointError, PaddleDPError, RecipeError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Load
+from paddle_dp.recipe.page import read_page
+from paddle_dp.recipe.write import RESOLVED
+
+
+def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
+    """A line for each setting of the model that another run had, of which `path` is the folder or a checkpoint: weights
+    of equal shapes fit, and the model is another one. `model`: the settings now, with `use`."""
+    run = next((place for place in (path, *path.parents[:2]) if (place / RESOLVED).is_file()), None)
+    try:
+        before = read_page(run / RESOLVED).values.get("model") if run is not None else None
+    except RecipeError:
+        return []
+    if not isinstance(before, Mapping) or before.get("use") != model.get("use"):
+        return []
+    keys = [
+        key for key in model if key in before and key not in ("use", "from") and before[key] != model[key]
+    ]
+    return [f"  model.{key} was {before[key]} there and is {model[key]} here" for key in keys]
 
 
 def load_initial(
