@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
@@ -47,25 +47,23 @@ def left_out() -> AbstractContextManager[None]:
 
 
 def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
-    def make(quiet: Callable[..., Any]) -> Callable[..., Any]:
+    def make(exchanging: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
-        def early(self: Any, more_to_come: bool) -> Iterator[None]:
-            with quiet(self, not more_to_come):
+        def early(self: Any, last: bool) -> Iterator[None]:
+            with exchanging(self, not last):
                 yield
-            if more_to_come:
+            if not last:
                 self._ahead.finish()
 
         return early
 
     nothing_later = replaced(f"{PUSHING}._all_reduce_gradients", lambda _: lambda self: None)
-    return all_of(nothing_later, replaced(f"{PUSHING}._no_sync", make))
+    return all_of(nothing_later, replaced(f"{PUSHING}._exchanging", make))
 
 
 def no_exchange() -> AbstractContextManager[None]:
     """Every rank trains alone; all curves look right."""
-    nothing_ahead = replaced(
-        f"{PUSHING}._no_sync", lambda quiet: lambda self, more_to_come: quiet(self, True)
-    )
+    nothing_ahead = replaced(f"{PUSHING}._exchanging", lambda _: lambda self, last: nullcontext())
     return all_of(nothing_ahead, replaced(f"{PUSHING}._all_reduce_gradients", lambda _: lambda self: None))
 
 
