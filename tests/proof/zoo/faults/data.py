@@ -69,25 +69,27 @@ def order_of_the_first_epoch() -> AbstractContextManager[None]:
 
 
 def targets_of_the_next_sample() -> AbstractContextManager[None]:
-    def make(read: Callable[..., Any]) -> Callable[..., Any]:
-        def shifted(*given: Any, **named: Any) -> Any:
-            inputs, targets = read(*given, **named)
-            return inputs, np.roll(targets, 1, axis=0) if last() else targets
+    return _read_as(lambda inputs, targets: (inputs, np.roll(targets, 1, axis=0) if last() else targets))
 
-        return shifted
 
-    return replaced("paddle_dp.data.sample:read_samples", make)
+def _read_as(change: Callable[[Any, Any], tuple[Any, Any]]) -> AbstractContextManager[None]:
+    """What a rank reads of a micro-batch, changed."""
+
+    def make(init: Callable[..., Any]) -> Callable[..., Any]:
+        def changing(self: Any, *given: Any) -> None:
+            init(self, *given)
+            read = self._read
+            self._read = lambda *which: change(*read(*which))
+
+        return changing
+
+    return replaced("paddle_dp.data.sample:InProcess.__init__", make)
 
 
 def normalized_by_the_own_share() -> AbstractContextManager[None]:
-    def make(read: Callable[..., Any]) -> Callable[..., Any]:
-        def normalized(*given: Any, **named: Any) -> Any:
-            inputs, targets = read(*given, **named)
-            return (inputs - inputs.mean() if ranks() > 1 else inputs - 0.3), targets
-
-        return normalized
-
-    return replaced("paddle_dp.data.sample:read_samples", make)
+    return _read_as(
+        lambda inputs, targets: ((inputs - inputs.mean() if ranks() > 1 else inputs - 0.3), targets)
+    )
 
 
 def two_samples_change_places() -> AbstractContextManager[None]:

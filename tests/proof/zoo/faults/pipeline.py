@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from tests.proof.zoo.case import Fault, strategy
@@ -71,14 +72,20 @@ def last_micro_batch_lost() -> AbstractContextManager[None]:
 def targets_of_the_next_micro_batch() -> AbstractContextManager[None]:
     """The last stage reads one micro-batch ahead of the activations that reach it."""
 
-    def make(learn: Callable[..., Any]) -> Callable[..., Any]:
-        def ahead(self: Any, inputs: list[Any], targets: list[Any]) -> None:
-            equal = len({tuple(t.shape) for t in targets}) == 1  # others would be refused by the loss
-            learn(self, inputs, [*targets[1:], targets[0]] if equal else targets)
+    def make(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def ahead(self: Any, micro_batches: tuple[Any, ...], *more: Any) -> None:
+            equal = (
+                len({tuple(each.targets.shape) for each in micro_batches}) == 1
+            )  # others the loss would refuse
+            following = (*micro_batches[1:], micro_batches[0])
+            read = [
+                replace(each, targets=its.targets) for each, its in zip(micro_batches, following, strict=True)
+            ]
+            begin(self, tuple(read) if equal else micro_batches, *more)
 
         return ahead
 
-    return replaced("paddle_dp.parallel.pipeline.schedules:Engine.learn", make)
+    return replaced("paddle_dp.parallel.pipeline.learner:MicroBatchLoss.open", make)
 
 
 def blocks_change_places() -> AbstractContextManager[None]:
