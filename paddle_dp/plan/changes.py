@@ -152,8 +152,8 @@ def _larger_batch(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     if len(parts) > 1 and facts.degrees.get("pipeline", 1) == 1:
         yield Change(
             what=f"train.batch={2 * facts.batch}, with the learning rate that fits it",
-            why=f"exchange and update take {_ms(once)} of a step, for any number of samples; for the same "
-            f"{facts.batch} samples:",
+            why=f"exchange and update take {_ms(once)} of a step, for any number of samples; the times are those of "
+            f"{facts.batch} samples",
             seconds=_step(parts) - once / 2,
         )
 
