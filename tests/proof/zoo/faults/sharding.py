@@ -60,15 +60,16 @@ def owners_decay_twice() -> AbstractContextManager[None]:
 
 def stale_loan() -> AbstractContextManager[None]:
     """ZeRO-3: a rank keeps the first values that it gathered, and computes with them for ever."""
-    first: dict[int, Any] = {}
+    first: dict[tuple[int, str], Any] = {}
 
     def make(fill: Callable[..., Any]) -> Callable[..., Any]:
         def keeping_the_first(self: Any, place: int) -> None:
             fill(self, place)
-            if place in first:
-                first[place].clone()._share_buffer_to(self._parameters[place])
+            key = place, str(self._parameters[place].dtype)  # a proof has two runs in a process
+            if key in first:
+                first[key].clone()._share_buffer_to(self._parameters[place])
             else:
-                first[place] = self._parameters[place].detach().clone()
+                first[key] = self._parameters[place].detach().clone()
 
         return keeping_the_first
 
