@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -298,7 +298,6 @@ def merge(
     An adapter is added to the weights that it stands on, and the file is the plain model's, too.
     """
     from paddle_dp import checkpoint as checkpoints
-    from paddle_dp.recipe import resolved
 
     folder = run / "checkpoints"
     found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
@@ -309,17 +308,7 @@ def merge(
         typer.echo(f"{out}: {checkpoints.merge(found, out, ema=ema)} tensors of {found}")
         return
     folder = found.resolve().parent.parent
-    _run(
-        Job(
-            entry_point="merge",
-            recipe=resolved(folder),
-            overrides=_PLAIN,
-            ranks=1,
-            output_dir=folder,
-            quiet=True,
-            extra={"to": str(out), "checkpoint": str(found), **averaged(ema)},
-        )
-    )
+    _of_run("merge", folder, {"to": str(out), "checkpoint": str(found), **averaged(ema)}, _PLAIN)
 
 
 def generate(
@@ -341,8 +330,6 @@ def generate(
     On a terminal, characters that do not print are shown as escapes such as \\x1b; a file or a pipe gets them as they
     are.
     """
-    from paddle_dp.recipe import resolved
-
     options = {
         "prompt": prompt,
         "tokens": tokens,
@@ -353,17 +340,7 @@ def generate(
         **averaged(ema),
     }
     alone = ("strategy.use=single",)
-    _run(
-        Job(
-            entry_point="generate",
-            recipe=resolved(run),
-            overrides=alone,
-            ranks=1,
-            output_dir=run,
-            quiet=True,
-            extra=options,
-        )
-    )
+    _of_run("generate", run, options, alone)
 
 
 def predict(
@@ -388,8 +365,6 @@ def predict(
     Files are read as the run's data set reads held-out samples; arrays have the shape of one sample, or of n. The data
     set itself is not needed.
     """
-    from paddle_dp.recipe import resolved
-
     options = {
         "files": files,
         "checkpoint": checkpoint,
@@ -398,17 +373,7 @@ def predict(
         "csv": as_csv,
         "out": None if out is None else str(out if out.suffix else out.with_suffix(".npz")),
     }
-    _run(
-        Job(
-            entry_point="predict",
-            recipe=resolved(run),
-            overrides=_PLAIN,
-            ranks=1,
-            output_dir=run,
-            quiet=True,
-            extra=options,
-        )
-    )
+    _of_run("predict", run, options, _PLAIN)
 
 
 def export(
@@ -427,8 +392,6 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's model as a program that runs without this package, proven equal to the model."""
-    from paddle_dp.recipe import resolved
-
     if hf is not None and (onnx or out is not None):
         raise UsageError("--hf DIR writes weights alone: call export again for a program.")
     if onnx:
@@ -439,17 +402,7 @@ def export(
         **averaged(ema),
         "onnx": onnx,
     }
-    _run(
-        Job(
-            entry_point="export" if hf is None else "export_weights",
-            recipe=resolved(run),
-            overrides=_PLAIN,
-            ranks=1,
-            output_dir=run,
-            quiet=True,
-            extra=options,
-        )
-    )
+    _of_run("export" if hf is None else "export_weights", run, options, _PLAIN)
 
 
 def dashboard(
@@ -587,6 +540,23 @@ def schema() -> None:
     from paddle_dp.recipe import json_schema
 
     print(json.dumps(json_schema(), indent=2))
+
+
+def _of_run(entry_point: str, run: Path, options: Mapping[str, Any], overrides: tuple[str, ...]) -> NoReturn:
+    """Calls an entry point with a run's recipe and these options, in one process, which prints all there is to say."""
+    from paddle_dp.recipe import resolved
+
+    _run(
+        Job(
+            entry_point=entry_point,
+            recipe=resolved(run),
+            overrides=overrides,
+            ranks=1,
+            output_dir=run,
+            quiet=True,
+            extra=options,
+        )
+    )
 
 
 def _run(job: Job) -> NoReturn:
