@@ -22,18 +22,10 @@ from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.state import load_model
 from paddle_dp.units import Every
-from tests.parity import assert_same, train, train_each, truth, weights
+from tests.parity import LAYOUTS, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
 EMA = ("ema={decay: 0.8, every: 2 steps}", "strategy.check_every=null")
-LAYOUTS = {
-    "data": "{use: data_parallel}",
-    "sharding 1": "{use: hybrid, sharding: 2}",
-    "sharding 2": "{use: hybrid, sharding: 2, sharding_stage: 2}",
-    "sharding 3": "{use: hybrid, sharding: 2, sharding_stage: 3}",
-    "pipeline": "{use: hybrid, pipeline: 2}",
-    "tensor": "{use: hybrid, tensor: 2}",
-}
 
 
 @pytest.mark.parametrize(("warmup", "decays"), [(False, [0.9, 0.9]), (True, [2 / 11, 3 / 12])])

@@ -22,6 +22,7 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.entry_points import merge
+from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
@@ -29,13 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LORA = "adapter={use: lora, rank: 2, match: ['blocks.[134].*', 'blocks.5.out']}"
 # A second Linear's bias is trained, too: what is exempt from the freezing is saved with the adapters.
 MORE = (LORA, "optimizer.groups=[{match: 'blocks.2.*.bias', frozen: false}]", "optimizer.clip=0.5")
-LAYOUTS = {
-    "data": "{use: data_parallel}",
-    "sharding 1": "{use: hybrid, sharding: 2}",
-    "sharding 2": "{use: hybrid, sharding: 2, sharding_stage: 2}",
-    "sharding 3": "{use: hybrid, sharding: 2, sharding_stage: 3}",
-    "pipeline": "{use: hybrid, pipeline: 2}",
-    "tensor": "{use: hybrid, tensor: 2}",
+LAYOUTS = TWO_RANKS | {
     "tokens": "{use: hybrid, tensor: 2, sequence_parallel: true}",
     "recompute": "{use: hybrid, tensor: 2, recompute: full}",
 }

@@ -12,7 +12,7 @@ from paddle import nn
 from paddle_dp.parallel.parameter_groups import group, told, use_own_decays
 from paddle_dp.part import Group, read_part
 from tests.optimizers.test_optimizers import CASES, RATE, SHELF, gradients, layer, run, wanted
-from tests.parity import assert_same, train_each, truth
+from tests.parity import LAYOUTS, assert_same, train_each, truth
 from tests.ranks import run_ranks
 
 SCALES = {"0.weight": 0.5, "0.bias": 2.0, "1.weight": 1.0, "1.bias": 1.0}
@@ -79,14 +79,6 @@ OPTIMIZER = (
     "{{match: '*.bias', weight_decay: 0.05}}, {{match: 'blocks.3.*', lr_scale: 3.0}}, "
     "{{match: '*', decay_by_depth: 0.8}}]}}"
 )
-LAYOUTS = {
-    "data": "{use: data_parallel}",
-    "sharding 1": "{use: hybrid, sharding: 2}",
-    "sharding 2": "{use: hybrid, sharding: 2, sharding_stage: 2}",
-    "sharding 3": "{use: hybrid, sharding: 2, sharding_stage: 3}",
-    "pipeline": "{use: hybrid, pipeline: 2}",
-    "tensor": "{use: hybrid, tensor: 2}",
-}
 
 
 def _layouts(use: str, names: list[str], folder: Any) -> None:
