@@ -3,7 +3,8 @@
 Nothing here reads data, writes files or knows epochs. `strategies` choose a placement; `mesh` has the ranks.
 """
 
-from paddle_dp.parallel.learner import Dropout, Learner
+from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.passes import Dropout
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.strategy import Strategy, Task, place_whole, prepare
 from paddle_dp.recipe import Precision

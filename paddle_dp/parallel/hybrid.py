@@ -177,9 +177,7 @@ class HybridLearner(Learner):
         with self._serving_others():
             return super().predict(inputs)
 
-    def _forward_again(
-        self, micro_batch: MicroBatch, batch: Batch | None = None
-    ) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         with self._serving_others():
             return super()._forward_again(micro_batch, batch)
 

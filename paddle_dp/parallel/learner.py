@@ -3,63 +3,40 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import paddle
-from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel import first_not_finite, gradients, gradients_again
+from paddle_dp.parallel import gradients
 from paddle_dp.parallel.attributes import Attributes
-from paddle_dp.parallel.batch_norm import SyncBatchNorm, is_local, keeps_statistics
 from paddle_dp.parallel.buffers import Buffers
-from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
 from paddle_dp.parallel.consistency import check_gradients
-from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
-from paddle_dp.parallel.gradient_sketch import Sketches, sketches
 from paddle_dp.parallel.learning_rate import Rate
-from paddle_dp.parallel.loss import Count, Loss, number, numbers
+from paddle_dp.parallel.local_norms import LocalNorms
+from paddle_dp.parallel.loss import Count, number, numbers
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.optimizer_memory import OptimizerMemory
-from paddle_dp.parallel.placed_model import PlacedModel
-from paddle_dp.parallel.precision.amp import MixedPrecision
-from paddle_dp.parallel.samplewise import Samplewise
+from paddle_dp.parallel.passes import Passes, Sums
 from paddle_dp.parallel.trainable import Trainable
-from paddle_dp.parallel.trial import buffers_before, trial
-from paddle_dp.structure import call
+from paddle_dp.parallel.trial import buffers_before
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
 
-Dropout = Literal["exact", "own"]
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
-Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or tensors of one that no one has read yet
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """The loss and its scores for `samples` samples: `sums` by name, and their `count`. `outputs`: this rank's part;
-    `targets` [n, …]."""
-
-    outputs: Any
-    targets: paddle.Tensor
-    sums: dict[str, float]
-    count: float
-    samples: int
 
 
 @dataclass(kw_only=True)
-class Learner(PlacedModel):
+class Learner(Passes):
     """A placed model and its optimizer, which make one update from each global batch; this process has its share of it.
 
     The gradient of an update is the one-process gradient. With any number of micro-batches and ranks, each backward
@@ -68,21 +45,14 @@ class Learner(PlacedModel):
     samples), and the all-reduced gradients are multiplied by samples / count. If nothing in a batch counts, no update
     is made, and `empty` is true until the next one.
 
-    `parallel_model` is what runs forward on this rank: `model` itself, or a wrapper (paddle.DataParallel, a pipeline's
-    engine). The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact`
-    draws the masks of one process. `noticed`: sentences on differences from one process that were known before.
+    `noticed`: sentences on differences from one process that were known before.
     `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next forward
     waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     """
 
-    parallel_model: nn.Layer
-    loss: Loss
     optimizer: paddle.optimizer.Optimizer
     schedule: paddle.optimizer.lr.LRScheduler | None
-    mixed: MixedPrecision
-    dp_world_size: int = 1
-    dropout: Dropout = "exact"
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # under a pipeline: times of its stages
     empty: bool = field(default=False, init=False)
@@ -91,31 +61,19 @@ class Learner(PlacedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
         self._placed_trainable = Trainable(self.named_parameters())
         updated = {id(p) for p in parameters_of(self.optimizer)}
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
-        self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
         self._gradients_checked = False
-        self._exchanges = True  # in the last backward of a batch, where that is when gradients are exchanged
         self._absent = MissingGradients(self.mesh)
-        self._weights: dict[float, paddle.Tensor] = {}
         self.rate = Rate(self.optimizer, self.schedule)
-        number_elements(self.elements())
-        self._draws = Draws(exact=self.dropout == "exact")
         self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
-        self._samplewise = Samplewise(self.loss, self.model)
-        self._tried: Batch | None = (
-            None  # the batch of the samples that are kept for trials, without its data
-        )
+        self._local_norms = LocalNorms(self.named_layers())
         self._optimizer_memory = OptimizerMemory(self.optimizer)
         layers = {f"model.{name}".rstrip("."): layer for name, layer in self.named_layers()}
         owner = self.loss.owner
         loss = {} if owner is None or any(owner is layer for layer in layers.values()) else {"loss": owner}
         self._attributes = Attributes({**layers, **loss, "schedule": self.schedule})
-        self._may_be_local = [(name, layer) for name, layer in self.named_layers() if keeps_statistics(layer)]
-        self._local: frozenset[str] = frozenset()  # names of BatchNorms that are local in this update
-        self._ever_local: frozenset[str] = frozenset()
 
     def lost_of_optimizer(self) -> list[str]:
         """The attributes of a user's optimizer that training has changed and checkpoints do not save. Collective."""
@@ -147,7 +105,8 @@ class Learner(PlacedModel):
         self._begin()
         if self.mesh.ranks > 1:
             self._placed_trainable.check(self._may_freeze)
-        self._look_for_frozen()
+        if self._local_norms.look():
+            self.sync_buffers()  # one that was frozen now uses its running statistics
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
         seen, answered = self._forward_backward(batch, divisor, collect_metrics or accept is not None)
@@ -177,105 +136,10 @@ class Learner(PlacedModel):
         self.rate.step()
         self._synced_buffers.sync()
 
-    def find_not_finite(self, batch: Batch) -> str:
-        """A sentence on the first output, in the model's order, that is not finite in one more forward of this batch;
-        "" if all are finite. Nothing is changed. Collective, and the same on every rank."""
-        batch, outputs = self.mixed.cast_batch(batch), first_not_finite.Outputs()
-        blocks = self._blocks_of_layers()
-        for place, micro_batch in enumerate(batch.micro_batches, start=1):
-            with (
-                trial(self.model),
-                layer_by_layer(self.model),
-                self._dummy() if micro_batch.is_dummy else nullcontext(),
-                outputs.watched(self.named_layers(), blocks, place),
-            ):
-                if not micro_batch.is_dummy:
-                    outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, place)
-                total, _ = self._forward_again(micro_batch, batch)
-                outputs.add(first_not_finite.LOSS, total, sys.maxsize, place)
-        return first_not_finite.first(outputs.found, self.mesh)
-
-    def shared_batch(self, batch: Batch) -> Batch:
-        """A batch of which every rank has the same samples: those of the last rank. Collective."""
-        return gradients_again.shared(self.mixed.cast_batch(batch), self.mesh)
-
-    def gradients_again(self, batch: Batch) -> dict[str, list[int]]:
-        """Digests of the gradients that this rank computes from its samples of a batch, by parameter, before any
-        exchange. Nothing is changed. Collective."""
-        with gradients_again.watched(self._named_trainable) as found:
-            self.compute_alone(batch)
-        return dict(sorted(found.items()))
-
-    def compute_alone(self, batch: Batch) -> None:
-        """Forward and backward of a batch, in which no gradient is exchanged. Nothing is changed. Collective."""
-        self._exchanges = False
-        try:
-            with gradients_again.untouched(self.model, self.loss.owner):
-                self._forward_backward(batch, batch.samples, False)
-                self._finish_exchange()
-        finally:
-            self._exchanges = True
-        for parameter in self.trainable:
-            parameter.clear_gradient(False)
-
-    def _blocks_of_layers(self) -> dict[int, int]:
-        """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
-        their layers in the order of these numbers."""
-        return {}
-
-    def _forward_backward(
-        self, batch: Batch, divisor: float, collect_metrics: bool
-    ) -> tuple[list[Sums], Count]:
-        """Forward and backward of every micro-batch's total / divisor.
-
-        Returns the sums of each (empty without `collect_metrics`), and the loss's count over all of them.
-        """
-        seen: list[Sums] = []
-        counted: Count = 0
-        for place, micro_batch in enumerate(batch.micro_batches, start=1):
-            last = place == len(batch.micro_batches) and self._exchanges
-            with self._dummy() if micro_batch.is_dummy else nullcontext(), self._no_sync(not last):
-                with self._draws.around(batch, micro_batch, self.named_layers):
-                    outputs, total, count = self._forward(micro_batch)
-                if not micro_batch.is_dummy:
-                    with self.mixed.context():  # in the forward's dtypes, or the loss would differ
-                        self._samplewise.look(outputs, micro_batch.targets, total)
-                    self._keep(batch, micro_batch)
-                heartbeat.enter("backward")
-                waiting = last and self.dp_world_size > 1
-                with (
-                    self.mixed.backward_context(),
-                    self._waiting_for_exchange() if waiting else nullcontext(),
-                    self._exchanging(last),
-                ):
-                    total.backward(self._weight(total, self._factor(micro_batch, divisor)))
-            heartbeat.enter("forward")
-            counted = counted if micro_batch.is_dummy else counted + count
-            if collect_metrics:
-                seen.append(self._sums(outputs, total, micro_batch))
-        return seen, counted
-
-    def _keep(self, batch: Batch, micro_batch: MicroBatch) -> None:
-        """Keeps the first samples for the trial in `differences`."""
-        if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
-            self._tried = replace(batch, micro_batches=())
-
     @property
     def _may_freeze(self) -> bool:
         """Whether a parameter may lose its gradient in the midst of a training: DataParallel waits for all of them."""
         return False
-
-    def _look_for_frozen(self) -> None:
-        """Before an update: BatchNorms that were frozen since the last one now use their running statistics, so these
-        are made equal on all ranks. Collective in that case, which is the same on every rank."""
-        now = frozenset(name for name, layer in self._may_be_local if is_local(layer))
-        if self._local - now:
-            self.sync_buffers()
-        self._local, self._ever_local = now, self._ever_local | now
-
-    def _waiting_for_exchange(self) -> AbstractContextManager[None]:
-        """Around the backward in which DataParallel exchanges the gradients."""
-        return self.mesh.waiting("the exchange of gradients", computes=True)
 
     def _all_reduce_gradients(self) -> None:
         """All-reduces gradients after backward; here nothing, but checks that backward left none out."""
@@ -283,14 +147,6 @@ class Learner(PlacedModel):
             lacking = [name for name, parameter in self._named_trainable if parameter.grad is None]
             check_gradients(lacking, self.mesh, first=not self._gradients_checked)
             self._gradients_checked = True
-
-    @cached_property
-    def _named_trainable(self) -> list[tuple[str, paddle.Tensor]]:
-        """Asked for in each update, and looked up once: that takes 0.4 ms in a GPT of 24 blocks."""
-        return self.named_parameters(trainable=True)
-
-    def _finish_exchange(self) -> None:
-        """After a backward: ends the exchanges that it began; here nothing. Collective."""
 
     def _step(self) -> None:
         self.optimizer.step()
@@ -313,8 +169,7 @@ class Learner(PlacedModel):
         """
         if self.mesh.ranks == 1:
             return []
-        were_local = [n for n, layer in self._may_be_local if n in self._ever_local or is_local(layer)]
-        local = self._gather_names(were_local)
+        local = self._gather_names(self._local_norms.names())
         sentences = []
         if local and self.mesh.dp_size > 1:
             layers = "1 BatchNorm layer normalizes"
@@ -326,8 +181,8 @@ class Learner(PlacedModel):
             ]
         sentences += self.noticed
         if self.mesh.dp_size > 1:
-            trial = self._forward_again, self._close(), None if self.mixed.low else self._backward_again
-            sentences += self._samplewise.differences(self.mesh, *trial)
+            backward = None if self.mixed.low else self._backward_again
+            sentences += self._samplewise.differences(self.mesh, self._forward_kept, self._close(), backward)
         return [*sentences, *self._synced_buffers.differences(), *self.random_differences()]
 
     def _gather_names(self, names: list[str]) -> list[str]:
@@ -370,93 +225,13 @@ class Learner(PlacedModel):
             )
         return count
 
-    def score(self, micro_batch: MicroBatch) -> Score | None:
-        """The loss and scores of these samples, in the model's current mode and without gradients.
-
-        None for a dummy, and on a rank whose stage does not have the outputs. All ranks of a reader call it together;
-        those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
-        """
-        micro_batch = self.mixed.cast_micro_batch(micro_batch)
-        outputs = self.predict(micro_batch.inputs)
-        if outputs is None or micro_batch.is_dummy:
-            return None
-        with paddle.no_grad():
-            total, count = self.loss(outputs, micro_batch.targets)
-        sums = self.loss.sums(outputs, micro_batch.targets, total)
-        *values, count = numbers([*sums.values(), count])
-        return Score(
-            outputs=outputs,
-            targets=micro_batch.targets,
-            sums=dict(zip(sums, values, strict=True)),
-            count=count,
-            samples=micro_batch.samples,
-        )
-
-    def predict(self, inputs: Any) -> Any:
-        """The model's outputs without gradients, in the recipe's precision. Collective if `predict_is_collective`."""
-        with paddle.no_grad(), self.mixed.context():
-            return call(self.model, inputs, plain_forward(self.model))
-
     def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
         """Around code that reads or writes the optimizer's states, which may be offloaded."""
         return nullcontext()
 
-    @property
-    def predict_is_collective(self) -> bool:
-        """Whether all readers must call every `predict` together, because it gathers weights from other ranks."""
-        return False
-
-    def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
-        with self.mixed.context():
-            outputs = call(self.parallel_model, micro_batch.inputs, plain_forward(self.model))
-            total, count = self.loss(outputs, micro_batch.targets)
-        return outputs, total, count
-
-    def _forward_again(
-        self, micro_batch: MicroBatch, batch: Batch | None = None
-    ) -> tuple[paddle.Tensor, Count]:
-        """Forward and loss of samples of `batch`, or of those that were kept, with the same dropout masks as before."""
-        with self._draws.scope(self._batch_of(batch), micro_batch), self.mixed.context():
-            outputs = call(self.model, micro_batch.inputs, plain_forward(self.model))
-            return self.loss(outputs, micro_batch.targets)
-
-    def _batch_of(self, batch: Batch | None) -> Batch:
-        """`batch`, or that of the samples that were kept."""
-        found = self._tried if batch is None else batch
-        assert found is not None
-        return found
-
-    def _backward_again(self, total: paddle.Tensor) -> Sketches:
-        """Sketches of the gradients of such a forward; the gradients are cleared."""
-        with self.mixed.backward_context(), self._no_sync(True), self._exchanging(False):
-            total.backward()
-        self._finish_exchange()
-        of_gradients = sketches(self._named_trainable)
-        for parameter in self.trainable:
-            parameter.clear_gradient(False)
-        return of_gradients
-
     def _close(self) -> float:
         """The relative difference that is allowed between totals of the same numbers."""
         return 1e-7 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
-
-    def _factor(self, micro_batch: MicroBatch, divisor: float) -> float:
-        """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean."""
-        if micro_batch.is_dummy:
-            return 0.0
-        scale = self.mixed.scale.scale if self.mixed.scale else 1.0
-        return scale * (1 if self.mixed.low else self.dp_world_size) / divisor
-
-    def _weight(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
-        """`factor` as the gradient from which the backward of `total` starts; cheaper than `total * factor`."""
-        weight = self._weights.get(factor)
-        if weight is None or weight.dtype is not total.dtype:
-            if (
-                len(self._weights) > 16
-            ):  # the cache is for factors that repeat; loss scales and counts may not
-                self._weights.clear()
-            weight = self._weights[factor] = paddle.full(total.shape, factor, total.dtype)
-        return weight
 
     def _unscale(self, factor: float) -> bool:
         """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not
@@ -483,12 +258,6 @@ class Learner(PlacedModel):
             )
         return usable
 
-    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
-        """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
-        sums = self.loss.sums(outputs, micro_batch.targets, total)
-        counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
-        return {name: value if counts else 0.0 for name, value in sums.items()}
-
     def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
         """The sums of all ranks divided by `count`, and the gradient norm; one that is not finite is so on all ranks.
         The device is read once. Collective."""
@@ -508,27 +277,3 @@ class Learner(PlacedModel):
         """This rank's gradients that are not finite, by name, with their contents («3 NaN of 100»)."""
         named = self._named_trainable
         return not_finite((name, p.grad) for name, p in named if p.grad is not None)
-
-    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Disables the wrapper's exchange while more micro-batches follow; the last backward exchanges everything."""
-        return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
-
-    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch's backward, `last` of an update, and no more: gradients of a backward that runs within
-        forward (of an adversary's) are its own affair. Here nothing."""
-        return nullcontext()
-
-    @contextmanager
-    def _dummy(self) -> Iterator[None]:
-        """Around a dummy micro-batch: it takes part in every exchange and does not change running statistics."""
-        kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
-        for norm in self._norms:
-            norm.present = False
-        try:
-            yield
-        finally:
-            for norm in self._norms:
-                norm.present = True
-        with paddle.no_grad():
-            for statistic, value in kept:
-                statistic.set_value(value)

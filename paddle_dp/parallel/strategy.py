@@ -15,10 +15,11 @@ from paddle_dp.parallel.bias_on_cpu import quick_biases
 from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
 from paddle_dp.parallel.given_optimizer import check_dense, check_kept, give_parameters
-from paddle_dp.parallel.learner import Dropout, Learner
+from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.learning_rate import check_rate
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.parameter_groups import use_own_decays
+from paddle_dp.parallel.passes import Dropout
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
 

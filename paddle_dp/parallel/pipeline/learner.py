@@ -16,8 +16,8 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hybrid import HybridLearner
-from paddle_dp.parallel.learner import Sums
 from paddle_dp.parallel.loss import Count, Loss
+from paddle_dp.parallel.passes import Sums
 from paddle_dp.parallel.pipeline.schedules import Engine
 from paddle_dp.parallel.pipeline.stages import LocalStages
 from paddle_dp.parallel.pipeline.timeline import Recorder
@@ -94,12 +94,10 @@ class PipelineLearner(HybridLearner):
             self._keep(batch, micro_batch)
         return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
-    def _forward_again(
-        self, micro_batch: MicroBatch, batch: Batch | None = None
-    ) -> tuple[paddle.Tensor, Count]:
+    def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         """Through all stages; only the last one has a loss."""
         engine: Engine = self.parallel_model
-        scope = self._draws.scope(self._batch_of(batch), micro_batch)
+        scope = self._draws.scope(batch, micro_batch)
         with self._serving_others(), scope, self.mixed.context(), paddle.no_grad():
             outputs = engine.predict(micro_batch.inputs)
             return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)

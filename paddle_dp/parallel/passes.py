@@ -1,0 +1,272 @@
+"""Forward and backward of a batch's micro-batches on a placed model: to learn, to evaluate, and again to look for a
+fault."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.parallel import first_not_finite, gradients_again
+from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
+from paddle_dp.parallel.dropout import Draws, number_elements
+from paddle_dp.parallel.gradient_sketch import Sketches, sketches
+from paddle_dp.parallel.loss import Count, Loss, numbers
+from paddle_dp.parallel.placed_model import PlacedModel
+from paddle_dp.parallel.precision.amp import MixedPrecision
+from paddle_dp.parallel.samplewise import Samplewise
+from paddle_dp.parallel.trial import trial
+from paddle_dp.structure import call
+
+Dropout = Literal["exact", "own"]
+Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or tensors of one that no one has read yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The loss and its scores for `samples` samples: `sums` by name, and their `count`. `outputs`: this rank's part;
+    `targets` [n, …]."""
+
+    outputs: Any
+    targets: paddle.Tensor
+    sums: dict[str, float]
+    count: float
+    samples: int
+
+
+@dataclass(kw_only=True)
+class Passes(PlacedModel):
+    """A placed model that computes batches: forward and loss of each micro-batch, and backward into the gradients.
+
+    `parallel_model` is what runs forward on this rank: `model` itself, or a wrapper (paddle.DataParallel, a pipeline's
+    engine). The wrapper's all-reduce *averages* over `dp_world_size` ranks, which a factor undoes. `dropout`: `exact`
+    draws the masks of one process.
+    """
+
+    parallel_model: nn.Layer
+    loss: Loss
+    mixed: MixedPrecision
+    dp_world_size: int = 1
+    dropout: Dropout = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
+        self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
+        self._exchanges = True  # in the last backward of a batch, where that is when gradients are exchanged
+        self._weights: dict[float, paddle.Tensor] = {}
+        number_elements(self.elements())
+        self._draws = Draws(exact=self.dropout == "exact")
+        self._samplewise = Samplewise(self.loss, self.model)
+        self._tried: Batch | None = None  # that of the samples which are kept for trials, without its data
+
+    def _forward_backward(
+        self, batch: Batch, divisor: float, collect_metrics: bool
+    ) -> tuple[list[Sums], Count]:
+        """Forward and backward of every micro-batch's total / divisor.
+
+        Returns the sums of each (empty without `collect_metrics`), and the loss's count over all of them.
+        """
+        seen: list[Sums] = []
+        counted: Count = 0
+        for place, micro_batch in enumerate(batch.micro_batches, start=1):
+            last = place == len(batch.micro_batches) and self._exchanges
+            with self._dummy() if micro_batch.is_dummy else nullcontext(), self._no_sync(not last):
+                with self._draws.around(batch, micro_batch, self.named_layers):
+                    outputs, total, count = self._forward(micro_batch)
+                if not micro_batch.is_dummy:
+                    with self.mixed.context():  # in the forward's dtypes, or the loss would differ
+                        self._samplewise.look(outputs, micro_batch.targets, total)
+                    self._keep(batch, micro_batch)
+                heartbeat.enter("backward")
+                waiting = last and self.dp_world_size > 1
+                with (
+                    self.mixed.backward_context(),
+                    self._waiting_for_exchange() if waiting else nullcontext(),
+                    self._exchanging(last),
+                ):
+                    total.backward(self._weight(total, self._factor(micro_batch, divisor)))
+            heartbeat.enter("forward")
+            counted = counted if micro_batch.is_dummy else counted + count
+            if collect_metrics:
+                seen.append(self._sums(outputs, total, micro_batch))
+        return seen, counted
+
+    def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
+        with self.mixed.context():
+            outputs = call(self.parallel_model, micro_batch.inputs, plain_forward(self.model))
+            total, count = self.loss(outputs, micro_batch.targets)
+        return outputs, total, count
+
+    def _factor(self, micro_batch: MicroBatch, divisor: float) -> float:
+        """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean."""
+        if micro_batch.is_dummy:
+            return 0.0
+        scale = self.mixed.scale.scale if self.mixed.scale else 1.0
+        return scale * (1 if self.mixed.low else self.dp_world_size) / divisor
+
+    def _weight(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
+        """`factor` as the gradient from which the backward of `total` starts; cheaper than `total * factor`."""
+        weight = self._weights.get(factor)
+        if weight is None or weight.dtype is not total.dtype:
+            if (
+                len(self._weights) > 16
+            ):  # the cache is for factors that repeat; loss scales and counts may not
+                self._weights.clear()
+            weight = self._weights[factor] = paddle.full(total.shape, factor, total.dtype)
+        return weight
+
+    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
+        """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
+        sums = self.loss.sums(outputs, micro_batch.targets, total)
+        counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
+        return {name: value if counts else 0.0 for name, value in sums.items()}
+
+    def _keep(self, batch: Batch, micro_batch: MicroBatch) -> None:
+        """Keeps the first samples for the trial in `differences`."""
+        if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
+            self._tried = replace(batch, micro_batches=())
+
+    @cached_property
+    def _named_trainable(self) -> list[tuple[str, paddle.Tensor]]:
+        """Asked for in each update, and looked up once: that takes 0.4 ms in a GPT of 24 blocks."""
+        return self.named_parameters(trainable=True)
+
+    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        """Disables the wrapper's exchange while more micro-batches follow; the last backward exchanges everything."""
+        return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a micro-batch's backward, `last` of an update, and no more: gradients of a backward that runs within
+        forward (of an adversary's) are its own affair. Here nothing."""
+        return nullcontext()
+
+    def _waiting_for_exchange(self) -> AbstractContextManager[None]:
+        """Around the backward in which DataParallel exchanges the gradients."""
+        return self.mesh.waiting("the exchange of gradients", computes=True)
+
+    def _finish_exchange(self) -> None:
+        """After a backward: ends the exchanges that it began; here nothing. Collective."""
+
+    @contextmanager
+    def _dummy(self) -> Iterator[None]:
+        """Around a dummy micro-batch: it takes part in every exchange and does not change running statistics."""
+        kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
+        for norm in self._norms:
+            norm.present = False
+        try:
+            yield
+        finally:
+            for norm in self._norms:
+                norm.present = True
+        with paddle.no_grad():
+            for statistic, value in kept:
+                statistic.set_value(value)
+
+    def score(self, micro_batch: MicroBatch) -> Score | None:
+        """The loss and scores of these samples, in the model's current mode and without gradients.
+
+        None for a dummy, and on a rank whose stage does not have the outputs. All ranks of a reader call it together;
+        those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
+        """
+        micro_batch = self.mixed.cast_micro_batch(micro_batch)
+        outputs = self.predict(micro_batch.inputs)
+        if outputs is None or micro_batch.is_dummy:
+            return None
+        with paddle.no_grad():
+            total, count = self.loss(outputs, micro_batch.targets)
+        sums = self.loss.sums(outputs, micro_batch.targets, total)
+        *values, count = numbers([*sums.values(), count])
+        return Score(
+            outputs=outputs,
+            targets=micro_batch.targets,
+            sums=dict(zip(sums, values, strict=True)),
+            count=count,
+            samples=micro_batch.samples,
+        )
+
+    def predict(self, inputs: Any) -> Any:
+        """The model's outputs without gradients, in the recipe's precision. Collective if `predict_is_collective`."""
+        with paddle.no_grad(), self.mixed.context():
+            return call(self.model, inputs, plain_forward(self.model))
+
+    @property
+    def predict_is_collective(self) -> bool:
+        """Whether all readers must call every `predict` together, because it gathers weights from other ranks."""
+        return False
+
+    def find_not_finite(self, batch: Batch) -> str:
+        """A sentence on the first output, in the model's order, that is not finite in one more forward of this batch;
+        "" if all are finite. Nothing is changed. Collective, and the same on every rank."""
+        batch, outputs = self.mixed.cast_batch(batch), first_not_finite.Outputs()
+        blocks = self._blocks_of_layers()
+        for place, micro_batch in enumerate(batch.micro_batches, start=1):
+            with (
+                trial(self.model),
+                layer_by_layer(self.model),
+                self._dummy() if micro_batch.is_dummy else nullcontext(),
+                outputs.watched(self.named_layers(), blocks, place),
+            ):
+                if not micro_batch.is_dummy:
+                    outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, place)
+                total, _ = self._forward_again(micro_batch, batch)
+                outputs.add(first_not_finite.LOSS, total, sys.maxsize, place)
+        return first_not_finite.first(outputs.found, self.mesh)
+
+    def _blocks_of_layers(self) -> dict[int, int]:
+        """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
+        their layers in the order of these numbers."""
+        return {}
+
+    def shared_batch(self, batch: Batch) -> Batch:
+        """A batch of which every rank has the same samples: those of the last rank. Collective."""
+        return gradients_again.shared(self.mixed.cast_batch(batch), self.mesh)
+
+    def gradients_again(self, batch: Batch) -> dict[str, list[int]]:
+        """Digests of the gradients that this rank computes from its samples of a batch, by parameter, before any
+        exchange. Nothing is changed. Collective."""
+        with gradients_again.watched(self._named_trainable) as found:
+            self.compute_alone(batch)
+        return dict(sorted(found.items()))
+
+    def compute_alone(self, batch: Batch) -> None:
+        """Forward and backward of a batch, in which no gradient is exchanged. Nothing is changed. Collective."""
+        self._exchanges = False
+        try:
+            with gradients_again.untouched(self.model, self.loss.owner):
+                self._forward_backward(batch, batch.samples, False)
+                self._finish_exchange()
+        finally:
+            self._exchanges = True
+        for parameter in self.trainable:
+            parameter.clear_gradient(False)
+
+    def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
+        """Forward and loss of samples of `batch`, with the same dropout masks as before."""
+        with self._draws.scope(batch, micro_batch), self.mixed.context():
+            outputs = call(self.model, micro_batch.inputs, plain_forward(self.model))
+            return self.loss(outputs, micro_batch.targets)
+
+    def _forward_kept(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
+        """`_forward_again` of samples that were kept for trials."""
+        assert self._tried is not None
+        return self._forward_again(micro_batch, self._tried)
+
+    def _backward_again(self, total: paddle.Tensor) -> Sketches:
+        """Sketches of the gradients of such a forward; the gradients are cleared."""
+        with self.mixed.backward_context(), self._no_sync(True), self._exchanging(False):
+            total.backward()
+        self._finish_exchange()
+        of_gradients = sketches(self._named_trainable)
+        for parameter in self.trainable:
+            parameter.clear_gradient(False)
+        return of_gradients
