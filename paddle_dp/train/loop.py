@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
-from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot, load
+from paddle_dp.checkpoint import load
 from paddle_dp.data import Batch, Loader
 from paddle_dp.errors import (
-    CheckpointError,
     DivergenceError,
     NotFiniteError,
     StoppedError,
@@ -22,28 +19,23 @@ from paddle_dp.errors import (
 )
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.parallel import Learner
-from paddle_dp.parallel.ema import Averages
-from paddle_dp.recipe import Ema, Guard
+from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
-from paddle_dp.train import blame, consistency, out_of_memory, processors, state
-from paddle_dp.train.callback import Callback, Moment, Name
-from paddle_dp.train.evaluate import evaluate, names_of_numbers
-from paddle_dp.train.evaluation import EMA, Evaluation
-from paddle_dp.train.judge import Judge, Refusal
+from paddle_dp.train import blame, consistency, out_of_memory, processors
+from paddle_dp.train.callback import Callback, Moment
+from paddle_dp.train.judge import Refusal
 from paddle_dp.train.measured import Measurements
-from paddle_dp.train.meter import Meter
-from paddle_dp.train.overrides import is_overridden, refuse_overrides
+from paddle_dp.train.moments import Moments
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.run import Run
-from paddle_dp.train.sound import Soundness
 from paddle_dp.train.stopping import StopRequests
 from paddle_dp.train.stragglers import Stragglers
-from paddle_dp.train.unsaved import Unsaved, changes_printed
+from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
 
 
-class TrainingLoop:
+class TrainingLoop(Moments):
     """Trains a learner on a loader's batches. `Trainer` adds `Trainer.of`, which builds the parts for a script.
 
     `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: what is
@@ -61,48 +53,19 @@ class TrainingLoop:
         check_every: Every | None = None,
         guard: Guard | None = None,
     ):
-        self.learner, self.loader, self.mesh = learner, loader, learner.mesh
-        self.run = run or Run.plain(learner.mesh, loader)
-        self.callbacks: tuple[Callback, ...] = ()
-        self._step_callbacks: tuple[Callback, ...] = ()
+        super().__init__(learner, loader, run or Run.plain(learner.mesh, loader), guard or Guard())
         self.check_every = check_every
-        self.averages: Averages | None = None
-        self._base = ""  # the digest of the weights that an adapter stands on
-        self.progress, self.until, self.total_steps = Progress(), Length(0, "steps"), 0
-        self.stopped: str | None = None
+        self.until = Length(0, "steps")
         self._requests = StopRequests(self.mesh)
         self._interrupted: str | None = None  # by whom
-        self.differences: list[str] = []  # from one process's result; complete at the end
         self.empty_batches = 0  # in which no target counted, so that no update was made
-        self.soundness = Soundness(self.run, loader)
-        self.judge = Judge(guard or Guard(), scaled=learner.mixed.scale is not None)
         self._refusals = Refusals(self.judge, learner, loader, self.soundness)
         self._unsteady = ""  # why processors cannot be compared
         self._went_back = False  # to a checkpoint, in the last update
-        self._unsaved = Unsaved()
-        self._in_callbacks = False  # callbacks of a step, an epoch or the end are being called
-        self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
-        self.meter = Meter(self.mesh)
         self.stragglers: Stragglers | None = None
         self.measurements = Measurements(learner, loader, self.run)
         for callback in callbacks:
             self.add(callback)
-
-    def keep_averages(self, settings: Ema) -> None:
-        """Keeps averages of the weights from now on: they begin as these are. Call it on every rank."""
-        self.averages = Averages(self.learner, settings)
-
-    def add(self, callback: Callback) -> None:
-        """Adds a callback, which is called from the next moment on. Call it on every rank.
-
-        Raises UsageError unless it is a Callback, and for a method that looks like a moment's but is never called.
-        """
-        refuse_overrides(callback)
-        # At an epoch and at the end, callbacks that work (evaluate, save) come before those that write about it. At a
-        # step, after them: metrics must be on disk before the checkpoint of the same step.
-        self.callbacks = tuple(sorted([*self.callbacks, callback], key=lambda c: c.reads))
-        # Metrics are read only if a callback overrides `step`.
-        self._step_callbacks = tuple(c for c in reversed(self.callbacks) if is_overridden(c, "step"))
 
     def fit(self, until: Length | str | None = None) -> Progress:
         """Trains from the current progress to `until`, counted from step 0, and returns the progress.
@@ -119,7 +82,7 @@ class TrainingLoop:
             try:
                 self._train_to_the_end()
             except BaseException as error:
-                self._call_failed(error)
+                self.callbacks.tell_failed(self._moment("failed"), error)
                 raise
             finally:
                 self.measurements.drop()
@@ -147,7 +110,7 @@ class TrainingLoop:
         for reads in (
             False,
             True,
-        ):  # the last evaluation and checkpoint may fail: report a good end after them
+        ):  # the last evaluation and checkpoint may fail: a good end is told after them
             self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
 
     def _shares(self) -> list[int]:
@@ -163,118 +126,6 @@ class TrainingLoop:
         raise StoppedError(
             f"stopped by {reason} after step {self.progress.step} of {self.total_steps}: the training is not done."
         )
-
-    def stop(self, reason: str) -> None:
-        """Ends the training after the current update; `end` is still called. Call it on every rank."""
-        self.stopped = reason
-
-    def evaluate(self) -> Evaluation:
-        """Evaluates on every held-out sample and calls `evaluated` of all callbacks. Collective.
-
-        Raises UsageError without held-out data, and NotFiniteError, after the callbacks, if a number of the evaluation
-        is NaN or infinite. When a callback called it, the error is raised after the other callbacks of that moment, so
-        that weights that are finite can still be saved.
-        """
-        if self.run.test_loader is None:
-            raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
-        with heartbeat.within("evaluate"):
-            self.learner.settle()
-            evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
-            if self.averages is not None:
-                with self.averages.in_place():
-                    averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
-                evaluation = evaluation.beside(EMA, averaged)
-        moment = self._moment("evaluated")
-        for callback in self.callbacks:
-            with _at_work(callback, "evaluated"):
-                callback.evaluated(moment, evaluation)
-        if evaluation.not_finite:
-            self._refused = evaluation
-            if not self._in_callbacks:
-                self._refuse_evaluation(evaluation)
-        return evaluation
-
-    def evaluation_names(self) -> set[str]:
-        """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
-        if self.run.test_loader is None:
-            return set()
-        self.learner.settle()
-        with heartbeat.within("evaluate"):
-            names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
-        return names | ({EMA + name for name in names} if self.averages is not None else set())
-
-    def check(self, when: str, states: bool = False) -> None:
-        """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit;
-        with `states`, for optimizer states, too. Collective; the same error on every rank.
-
-        The message names the tensor, its rank, the last good step and the checkpoint to go back to.
-        """
-        self.learner.settle()
-        try:
-            with self.learner.optimizer_states_on_device() if states else nullcontext():
-                self.learner.check(when, state.optimizer_states(self.learner) if states else ())
-        except (DivergenceError, NotFiniteError) as error:
-            raise self.soundness.explained(error, self.progress.step) from None
-        self.soundness.step = self.progress.step
-
-    def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
-        """This rank's part of a checkpoint, after buffers are synchronised; copied into `memory` where that is given.
-        Collective.
-
-        Raises NotFiniteError or DivergenceError, as `check` does: bad weights are not saved.
-        """
-        self.learner.settle()
-        self.learner.sync_buffers()
-        step = self.progress.step
-        self.check(f"before the checkpoint of step {step}, which was not written", states=True)
-        if step:
-            self._unsaved.print_new(self.learner)
-        checks = Checks(agreed=True, finite=True, step=step)
-        guard = self.judge.state()
-        taken = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
-        if self.averages is not None:
-            taken = state.with_averages(taken, self.averages, memory)
-        if self.learner.base:
-            self._base = self._base or state.digest_of_base(self.learner)
-            taken = state.with_base(taken, self._base)
-        return replace(taken, checks=checks)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
-        and the same counts."""
-        self.learner.settle()
-        self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
-        self.judge.load(checkpoint.state.get("guard"))
-
-    def tell_start(self) -> None:
-        """Calls `start` of all callbacks."""
-        moment = self._moment("start")
-        for callback in self.callbacks:
-            with _at_work(callback, "start"):
-                callback.start(moment)
-
-    def tell_saved(
-        self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
-    ) -> None:
-        """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
-        Call it on every rank."""
-        self.learner.settle()
-        moment = replace(self._moment("saved", progress), numbers=numbers or {})
-        for callback in self.callbacks:
-            with _at_work(callback, "saved"):
-                callback.saved(moment, path)
-
-    def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
-        """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
-        every rank."""
-        self.learner.settle()
-        moment = self._moment("save_failed", progress)
-        for callback in self.callbacks:
-            with _at_work(callback, "save_failed"):
-                callback.save_failed(moment, error)
-
-    def _moment(self, name: Name, progress: Progress | None = None) -> Moment:
-        return Moment(name=name, progress=progress or self.progress, trainer=self)
 
     def _train(self) -> None:
         self.meter.read()
@@ -305,9 +156,8 @@ class TrainingLoop:
 
     def _update(self, batch: Batch) -> None:
         step = self.progress.step + 1
-        # Callbacks that read are called after the last update, too; the others, which evaluate or save, have `end`.
         last = step >= self.total_steps
-        due = [c for c in self._step_callbacks if c.due_at_step(step) or (last and c.reads)]
+        due = self.callbacks.due_at_step(step, last)
         reads = any(callback.reads for callback in due)
         rate = self.learner.optimizer.get_lr() if reads else 0.0
         refusal, metrics = self._refusals.again(batch, step), None
@@ -400,9 +250,7 @@ class TrainingLoop:
             if path is None:
                 return False
             checkpoint, batch = load(path, self.mesh), (refusal.epoch, refusal.batch)
-            self.learner.settle()
-            restored = state.restore(checkpoint, self.learner, self.averages)
-            self.progress, self.soundness.step = restored, None
+            self._restore(checkpoint)
             self.judge.go_back(checkpoint.state.get("guard"), batch)
         heartbeat.step = self.progress.step
         self.measurements.drop()
@@ -447,47 +295,3 @@ class TrainingLoop:
         if self.stragglers is not None and (slowest := self.stragglers.slowest) is not None:
             numbers |= {"slowest_rank": float(slowest.rank), "slowest_times_others": slowest.times}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
-
-    def _call_epoch(self) -> None:
-        moment = self._moment("epoch")
-        due = [callback for callback in self.callbacks if callback.due_at_epoch(self.progress.epoch)]
-        self._call("epoch", due, lambda c: c.epoch(moment))
-
-    def _call(self, name: Name, callbacks: Sequence[Callback], call: Callable[[Callback], None]) -> None:
-        """Calls these callbacks. Then raises NotFiniteError if an evaluation of theirs was not finite."""
-        self._in_callbacks = True
-        try:
-            for callback in callbacks:
-                if callback.weights or name != "step":
-                    self.learner.settle()
-                with (
-                    nullcontext() if name == "step" and callback.reads else self.meter.paused(),
-                    _at_work(callback, name),
-                ):
-                    call(callback)
-        finally:
-            self._in_callbacks = False
-        if self._refused is not None:
-            self._refuse_evaluation(self._refused)
-
-    def _refuse_evaluation(self, evaluation: Evaluation) -> NoReturn:
-        """Raises NotFiniteError for an evaluation that is not finite: names bad weights or, if there are none, the bad
-        sample."""
-        when = f"the evaluation after step {self.progress.step}"
-        self.check(f"by {when}")
-        self.soundness.refuse_evaluation(evaluation, when)
-
-    def _call_failed(self, error: BaseException) -> None:
-        """Calls `failed` of all callbacks, which close their files. An error there must not hide the first."""
-        moment = self._moment("failed")
-        for callback in self.callbacks:
-            try:
-                callback.failed(moment, error)
-            except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
-                if sys.version_info >= (3, 11):
-                    error.add_note(f"({type(callback).__name__} failed too: {second})")
-
-
-def _at_work(callback: Callback, name: Name) -> AbstractContextManager[None]:
-    """Around a callback's work: in the heartbeat it is the callback's, «Evaluate.epoch»."""
-    return heartbeat.within("callbacks", f"{type(callback).__name__}.{name}")

@@ -1,0 +1,120 @@
+"""A training's moments: its callbacks are called at each, and may ask for more: an evaluation, an early end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from paddle_dp.data import Loader
+from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.parallel import Learner
+from paddle_dp.recipe import Guard
+from paddle_dp.train.callback import Callback, Moment, Name
+from paddle_dp.train.callback_list import CallbackList
+from paddle_dp.train.evaluate import evaluate, names_of_numbers
+from paddle_dp.train.evaluation import EMA, Evaluation
+from paddle_dp.train.meter import Meter
+from paddle_dp.train.progress import Progress
+from paddle_dp.train.run import Run
+from paddle_dp.train.training_state import TrainingState
+
+
+class Moments(TrainingState):
+    """The training that callbacks see (`Training`), and what calls them."""
+
+    def __init__(self, learner: Learner, loader: Loader, run: Run, guard: Guard):
+        super().__init__(learner, loader, run, guard)
+        self.total_steps = 0
+        self.stopped: str | None = None
+        self.differences: list[str] = []  # from one process's result; complete at the end
+        self.meter = Meter(self.mesh)
+        self.callbacks = CallbackList(learner, self.meter)
+        self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
+
+    def add(self, callback: Callback) -> None:
+        """Adds a callback, which is called from the next moment on. Call it on every rank.
+
+        Raises UsageError unless it is a Callback, and for a method that looks like a moment's but is never called.
+        """
+        self.callbacks.add(callback)
+
+    def stop(self, reason: str) -> None:
+        """Ends the training after the current update; `end` is still called. Call it on every rank."""
+        self.stopped = reason
+
+    def evaluate(self) -> Evaluation:
+        """Evaluates on every held-out sample and calls `evaluated` of all callbacks. Collective.
+
+        Raises UsageError without held-out data, and NotFiniteError, after the callbacks, if a number of the evaluation
+        is NaN or infinite. When a callback called it, the error is raised after the other callbacks of that moment, so
+        that weights that are finite can still be saved.
+        """
+        if self.run.test_loader is None:
+            raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
+        with heartbeat.within("evaluate"):
+            self.learner.settle()
+            evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
+            if self.averages is not None:
+                with self.averages.in_place():
+                    averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
+                evaluation = evaluation.beside(EMA, averaged)
+        moment = self._moment("evaluated")
+        self.callbacks.tell("evaluated", lambda c: c.evaluated(moment, evaluation))
+        if evaluation.not_finite:
+            self._refused = evaluation
+            if not self.callbacks.at_work:
+                self._refuse_evaluation(evaluation)
+        return evaluation
+
+    def evaluation_names(self) -> set[str]:
+        """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
+        if self.run.test_loader is None:
+            return set()
+        self.learner.settle()
+        with heartbeat.within("evaluate"):
+            names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
+        return names | ({EMA + name for name in names} if self.averages is not None else set())
+
+    def tell_start(self) -> None:
+        """Calls `start` of all callbacks."""
+        moment = self._moment("start")
+        self.callbacks.tell("start", lambda c: c.start(moment))
+
+    def tell_saved(
+        self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
+    ) -> None:
+        """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
+        Call it on every rank."""
+        self.learner.settle()
+        moment = replace(self._moment("saved", progress), numbers=numbers or {})
+        self.callbacks.tell("saved", lambda c: c.saved(moment, path))
+
+    def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
+        """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
+        every rank."""
+        self.learner.settle()
+        moment = self._moment("save_failed", progress)
+        self.callbacks.tell("save_failed", lambda c: c.save_failed(moment, error))
+
+    def _moment(self, name: Name, progress: Progress | None = None) -> Moment:
+        return Moment(name=name, progress=progress or self.progress, trainer=self)
+
+    def _call_epoch(self) -> None:
+        moment = self._moment("epoch")
+        self._call("epoch", self.callbacks.due_at_epoch(self.progress.epoch), lambda c: c.epoch(moment))
+
+    def _call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
+        """Calls these callbacks. Then raises NotFiniteError if an evaluation of theirs was not finite."""
+        self.callbacks.call(name, callbacks, call)
+        if self._refused is not None:
+            self._refuse_evaluation(self._refused)
+
+    def _refuse_evaluation(self, evaluation: Evaluation) -> NoReturn:
+        """Raises NotFiniteError for an evaluation that is not finite: names bad weights or, if there are none, the bad
+        sample."""
+        when = f"the evaluation after step {self.progress.step}"
+        self.check(f"by {when}")
+        self.soundness.refuse_evaluation(evaluation, when)
