@@ -21,6 +21,7 @@ from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, among
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.hcg import HCG, Group
 from paddle_dp.parallel.learner import Learner
@@ -82,6 +83,10 @@ class HybridLearner(Learner):
                 group = dist.new_group(list(ranks))  # all ranks make all groups
                 mine = group if self.mesh.rank in ranks else mine
         return mine
+
+    def _gathered_samples(self) -> GatheredSamples:
+        ranks = among(self.mesh.axes, self.mesh.rank, "data", "sharding")
+        return GatheredSamples(ranks, self.mesh.rank, self._new_group("data", "sharding"))
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Nothing: no wrapper exchanges."""

@@ -31,6 +31,10 @@ from paddle_dp.parallel.trial import buffers_before
 if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
 
+_LOCAL_PAIRS = (
+    "the loss {} compares the samples of each rank with one another only (loss.across: rank): loss.across=ranks "
+    "compares all of the micro-batch"
+)
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
 
@@ -182,7 +186,12 @@ class Learner(Passes):
         sentences += self.noticed
         if self.mesh.dp_size > 1:
             backward = None if self.mixed.low else self._backward_again
-            sentences += self._samplewise.differences(self.mesh, self._forward_kept, self._close(), backward)
+            if self.loss.compares == "rank":
+                sentences.append(_LOCAL_PAIRS.format(self.loss.name))
+            with self._comparing_nothing():
+                sentences += self._samplewise.differences(
+                    self.mesh, self._forward_kept, self._close(), backward
+                )
         return [*sentences, *self._synced_buffers.differences(), *self.random_differences()]
 
     def _gather_names(self, names: list[str]) -> list[str]:

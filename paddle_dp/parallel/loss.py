@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -12,6 +13,7 @@ from paddle_dp.errors import LossError, TargetError, UsageError
 from paddle_dp.structure import leaves
 
 if TYPE_CHECKING:
+    from paddle_dp.parallel.gathered_samples import GatheredSamples
     from paddle_dp.part import Part
 
 Count = Union[int, float, "paddle.Tensor"]
@@ -29,6 +31,9 @@ class Loss:
     given: Any = None  # the callable that it wraps
     name: str
     counted: Literal["samples", "targets", "answers"]
+    compares: Literal["", "ranks", "rank"] = ""
+    """Whose samples of a micro-batch it compares with one another: of all `ranks`, once `across` was called, or of one
+    `rank` only; "": each sample has a loss of its own."""
     from_parts: bool = False
     """Whether it can be computed from parts of the outputs: some of the classes (`parallel`), or some of the tokens."""
 
@@ -72,22 +77,37 @@ class Loss:
         """
         return None
 
+    def across(self, samples: GatheredSamples) -> Loss:
+        """The same loss, which compares this rank's samples with all of `samples`; called only where `compares` is
+        "ranks"."""
+        raise NotImplementedError
+
+    def present(self, present: bool) -> AbstractContextManager[None]:
+        """Around the loss of a micro-batch; not `present`: of a dummy, with which nothing is compared."""
+        return nullcontext()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Around losses for which the ranks do nothing together."""
+        return nullcontext()
+
 
 class WrappedLoss(Loss):
     """A callable (outputs, targets), of the shelf or of a user's, as a Loss.
 
-    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)` and `parallel(classes)`
-    are used where the callable has them. `counts_samples = True` promises that its count is always the number of
+    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`, `parallel(classes)` and
+    `across(samples)` are used where the callable has them. `counts_samples = True` promises that its count is always the number of
     samples, which saves the ranks an exchange.
     """
 
-    def __init__(self, given: Any):
-        self.given = given
+    def __init__(self, given: Any, samples: GatheredSamples | None = None):
+        self.given, self._samples = given, samples
         self.name = getattr(given, "__name__", type(given).__name__)
         for method in ("count", "scores", "num_classes", "predictions"):
             if callable(own := getattr(given, method, None)):
                 setattr(self, method, own)
         self.from_parts = hasattr(given, "parallel")
+        if hasattr(given, "across"):
+            self.compares = getattr(given, "compares", "ranks")
         if "count" in vars(self):
             self.counted = "targets"
         else:
@@ -109,6 +129,15 @@ class WrappedLoss(Loss):
 
     def parallel(self, classes: Any) -> Loss | None:
         return WrappedLoss(self.given.parallel(classes)) if self.from_parts else None
+
+    def across(self, samples: GatheredSamples) -> Loss:
+        return WrappedLoss(self.given.across(samples), samples)
+
+    def present(self, present: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._samples is None else self._samples.present(present)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._samples is None else self._samples.alone()
 
 
 def as_loss(given: Any) -> Loss:

@@ -19,11 +19,12 @@ from paddle_dp.parallel import first_not_finite, gradients_again
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
 from paddle_dp.parallel.dropout import Draws, number_elements
+from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.gradient_sketch import Sketches, sketches
 from paddle_dp.parallel.loss import Count, Loss, numbers
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
-from paddle_dp.parallel.samplewise import Samplewise
+from paddle_dp.parallel.samplewise import EachOutput, Samplewise
 from paddle_dp.parallel.trial import trial
 from paddle_dp.structure import call
 
@@ -64,10 +65,20 @@ class Passes(PlacedModel):
         self._norms = [layer for layer in self.model.sublayers() if isinstance(layer, SyncBatchNorm)]
         self._exchanges = True  # in the last backward of a batch, where that is when gradients are exchanged
         self._weights: dict[float, paddle.Tensor] = {}
+        self._compare_across()
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
         self._samplewise = Samplewise(self.loss, self.model)
         self._tried: Batch | None = None  # that of the samples which are kept for trials, without its data
+
+    def _compare_across(self) -> None:
+        """Lets a loss that compares samples compare those of all ranks. Collective."""
+        if self.loss.compares == "ranks" and self.mesh.dp_size > 1:
+            self.loss = self.loss.across(self._gathered_samples())
+
+    def _gathered_samples(self) -> GatheredSamples:
+        """The samples of the ranks that hold the same part of the model. Collective."""
+        return GatheredSamples(range(self.mesh.ranks), self.mesh.rank)
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
@@ -102,7 +113,7 @@ class Passes(PlacedModel):
         return seen, counted
 
     def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
-        with self.mixed.context():
+        with self.mixed.context(), self.loss.present(not micro_batch.is_dummy):
             outputs = call(self.parallel_model, micro_batch.inputs, plain_forward(self.model))
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
@@ -127,7 +138,8 @@ class Passes(PlacedModel):
 
     def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
         """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
-        sums = self.loss.sums(outputs, micro_batch.targets, total)
+        with self.loss.present(not micro_batch.is_dummy):
+            sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
         return {name: value if counts else 0.0 for name, value in sums.items()}
 
@@ -180,11 +192,13 @@ class Passes(PlacedModel):
         """
         micro_batch = self.mixed.cast_micro_batch(micro_batch)
         outputs = self.predict(micro_batch.inputs)
-        if outputs is None or micro_batch.is_dummy:
+        if outputs is None or (micro_batch.is_dummy and self.loss.compares != "ranks"):
             return None
-        with paddle.no_grad():
+        with paddle.no_grad(), self.loss.present(not micro_batch.is_dummy):
             total, count = self.loss(outputs, micro_batch.targets)
-        sums = self.loss.sums(outputs, micro_batch.targets, total)
+            sums = self.loss.sums(outputs, micro_batch.targets, total)
+        if micro_batch.is_dummy:
+            return None
         *values, count = numbers([*sums.values(), count])
         return Score(
             outputs=outputs,
@@ -203,6 +217,11 @@ class Passes(PlacedModel):
     def predict_is_collective(self) -> bool:
         """Whether all readers must call every `predict` together, because it gathers weights from other ranks."""
         return False
+
+    @property
+    def score_is_collective(self) -> bool:
+        """Whether all readers must call every `score` together, also with a dummy."""
+        return self.predict_is_collective or self.loss.compares == "ranks"
 
     def find_not_finite(self, batch: Batch) -> str:
         """A sentence on the first output, in the model's order, that is not finite in one more forward of this batch;
@@ -242,7 +261,7 @@ class Passes(PlacedModel):
         """Forward and backward of a batch, in which no gradient is exchanged. Nothing is changed. Collective."""
         self._exchanges = False
         try:
-            with gradients_again.untouched(self.model, self.loss.owner):
+            with gradients_again.untouched(self.model, self.loss.owner), self.loss.alone():
                 self._forward_backward(batch, batch.samples, False)
                 self._finish_exchange()
         finally:
@@ -252,7 +271,8 @@ class Passes(PlacedModel):
 
     def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         """Forward and loss of samples of `batch`, with the same dropout masks as before."""
-        with self._draws.scope(batch, micro_batch), self.mixed.context():
+        present = self.loss.present(not micro_batch.is_dummy)
+        with self._draws.scope(batch, micro_batch), self.mixed.context(), present:
             outputs = call(self.model, micro_batch.inputs, plain_forward(self.model))
             return self.loss(outputs, micro_batch.targets)
 
@@ -260,6 +280,18 @@ class Passes(PlacedModel):
         """`_forward_again` of samples that were kept for trials."""
         assert self._tried is not None
         return self._forward_again(micro_batch, self._tried)
+
+    @contextmanager
+    def _comparing_nothing(self) -> Iterator[None]:
+        """While it is tried whether samples are learned from each for itself: a loss that is to compare them has one
+        in its place that does not."""
+        loss = self.loss
+        if loss.compares:
+            self.loss = EachOutput()
+        try:
+            yield
+        finally:
+            self.loss = loss
 
     def _backward_again(self, total: paddle.Tensor) -> Sketches:
         """Sketches of the gradients of such a forward; the gradients are cleared."""

@@ -42,6 +42,20 @@ SLOPES, SLIGHT = 0.01, 1e-3
 _SAME = 1e-5  # the same function of the same numbers
 
 
+class EachOutput(Loss):
+    """A number for each sample's outputs, in place of a loss that is meant to compare samples: their sum."""
+
+    name, counted = "of each output", "samples"
+
+    def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, Count]:
+        """(total, count): outputs with unequal weights, so that they do not cancel, and no two are alike."""
+        total: paddle.Tensor = paddle.zeros([])
+        for output in _answers(outputs):
+            row = output.reshape([output.shape[0], -1]).astype("float32")
+            total = total + (row * paddle.arange(1, row.shape[1] + 1, dtype="float32").cos()).sum()
+        return total, int(leaves(targets)[0].shape[0])
+
+
 class Samplewise:
     """Tries a loss on the first micro-batch of several samples: as a whole, again, and in two parts.
 
@@ -55,10 +69,11 @@ class Samplewise:
         self._kept: MicroBatch | None = None  # the first samples
         self._full = False
         self._modes: list[tuple[nn.Layer, bool]] = []  # of the layers in that update
-        self._known = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
+        own = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
+        self._known = own or bool(loss.compares)  # that it compares samples is meant
         self._wanted = not self._known
-        own = {id(buffer) for buffer in self._buffers()}
-        self._kept_by_model = bool(own) and not own.isdisjoint(id(buffer) for buffer in model.buffers())
+        buffers = {id(buffer) for buffer in self._buffers()}
+        self._kept_by_model = bool(buffers) and not buffers.isdisjoint(id(buffer) for buffer in model.buffers())
         self._mixes = ""
         self._drew = False  # random numbers, which are others in each call
 
@@ -94,7 +109,8 @@ class Samplewise:
             self._mixes = (
                 f"the loss {self._loss.name} is {again[0]:.4g} for {samples} samples together and {added:.4g} for "
                 f"{half} and {samples - half} of them, added up: it compares samples, or is a mean, and each rank "
-                "computes it over its own samples only"
+                "computes it over its own samples only (one that is to compare those of all ranks has a method across: "
+                "docs/add-a-part.md)"
             )
 
     def keep(self, micro_batch: MicroBatch) -> bool:

@@ -111,7 +111,7 @@ def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
         with paddle.no_grad():
             for batch in islice(loader.read(0), batches):
                 for micro_batch in batch.micro_batches:
-                    if learner.predict_is_collective or not micro_batch.is_dummy:
+                    if learner.score_is_collective or not micro_batch.is_dummy:
                         tally.add(learner, micro_batch)
     except TargetError as error:
         raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None

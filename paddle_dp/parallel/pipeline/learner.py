@@ -47,12 +47,13 @@ class MicroBatchLoss:
         targets = (
             micro_batch.targets
         )  # fleet's are the same, but detached, and only a tensor or a tuple of them
-        total, count = self.loss(outputs, targets)
+        with self.loss.present(not micro_batch.is_dummy):
+            total, count = self.loss(outputs, targets)
+            sums = self.loss.sums(outputs, targets, total) if self.collect_metrics else {}
         self.counted = self.counted if micro_batch.is_dummy else self.counted + count
         if self.first is None and not micro_batch.is_dummy:
             self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
         if self.collect_metrics:
-            sums = self.loss.sums(outputs, targets, total)
             self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_dummy else sums)
         return total * factor
 
@@ -70,6 +71,10 @@ class PipelineLearner(HybridLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recorder = Recorder(self.mesh)
+
+    def _compare_across(self) -> None:
+        super()._compare_across()
+        self.micro_batch_loss.loss = self.loss
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
@@ -100,7 +105,10 @@ class PipelineLearner(HybridLearner):
         scope = self._draws.scope(batch, micro_batch)
         with self._serving_others(), scope, self.mixed.context(), paddle.no_grad():
             outputs = engine.predict(micro_batch.inputs)
-            return (paddle.zeros([]), 0) if outputs is None else self.loss(outputs, micro_batch.targets)
+            if outputs is None:
+                return paddle.zeros([]), 0
+            with self.loss.present(not micro_batch.is_dummy):
+                return self.loss(outputs, micro_batch.targets)
 
     def _blocks_of_layers(self) -> dict[int, int]:
         return {

@@ -1,0 +1,88 @@
+"""Contrastive loss: each sample's embedding must be nearer to those of its class than to all others of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.losses._base import full_precision
+from paddle_dp.losses._pairs import Across, ComparesSamples, class_numbers, embeddings, itself
+from paddle_dp.units import AboveZero
+
+if TYPE_CHECKING:
+    import paddle
+
+_FAR = -1e9  # the logit of what does not compete
+
+
+class Contrastive(ComparesSamples):
+    """Sum over anchors of the mean over its positives p of -log softmax(cosines / temperature) at p.
+
+    Outputs [n, d] with class numbers as targets [n]: positives are the others of the class, and all others compete
+    (Khosla et al., arXiv:2004.11362, eq. 2); an anchor without a positive does not count. Outputs of two such tensors,
+    one of each tower: the positive is the same sample in the other tower, all samples there compete, in both
+    directions, and targets are not read (Radford et al., arXiv:2103.00020, figure 3).
+    """
+
+    def __init__(self, across: Across, temperature: float):
+        super().__init__(across)
+        self.temperature = temperature
+
+    @full_precision
+    def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, Any]:
+        """(total, the number of anchors that count); the total is float32 also under autocast."""
+        import paddle
+
+        total: Any = 0.0
+        counted: Any = 0.0
+        directions = self._compared(outputs, targets)
+        for logits, positive in directions:
+            competing = paddle.logsumexp(logits, axis=-1)
+            positives = positive.sum(-1)
+            mean = (logits * positive).sum(-1) / positives.clip(min=1.0)
+            counts = (positives > 0).astype(logits.dtype)
+            total = total + ((competing - mean) * counts).sum() / len(directions)
+            counted = counted + counts.sum() / len(directions)
+        return total, counted
+
+    @full_precision
+    def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
+        """`recall1`: the anchors that count whose nearest sample is a positive."""
+        found: Any = 0.0
+        directions = self._compared(outputs, targets)
+        for logits, positive in directions:
+            best = positive.take_along_axis(logits.argmax(-1, keepdim=True), -1, broadcast=False)
+            found = found + best.sum() / len(directions)
+        return {"recall1": found}
+
+    def _compared(self, outputs: Any, targets: Any) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
+        """For each direction: logits [n, N], and where they are of positives, as numbers."""
+        import paddle
+
+        if isinstance(outputs, tuple | list) and len(outputs) == 2:
+            towers = [embeddings(tower, "contrastive", True) for tower in outputs]
+            gathered, first = self.samples.gather(*towers)
+            same = itself(len(towers[0]), len(gathered[0]), first).astype(towers[0].dtype)
+            pairs = ((towers[0], gathered[1]), (towers[1], gathered[0]))
+            return [(one.matmul(all_, transpose_y=True) / self.temperature, same) for one, all_ in pairs]
+        anchors = embeddings(outputs, "contrastive", True)
+        classes = class_numbers(targets, len(anchors), "contrastive")
+        (others, of_others), first = self.samples.gather(anchors, classes)
+        logits = anchors.matmul(others, transpose_y=True) / self.temperature
+        own = itself(len(anchors), len(others), first)
+        logits = paddle.where(own, paddle.full_like(logits, _FAR), logits)
+        positive = (classes.unsqueeze(-1) == of_others).logical_and(own.logical_not())
+        return [(logits, positive.astype(logits.dtype))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    across: Across = "ranks"
+    """Whose samples are compared: `ranks`, all of the global micro-batch, as in one process; `rank`, each rank's own,
+    which is another loss on another number of ranks."""
+
+    temperature: AboveZero = 0.1
+    """Divides the cosines: the smaller, the more the nearest ones count."""
+
+    def build(self) -> Contrastive:
+        return Contrastive(self.across, self.temperature)

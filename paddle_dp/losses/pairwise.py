@@ -1,0 +1,69 @@
+"""Margin loss over all pairs of the batch: those of one class are drawn together, all others pushed apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.losses._base import full_precision
+from paddle_dp.losses._pairs import (
+    Across,
+    ComparesSamples,
+    class_numbers,
+    embeddings,
+    itself,
+    margin_losses,
+    squared_distances,
+)
+from paddle_dp.units import AboveZero
+
+if TYPE_CHECKING:
+    import paddle
+
+
+class Pairwise(ComparesSamples):
+    """Sum over the ordered pairs of two samples: d² where they are of one class, else max(0, margin - d)², d their
+    distance (Hadsell, Chopra and LeCun, CVPR 2006, eq. 4, without its factor ½).
+
+    Outputs [n, d] with class numbers as targets [n]. Pairs that a data set gives are for loss `siamese`.
+    """
+
+    def __init__(self, across: Across, margin: float):
+        super().__init__(across)
+        self.margin = margin
+
+    @full_precision
+    def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """(total, the number of pairs); the total is float32 also under autocast."""
+        squares, same, counts = self._compared(outputs, targets)
+        return (margin_losses(squares, same, self.margin) * counts).sum(), counts.sum()
+
+    @full_precision
+    def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
+        """`acc1`: the pairs whose distance is below half the margin just if they are of one class."""
+        squares, same, counts = self._compared(outputs, targets)
+        right = (squares < (self.margin / 2) ** 2).astype(same.dtype) == same
+        return {"acc1": (right.astype(counts.dtype) * counts).sum()}
+
+    def _compared(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        """Of anchors and samples [n, N]: squared distances, 1 where they are of one class, 1 where they are two."""
+        anchors = embeddings(outputs, "pairwise", False)
+        classes = class_numbers(targets, len(anchors), "pairwise")
+        (others, of_others), first = self.samples.gather(anchors, classes)
+        squares = squared_distances(anchors, others).clip(min=0.0)
+        same = (classes.unsqueeze(-1) == of_others).astype(squares.dtype)
+        two = itself(len(anchors), len(others), first).logical_not().astype(squares.dtype)
+        return squares, same, two
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    across: Across = "ranks"
+    """Whose samples are compared: `ranks`, all of the global micro-batch, as in one process; `rank`, each rank's own,
+    which is another loss on another number of ranks."""
+
+    margin: AboveZero = 1.0
+    """From this distance on, two of different classes are far enough apart."""
+
+    def build(self) -> Pairwise:
+        return Pairwise(self.across, self.margin)

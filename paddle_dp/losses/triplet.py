@@ -1,0 +1,79 @@
+"""Triplet loss: the farthest sample of an anchor's class must be nearer than the nearest of another, by a margin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.losses._base import full_precision
+from paddle_dp.losses._pairs import (
+    Across,
+    ComparesSamples,
+    class_numbers,
+    embeddings,
+    itself,
+    squared_distances,
+)
+from paddle_dp.units import AboveZero
+
+if TYPE_CHECKING:
+    import paddle
+
+_FAR = 1e9  # farther than anything
+
+
+class Triplet(ComparesSamples):
+    """Sum over anchors of max(0, d(farthest positive) - d(nearest negative) + margin), d the squared distance.
+
+    Outputs [n, d] with class numbers as targets [n]. Squared distances of embeddings of length 1 as in FaceNet (Schroff
+    et al., arXiv:1503.03832, eq. 1); the hardest two of the batch for each anchor (Hermans et al., arXiv:1703.07737,
+    eq. 5). An anchor without a positive, or without a negative, does not count.
+    """
+
+    def __init__(self, across: Across, margin: float, normalize: bool):
+        super().__init__(across)
+        self.margin, self.normalize = margin, normalize
+
+    @full_precision
+    def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """(total, the number of anchors that count); the total is float32 also under autocast."""
+        farthest, nearest, counts = self._hardest(outputs, targets)
+        return ((farthest - nearest + self.margin).clip(min=0.0) * counts).sum(), counts.sum()
+
+    @full_precision
+    def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
+        """`apart`: the anchors that count whose positives are all nearer than every negative."""
+        farthest, nearest, counts = self._hardest(outputs, targets)
+        return {"apart": ((farthest < nearest).astype(counts.dtype) * counts).sum()}
+
+    def _hardest(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        """For each anchor [n]: the distance of the farthest positive and of the nearest negative, and 1 if it counts."""
+        import paddle
+
+        anchors = embeddings(outputs, "triplet", self.normalize)
+        classes = class_numbers(targets, len(anchors), "triplet")
+        (others, of_others), first = self.samples.gather(anchors, classes)
+        distances = squared_distances(anchors, others)
+        same = classes.unsqueeze(-1) == of_others
+        positive = same.logical_and(itself(len(anchors), len(others), first).logical_not())
+        far = paddle.full_like(distances, _FAR)
+        farthest = paddle.where(positive, distances, -far).max(-1)
+        nearest = paddle.where(same, far, distances).min(-1)
+        counts = positive.any(-1).logical_and(same.logical_not().any(-1))
+        return farthest, nearest, counts.astype(distances.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    across: Across = "ranks"
+    """Whose samples are compared: `ranks`, all of the global micro-batch, as in one process; `rank`, each rank's own,
+    which is another loss on another number of ranks."""
+
+    margin: AboveZero = 0.2
+    """By how much the nearest negative must be farther than the farthest positive, in squared distances."""
+
+    normalize: bool = True
+    """Embeddings are divided by their length first."""
+
+    def build(self) -> Triplet:
+        return Triplet(self.across, self.margin, self.normalize)

@@ -1,0 +1,95 @@
+"""The samples of all data ranks, for a loss that compares them: gathered with exact gradients, from unequal shares."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+
+from paddle_dp.mesh.messages import Messages
+from paddle_dp.parallel.hcg import Group
+
+_ROWS = struct.Struct("<q")
+
+
+class _Gather(PyLayer):
+    """All ranks' rows. Each rank's loss hangs on all of them, so backward gives each rank the sum over the ranks of
+    the gradients of its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: paddle.Tensor, samples: GatheredSamples, sizes: list[int]) -> paddle.Tensor:
+        ctx.samples, ctx.sizes, ctx.rows = samples, sizes, rows.shape[0]
+        return samples.all_rows(rows, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
+        total = grad.clone()
+        dist.all_reduce(total, group=ctx.samples.group)
+        me, sizes = ctx.samples.place, ctx.sizes
+        first = sum(sizes[:me])
+        if sizes[me] == 0:  # the row of a dummy, which is not among them
+            return paddle.zeros([ctx.rows, *grad.shape[1:]], grad.dtype)
+        return total[first : first + sizes[me]]
+
+
+class GatheredSamples:
+    """The samples of one micro-batch on the data `ranks`, of which `rank` is one, in the order of `ranks`.
+
+    `group` is theirs; None: that of all ranks. How many rows each has is told from host to host, so that no device is
+    waited for.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, group: Group | None = None):
+        self.group, self.place = group, list(ranks).index(rank)
+        self._messages = Messages(ranks, rank, "samples")
+        self._present, self._alone = True, False
+
+    def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
+        """Each of `rows` [n, …] of all ranks, [N, …]; and where this rank's begin, N for those of a dummy. Collective,
+        and so is backward: every rank's loss must hang on what it got."""
+        if self._alone:
+            return list(rows), 0
+        sizes = self._sizes(rows[0].shape[0] if self._present else 0)
+        gathered = [_Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows]
+        return gathered, sum(sizes[: self.place]) if self._present else sum(sizes)
+
+    @contextmanager
+    def present(self, present: bool) -> Iterator[None]:
+        """Around the loss of a micro-batch: without `present` this rank has none of its samples, but for a dummy."""
+        before, self._present = self._present, present
+        try:
+            yield
+        finally:
+            self._present = before
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Around losses of this rank's samples only. Nothing is gathered."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    def _sizes(self, mine: int) -> list[int]:
+        rows = self._messages.gather(_ROWS.pack(mine), "a loss over the samples of all ranks")
+        return [int(_ROWS.unpack(row)[0]) for row in rows]
+
+    @paddle.no_grad()
+    def all_rows(self, rows: paddle.Tensor, sizes: Sequence[int]) -> paddle.Tensor:
+        """All ranks' rows, each rank's as many as `sizes` says. Collective."""
+        most, mine = max(sizes), sizes[self.place]
+        padding = paddle.zeros([most - mine, *rows.shape[1:]], rows.dtype)
+        padded = paddle.concat([rows, padding]) if 0 < mine < most else rows if mine else padding
+        parts: list[paddle.Tensor] = []
+        dist.all_gather(parts, padded.contiguous(), group=self.group)
+        return paddle.concat([part[:size] for part, size in zip(parts, sizes, strict=True) if size])
+
+
+def _learned(rows: paddle.Tensor) -> bool:
+    return not rows.stop_gradient and paddle.is_grad_enabled()
