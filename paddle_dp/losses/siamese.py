@@ -13,6 +13,7 @@ from paddle_dp.units import AboveZero
 if TYPE_CHECKING:
     import paddle
 
+
 class Siamese:
     """Total over pairs: outputs are two embeddings [n, d], targets [n] are 1 for two of a kind, else 0.
 

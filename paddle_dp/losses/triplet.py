@@ -47,7 +47,7 @@ class Triplet(ComparesSamples):
         return {"apart": ((farthest < nearest).astype(counts.dtype) * counts).sum()}
 
     def _hardest(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """For each anchor [n]: the distance of the farthest positive and of the nearest negative, and 1 if it counts."""
+        """For each anchor [n]: how far are the farthest positive and the nearest negative; 1 if it counts."""
         import paddle
 
         anchors = embeddings(outputs, "triplet", self.normalize)

@@ -55,7 +55,9 @@ class GatheredSamples:
         if self._alone:
             return list(rows), 0
         sizes = self._sizes(rows[0].shape[0] if self._present else 0)
-        gathered = [_Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows]
+        gathered = [
+            _Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows
+        ]
         return gathered, sum(sizes[: self.place]) if self._present else sum(sizes)
 
     @contextmanager

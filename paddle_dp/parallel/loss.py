@@ -94,9 +94,9 @@ class Loss:
 class WrappedLoss(Loss):
     """A callable (outputs, targets), of the shelf or of a user's, as a Loss.
 
-    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`, `parallel(classes)` and
-    `across(samples)` are used where the callable has them. `counts_samples = True` promises that its count is always the number of
-    samples, which saves the ranks an exchange.
+    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`, `parallel(classes)`
+    and `across(samples)` are used where the callable has them. `counts_samples = True` promises that its count is
+    always the number of samples, which saves the ranks an exchange.
     """
 
     def __init__(self, given: Any, samples: GatheredSamples | None = None):

@@ -73,7 +73,9 @@ class Samplewise:
         self._known = own or bool(loss.compares)  # that it compares samples is meant
         self._wanted = not self._known
         buffers = {id(buffer) for buffer in self._buffers()}
-        self._kept_by_model = bool(buffers) and not buffers.isdisjoint(id(buffer) for buffer in model.buffers())
+        self._kept_by_model = bool(buffers) and not buffers.isdisjoint(
+            id(buffer) for buffer in model.buffers()
+        )
         self._mixes = ""
         self._drew = False  # random numbers, which are others in each call
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import paddle
 import pytest
@@ -100,7 +102,7 @@ def test_shares_add_up_to_the_loss_of_one_process_and_so_do_gradients(name, size
 
     shared = paddle.to_tensor(rows, stop_gradient=False)
     cuts = np.cumsum((0, *sizes))
-    parts = [(shared[a:b], paddle.to_tensor(classes[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [(shared[a:b], paddle.to_tensor(classes[a:b])) for a, b in pairwise(cuts)]
     ready = [(unit_of(name, part), of_class) for part, of_class in parts]
     totals, counts, found = 0.0, 0.0, 0.0
     for place, part in enumerate(parts):

@@ -74,9 +74,7 @@ def learned(
 
     mesh = join(seed=3)
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(
-        RECIPE.format(loss=loss, strategy=strategy, across=across, micro_batches=micro_batches)
-    )
+    path.write_text(RECIPE.format(loss=loss, strategy=strategy, across=across, micro_batches=micro_batches))
     trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
     rows = recorded(trainer)
     trainer.fit()
