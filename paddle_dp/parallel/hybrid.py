@@ -27,6 +27,7 @@ from paddle_dp.parallel.hcg import HCG, Group
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.sharding.zero import Zero
+from paddle_dp.parallel.tensor.layers import before_exchanges
 
 
 @dataclass(kw_only=True)
@@ -65,14 +66,15 @@ class HybridLearner(Learner):
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
                 keepers = [among(degrees, owner, "data", "sequence") for owner in owners]
             return PushedGradients(ranks, me, self.trainable, keepers, each)
-        replicas, fine = self._new_group("data", "sequence"), degrees.tensor > 1 or degrees.sequence > 1
+        replicas, before = self._new_group("data", "sequence"), before_exchanges(self.model)
+        held = [place for place, parameter in enumerate(self.trainable) if id(parameter) in before]
         if zero is None:
             assert replicas is not None
-            return BucketedGradients(replicas, self.trainable, fine=fine)
+            return BucketedGradients(replicas, self.trainable, held=held)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
         assert zero.lanes is not None
         group = zero.lanes.groups[0]
-        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, fine)
+        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, held)
 
     def _new_group(self, *axes: str) -> Group | None:
         """A process group of its own for these axes: others must not come between its collectives. None for one rank

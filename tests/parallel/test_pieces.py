@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.parallel.exchange.buckets import FINEST, SMALLEST, fill
+from paddle_dp.parallel.exchange.buckets import PARTS, SMALLEST, fill
 from paddle_dp.parallel.exchange.pieces import LEAST, MOST, cut
 
 
@@ -38,8 +38,6 @@ def test_a_bucket_that_never_fills_leaves_when_its_last_gradient_is_there():
     assert [one.places for one in fill([5, 5, 5], ["b", "a", "a"], 4)] == [(2, 1), (0,)]
 
 
-def test_fine_buckets_keep_what_layers_exchange_waiting_for_a_shorter_time():
-    sizes = [FINEST // 16] * 128  # 8 MB
-    plain, fine = (fill(sizes, [0] * len(sizes), 4, fine=fine) for fine in (False, True))
-    assert {4 * one.size for one in plain} == {SMALLEST}
-    assert {4 * one.size for one in fine} == {FINEST}
+def test_a_bucket_is_a_small_part_of_all_gradients():
+    sizes = [SMALLEST // 16] * 4 * PARTS * 2
+    assert {4 * one.size for one in fill(sizes, [0] * len(sizes), 4)} == {2 * SMALLEST}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,14 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.exchange.buckets import Bucket, fill
+from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, fill
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.lanes import Lanes
 from paddle_dp.parallel.hcg import Group
 
-# Buckets that travel at once where each micro-batch is exchanged, for each lane: their memory is what stage 2 saves.
-WAITING = 2
+# What travels at once where each micro-batch is exchanged, as a part of all gradients, and for each lane in bytes: its
+# memory is what stage 2 saves.
+WAITING, MOST_WAITING = 4, 2 * LARGEST
 
 
 class BucketedGradients:
@@ -29,7 +30,8 @@ class BucketedGradients:
     what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves each
     byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size.
     Those of different owners travel at the same time, in their `lanes`: groups of the same ranks.
-    `fine`: of smaller buckets, for exchanges within layers wait for them.
+    `held`: places of gradients right behind which a layer exchanges activations, for which compute waits: a bucket that
+    one of them completes leaves behind that exchange, and travels while the next layers compute.
     With `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
     """
 
@@ -41,7 +43,7 @@ class BucketedGradients:
         replicas: Group | None = None,
         each_micro_batch: bool = False,
         lanes: Lanes | None = None,
-        fine: bool = False,
+        held: Collection[int] = (),
     ):
         self._lanes = lanes or Lanes([group])
         self.each_micro_batch = each_micro_batch
@@ -53,7 +55,9 @@ class BucketedGradients:
         ]
         sizes = [int(parameter.size) for parameter in parameters]
         width = max((int(parameter.element_size()) for parameter in parameters), default=4)
-        self._buckets = fill(sizes, kinds, width, len(set(owners)) if owners is not None else 1, fine)
+        self._buckets = fill(sizes, kinds, width, len(set(owners)) if owners is not None else 1)
+        self._held = frozenset(held)
+        self._may_travel = min(width * sum(sizes) // WAITING, MOST_WAITING * len(self._lanes.groups))
         self._of_place = {place: number for number, one in enumerate(self._buckets) for place in one.places}
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
@@ -111,7 +115,8 @@ class BucketedGradients:
         if (final or self.each_micro_batch) and place not in self._final:
             self._final.add(place)
             self._fill(place)
-            self._leave()
+            if place not in self._held:
+                self._leave()
 
     @paddle.no_grad()
     def _fill(self, place: int) -> None:
@@ -144,7 +149,7 @@ class BucketedGradients:
                 task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
             self._travelling.append((bucket, flat, task))
             if self.each_micro_batch:
-                self._settle(WAITING * len(self._lanes.groups))
+                self._settle(self._may_travel)
 
     def _end_round(self) -> None:
         """After a round's last backward: sends what is left."""
@@ -158,9 +163,11 @@ class BucketedGradients:
 
     @paddle.no_grad()
     def _settle(self, most: int) -> None:
-        """Waits for the oldest buckets until at most so many travel: the device does, not the host."""
-        while len(self._travelling) > most:
+        """Waits for the oldest buckets until at most so many bytes travel: the device does, not the host."""
+        travelling = sum(_bytes(flat) for _, flat, _ in self._travelling)
+        while travelling > most:
             bucket, flat, task = self._travelling.popleft()
+            travelling -= _bytes(flat)
             task.wait()
             if self._owners is not None and self._me != bucket.kind[0]:  # type: ignore[index]
                 continue
@@ -188,6 +195,10 @@ class BucketedGradients:
         tasks = [dist.all_reduce(self._sums[place], group=self._replicas, sync_op=False) for place in order]
         for task in tasks:
             task.wait()
+
+
+def _bytes(flat: paddle.Tensor) -> int:
+    return int(flat.size) * int(flat.element_size())
 
 
 def _part(flat: paddle.Tensor, bucket: Bucket, place: int, shape: Sequence[int]) -> paddle.Tensor:

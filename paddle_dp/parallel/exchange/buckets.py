@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-SMALLEST, LARGEST = 1 << 20, 25 << 20  # bytes of a bucket
-PARTS = 8  # a bucket is this part of all gradients, between those bounds: nothing hides the last one
-# The same where layers exchange activations: each exchange of theirs, for which compute waits, may wait for a bucket.
-FINE_PARTS, FINEST = 32, 1 << 18
+SMALLEST, LARGEST = 1 << 18, 25 << 20  # bytes of a bucket
+# A bucket is this part of all gradients, between those bounds: the link is idle until the first one is full, nothing
+# hides the last one, and what layers exchange, for which compute waits, may wait for one.
+PARTS = 32
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,14 @@ class Bucket:
     size: int
 
 
-def fill(
-    sizes: Sequence[int], kinds: Sequence[Hashable], width: int, owners: int = 1, fine: bool = False
-) -> list[Bucket]:
+def fill(sizes: Sequence[int], kinds: Sequence[Hashable], width: int, owners: int = 1) -> list[Bucket]:
     """The buckets of gradients of these `sizes`, in elements of `width` bytes, in the order in which they are complete
-    when backward computes the last gradient first; each of one kind. `fine`: layers exchange activations meanwhile.
+    when backward computes the last gradient first; each of one kind.
 
     A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. It is a function
     of the model and the layout alone: the bits of a fused all-reduce depend on where in it a gradient lies.
     """
-    parts, smallest = (FINE_PARTS, min(SMALLEST, FINEST)) if fine else (PARTS, SMALLEST)
-    cap = min(max(width * sum(sizes) // parts // owners, smallest), LARGEST)
+    cap = min(max(width * sum(sizes) // PARTS // owners, SMALLEST), LARGEST)
     filling: dict[Hashable, list[int]] = {}
     full: list[list[int]] = []
     for place in reversed(range(len(sizes))):

@@ -18,6 +18,7 @@ from paddle.distributed.fleet.layers.mpu import (
     VocabParallelEmbedding,
     mp_ops,
 )
+from paddle.distributed.fleet.utils.sequence_parallel_utils import ColumnSequenceParallelLinear
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import lora
@@ -58,6 +59,13 @@ class ColwiseLinear(ColumnParallelLinear):
 def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Megatron's f: the tensor itself, the same on all ranks; its gradients are all-reduced."""
     return shared(x, lambda given: mp_ops._c_identity(given, group=group), ("copied", *group.ranks))
+
+
+def before_exchanges(model: nn.Layer) -> set[int]:
+    """The ids of parameters whose gradients are there just before the layer's input gradients are exchanged."""
+    kinds = (ColumnParallelLinear, ColumnSequenceParallelLinear, CopyToTensorParallel)
+    layers = (layer for layer in model.sublayers(include_self=True) if isinstance(layer, kinds))
+    return {id(parameter) for layer in layers for parameter in layer._parameters.values()}
 
 
 class TensorParallelizer:

@@ -14,6 +14,7 @@
 
 #include "faults.h"
 #include "settings.h"
+#include "timeline.h"
 
 using sim::Clock;
 using sim::Part;
@@ -112,7 +113,9 @@ void C_CCLComm_st::issue(C_Stream stream, const char* what, std::function<void()
     static const bool told = sim::setting("SIM_VERBOSE", 0) > 1;
     if (told) std::fprintf(stderr, "sim: rank %d: call %llu of group %s: %s\n", sim::rank(), static_cast<unsigned long long>(ticket), name.c_str(), what);
     if (double late = sim::collective_delay()) std::this_thread::sleep_for(of(late));
+    auto began = Clock::now();
     work();
+    sim::note(what, name, began);
     std::lock_guard<std::mutex> held(lock_);
     ++served_;
     changed_.notify_all();
@@ -127,6 +130,7 @@ void C_CCLComm_st::exchange(std::vector<Part> out, std::vector<Part> in) {
     left[sockets_[part.rank]][0].push_back(part), sent += part.size;
   for (auto& part : in)
     left[sockets_[part.rank]][1].push_back(part), received += part.size;
+  sim::note_bytes(sent, received);
   auto begun = move_all(std::move(left));  // who came early has waited, and the link has not worked meanwhile
   sim::carry(sent, received, begun);
 }
