@@ -65,7 +65,7 @@ def before_exchanges(model: nn.Layer) -> set[int]:
     """The ids of parameters whose gradients are there just before the layer's input gradients are exchanged."""
     kinds = (ColumnParallelLinear, ColumnSequenceParallelLinear, CopyToTensorParallel)
     layers = (layer for layer in model.sublayers(include_self=True) if isinstance(layer, kinds))
-    return {id(parameter) for layer in layers for parameter in layer._parameters.values()}
+    return {id(parameter) for layer in layers for parameter in layer.parameters(include_sublayers=False)}
 
 
 class TensorParallelizer:
