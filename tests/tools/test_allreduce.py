@@ -50,7 +50,7 @@ def test_csv_and_picture(tmp_path):
 
 
 @pytest.mark.processes
-def test_a_socket_carries_all_bytes_both_ways():
+def test_a_socket_carries_messages():
     assert 0 < through_a_socket(1 << 20) < 1
 
 

@@ -9,8 +9,9 @@ NVIDIA's nccl-tests count it: algorithm × 2(n−1)/n for an all_reduce, × (n�
 for a broadcast. Sizes are those of the whole: what all_reduce sums, reduce_scatter takes, and all_gather gives.
 A KB is 1024 bytes, a GB/s 10⁹ a second.
 
-Beside them, from the same run: one copy in memory, and one socket on loopback from one process to another, in both
-directions at once. No collective between processes of one machine is faster than these.
+Beside them, from the same run: one copy in memory, and one socket on loopback from one process to another, in one
+direction, message after message: what a link between two processes carries if nothing is added up. Ranks that are more
+than the machine's processors also wait for one another's turn.
 On CPUs the collectives are gloo's, and where gloo has none, those that fleet's layouts use (paddle_dp/gloo).
 """
 
@@ -22,10 +23,10 @@ import json
 import os
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -203,54 +204,48 @@ def repeated(call: Callable[[], Any]) -> float:
 
 
 def through_a_socket(size: int) -> float:
-    """Seconds for `size` bytes to another process and as many back at once, over TCP on loopback."""
+    """Seconds for `size` bytes through one socket to another process, over TCP on loopback, in a row of them."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         child = os.fork()
         if child == 0:
             with socket.create_connection(listener.getsockname()) as peer:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while exchanged(peer, size):
-                    pass
+                read_rows(peer, size)
             os._exit(0)
         connection, _ = listener.accept()
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        seconds = repeated(lambda: exchanged(connection, size))
+        once = row_of(connection, size, 1)
+        taken = [row_of(connection, size, max(1, min(20000, round(ROW / once)))) for _ in range(ROWS)]
     os.waitpid(child, 0)
-    return seconds
+    return statistics.median(taken)
 
 
-def exchanged(connection: socket.socket, size: int) -> bool:
-    """Sends `size` bytes and receives as many, at once; False when the peer is gone."""
-    sent = memoryview(bytes(size))
-    error: list[OSError] = []
+def row_of(connection: socket.socket, size: int, count: int) -> float:
+    """Seconds a message, of `count` messages until the other side has read all of them."""
+    data = bytes(size)
+    began = time.perf_counter()
+    connection.sendall(struct.pack("<q", count))
+    for _ in range(count):
+        connection.sendall(data)
+    connection.recv(1)
+    return (time.perf_counter() - began) / count
 
-    def send() -> None:
-        try:
-            connection.sendall(sent)
-        except OSError as broken:
-            error.append(broken)
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    left, buffer = size, memoryview(bytearray(min(size, 1 << 20)))
-    while left:
-        try:
-            got = connection.recv_into(buffer[: min(left, len(buffer))])
-        except OSError:
-            got = 0
-        if not got:
-            break
-        left -= got
-    sender.join()
-    return not left and not error
+def read_rows(peer: socket.socket, size: int) -> None:
+    """The other side: reads rows, and answers one byte to each."""
+    buffer = memoryview(bytearray(min(size, 1 << 20)))
+    while head := peer.recv(8, socket.MSG_WAITALL):
+        left = struct.unpack("<q", head)[0] * size
+        while left:
+            left -= peer.recv_into(buffer[: min(left, len(buffer))])
+        peer.sendall(b"1")
 
 
 # What is shown
 
 
 def table(rows: Sequence[Measured]) -> Iterator[str]:
-    yield "| operation | ranks | size | time | algorithm | bus | ring's share | of a socket |"
+    yield "| operation | ranks | size | time | algorithm | bus | bus / algorithm | of a socket |"
     yield "|---|---|---|---|---|---|---|---|"
     sockets = {row.size: row.bus for row in rows if row.operation == "socket"}
     for row in rows:
@@ -285,30 +280,42 @@ def write(rows: Sequence[Measured], file: Path) -> None:
 
 
 def picture(rows: Sequence[Measured], file: Path) -> None:
-    """Time by size, and the bus bandwidth by size with both ceilings."""
+    """Time by size, and the bus bandwidth by size, each beside both ceilings."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.4))
+    colors = dict(zip(OPERATIONS, ("#1f5fa8", "#c2551b", "#2f8a4b", "#8a3f9c"), strict=True))
+    many = sorted({row.ranks for row in rows if row.operation in OPERATIONS})
     for operation, ranks in dict.fromkeys((row.operation, row.ranks) for row in rows):
         own = [row for row in rows if (row.operation, row.ranks) == (operation, ranks)]
-        ceiling = operation not in OPERATIONS
-        look: dict[str, Any] = {"color": "#888888", "dashes": (2, 2) if operation == "socket" else (6, 2)}
-        look = look if ceiling else {"marker": "o", "markersize": 3}
-        label = operation if ceiling else f"{operation}, {ranks} ranks"
+        if operation in OPERATIONS:
+            dashes = (1, 0) if ranks == many[0] else (4, 1 + many.index(ranks))
+            look: dict[str, Any] = {
+                "color": colors[operation],
+                "marker": "o",
+                "markersize": 3,
+                "dashes": dashes,
+            }
+            label = f"{operation}, {ranks} ranks"
+        else:
+            look = {"color": "#888888", "dashes": (1, 1) if operation == "socket" else (6, 2)}
+            label = f"one {operation}"
         left.plot([row.size for row in own], [row.seconds * 1e3 for row in own], label=label, **look)
         right.plot([row.size for row in own], [row.bus / 1e9 for row in own], label=label, **look)
+    sizes = sorted({row.size for row in rows})
     for panel in (left, right):
         panel.set_xscale("log")
         panel.set_yscale("log")
-        panel.set_xlabel("bytes")
+        panel.set_xticks(sizes, [spoken(size) for size in sizes])
+        panel.minorticks_off()
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.3)
-    left.set_ylabel("ms a call")
-    right.set_ylabel("bus bandwidth, GB/s")
-    right.legend(fontsize=8)
+    left.set_title("time of a call, ms", loc="left", fontsize=10)
+    right.set_title("bus bandwidth, GB/s", loc="left", fontsize=10)
+    right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 

@@ -73,11 +73,11 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
-    def sent(self, process: subprocess.Popen[bytes]) -> int:
-        """The bytes that have left the node on which a process runs."""
+    def sent(self, process: subprocess.Popen[bytes], interface: str = "") -> int:
+        """The bytes that have left the node on which a process runs; or what went through another `interface`."""
         for line in Path(f"/proc/{process.pid}/net/dev").read_text().splitlines():
             device, _, counts = line.partition(":")
-            if device.strip() == self.interface:
+            if device.strip() == (interface or self.interface):
                 return int(counts.split()[8])
         return 0  # `ip` has not entered the namespace yet
 

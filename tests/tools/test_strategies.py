@@ -1,0 +1,55 @@
+"""The comparison of strategies: its table, its picture, its CSV, and who is killed."""
+
+from __future__ import annotations
+
+import csv
+import os
+
+import pytest
+
+from tools.benchmark.strategies import TASKS, WAYS, ancestors, write
+from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture, read, tables
+
+
+def training(way: str, link: str, *losses: float, mb: float = 2.0) -> Training:
+    points = [
+        Point(step=10 * place, seconds=0.5 * place, loss=loss, mb=mb * place, busiest_mb=3 * mb * place)
+        for place, loss in enumerate(losses, start=1)
+    ]
+    return Training(way=way, task="digits", link=link, points=points, accuracy=0.98, samples_per_second=100.4)
+
+
+FOUND = [training("a", "loopback", 2.0, 0.61, 0.6), training("b", "loopback", 2.0, 0.7, mb=0.0)]
+
+
+def test_the_table_says_where_the_target_was_reached_or_that_it_was_not():
+    lines = tables(FOUND, {"digits": 0.6}).splitlines()
+    assert lines[4] == "| a | 100 | 0.200 (busiest 0.600) | 30 | 1.5 | 6.0 | 0.6000 | 0.9800 |"
+    assert lines[5] == "| b | 100 | 0.000 | – | – | – | 0.7000 | 0.9800 |"
+
+
+def test_what_was_written_is_read_again(tmp_path):
+    write(FOUND, tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open() as file:
+        assert read(csv.DictReader(file)) == FOUND
+
+
+def test_the_table_of_faults_has_the_share_that_is_left():
+    row = Faulty(way="a", plain=200.0, slowed=50.0, killed="ends in 1.0 s")
+    assert faults_table([row]).splitlines()[-1] == "| a | 200 | 50 | 0.25 | ends in 1.0 s |"
+
+
+def test_a_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture([*FOUND, training("a", "1 Gbit/s", 2.0, 0.5)], {"digits": 0.6}, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_each_way_is_a_strategy_of_a_task():
+    names = {task.name for task in TASKS}
+    assert all(set(way.tasks) <= names for way in WAYS)
+    assert len({way.name for way in WAYS}) == len(WAYS)
+
+
+def test_this_process_descends_from_its_parent():
+    assert os.getppid() in ancestors(os.getpid())

@@ -1,0 +1,327 @@
+"""Trains the same task under every strategy, over links of chosen speeds: a cluster in a box. Needs root.
+
+    python tools/benchmark/strategies.py                        # digits and a small GPT; loopback, 1 Gbit/s, 100 Mbit/s
+    python tools/benchmark/strategies.py --tasks digits --links "100 Mbit/s" --only data_parallel local_sgd
+    python tools/benchmark/strategies.py --faults               # a rank that is slow, and one that is killed
+    python tools/benchmark/strategies.py --csv ways.csv --png ways.png
+    python tools/benchmark/strategies.py --table ways.csv --png ways.png      # of earlier runs
+
+Each row is one whole training by `paddle-dp train`, two workers and one thread a rank, with the servers of a
+parameter_server beside them. «loopback»: all ranks on one node. Else one rank on each node: network namespaces on one
+switch (namespaces.py), whose links carry so much in each direction. Held-out loss is taken at equal steps, and the
+target is a held-out loss. Seconds are of training and its evaluations, without the start; bytes are counted at the
+interfaces: what a worker sends in the mean, and, where it differs, what the busiest node sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paddle_dp.launch.silence import import_paddle
+from paddle_dp.units import LinkSpeed
+from tools.benchmark.compute import variables
+from tools.benchmark.namespaces import Cluster, cluster, end, why_not
+from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture, read, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
+SLOW = "50 ms"  # of the slow rank, each step
+PATIENCE = 600.0  # seconds for one training
+
+
+@dataclass(frozen=True)
+class Task:
+    """A recipe, its overrides, and the held-out loss that a training is to reach."""
+
+    name: str
+    recipe: str
+    words: tuple[str, ...]
+    every: int  # steps from one evaluation to the next
+    target: float
+
+
+TASKS = [
+    Task("digits", "configs/digits_convnet.yaml", ("train.length=230 steps",), 23, 0.60),
+    Task("gpt", "configs/gpt_data2.yaml", ("train.length=120 steps",), 12, 2.40),
+]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What the tables call it, its strategy, further overrides, and how many ranks it takes."""
+
+    name: str
+    strategy: str
+    words: tuple[str, ...] = ()
+    ranks: int = 2
+    tasks: tuple[str, ...] = ("digits", "gpt")
+
+    @property
+    def servers(self) -> int:
+        """Ranks that serve and do not learn: the last ones."""
+        return self.ranks - 2 if self.strategy.startswith("use: parameter_server") else 0
+
+
+WAYS = [
+    Way("one process", "use: single", ranks=1),
+    Way("data_parallel", "use: data_parallel"),
+    *(
+        Way(f"sharding 2, stage {stage}", f"use: hybrid, sharding: 2, sharding_stage: {stage}")
+        for stage in (1, 2, 3)
+    ),
+    Way("tensor 2", "use: hybrid, tensor: 2", tasks=("gpt",)),
+    Way("sequence 2", "use: hybrid, sequence: 2", tasks=("gpt",)),
+    Way("pipeline 2", "use: hybrid, pipeline: 2", ("train.micro_batches=4",)),
+]
+
+
+def main() -> int:
+    given = arguments()
+    if given.table:
+        found = [one for file in given.table for one in read(csv.DictReader(file.open()))]
+        show(found, given.png)
+        return 0
+    if reason := why_not():
+        print(reason, file=sys.stderr)
+        return 2
+    import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
+    ways = [way for way in WAYS if not given.only or way.name in given.only]
+    with cluster(4) as box, tempfile.TemporaryDirectory(prefix="strategies-") as folder:
+        bench = Bench(box, Path(folder))
+        if given.faults:
+            print(faults_table([row for way in ways for row in bench.faults(way)]))
+            return 0
+        found = []
+        for task in (task for task in TASKS if task.name in given.tasks):
+            for link in given.links:
+                for way in (way for way in ways if task.name in way.tasks):
+                    try:
+                        found.append(bench.training(way, task, link))
+                        print(found[-1], file=sys.stderr, flush=True)
+                    except (RuntimeError, TimeoutError) as error:  # the others are worth knowing
+                        bench.failed.append(way.name)
+                        print(f"{way.name} over {link} failed: {error}", file=sys.stderr, flush=True)
+                    if given.csv and found:
+                        write(found, given.csv)
+    show(found, given.png)
+    return 1 if bench.failed else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [task.name for task in TASKS]
+    parser.add_argument("--tasks", nargs="+", default=names, choices=names, metavar="TASK")
+    parser.add_argument("--links", nargs="+", default=LINKS, metavar="SPEED")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WAY", help="their names, as in the table")
+    parser.add_argument("--faults", action="store_true", help="one slow rank, and one dead rank, instead")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--png", type=Path, metavar="FILE")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="CSV", help="measure nothing, show these")
+    given = parser.parse_args()
+    for link in given.links:
+        if link != "loopback":
+            LinkSpeed.parse(link)
+    return given
+
+
+def show(found: Sequence[Training], png: Path | None) -> None:
+    targets = {task.name: task.target for task in TASKS}
+    print(tables(found, targets))
+    if png:
+        picture(found, targets, png)
+
+
+def write(found: Sequence[Training], file: Path) -> None:
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(Training.COLUMNS)
+        writer.writerows(row for training in found for row in training.rows())
+
+
+class Bench:
+    """Jobs on one cluster, one after another."""
+
+    def __init__(self, box: Cluster, folder: Path):
+        self.box, self.folder, self.failed = box, folder, list[str]()
+        self._port = 9800
+
+    def training(self, way: Way, task: Task, link: str) -> Training:
+        """One whole training."""
+        alone = link == "loopback" or way.ranks == 1
+        if not alone:
+            self.box.limit(LinkSpeed.parse(link))
+        device = "lo" if alone else self.box.interface
+        callbacks = [
+            f"{{use: metrics, every: {task.every} steps}}",
+            f"{{use: evaluate, every: {task.every} steps}}",
+        ]
+        words = [*task.words, f"callbacks=[{', '.join(callbacks)}]"]
+        processes, logs, metrics = self.start(way, task, words, alone)
+        began = [0] * len(processes)
+        points, rates, accuracy = [], [], 0.0
+        try:
+            for event in events(metrics, processes):
+                sent = [
+                    self.box.sent(process, device) - first
+                    for process, first in zip(processes, began, strict=True)
+                ]
+                if event["event"] == "start":
+                    began = sent
+                elif event["event"] == "step":
+                    rates.append(event["samples_per_second"])
+                elif event["event"] == "evaluated":
+                    accuracy = event.get("acc1", 0.0)
+                    # On one node all ranks send through one interface.
+                    workers = [sum(sent) / way.ranks] if alone else sent[: len(sent) - way.servers]
+                    point = Point(
+                        step=event["step"], seconds=event["seconds"], loss=event["loss"],
+                        mb=statistics.mean(workers) / 1e6, busiest_mb=max(*sent, *workers) / 1e6 if not alone else 0.0,
+                    )  # fmt: skip
+                    points.append(point)
+        finally:
+            end(processes)
+        check(processes, logs)
+        return Training(
+            way=way.name, task=task.name, link=link, points=points, accuracy=accuracy,
+            samples_per_second=statistics.median(rates[1:] or rates),
+        )  # fmt: skip
+
+    def start(
+        self, way: Way, task: Task, words: Sequence[str], alone: bool
+    ) -> tuple[list[subprocess.Popen[bytes]], list[Path], Path]:
+        """The processes of a job, one for each node that it has, their logs, and its metrics."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        self._port += 1
+        nodes = 1 if alone else way.ranks
+        processes, logs = [], [self.folder / f"out-{node}" for node in range(nodes)]
+        for node in range(nodes):
+            command = [
+                sys.executable, "-m", "paddle_dp", "train", str(ROOT / task.recipe),
+                "--ranks", str(way.ranks if alone else 1), "--out", str(folder / f"run-{node}"),
+                f"strategy={{{way.strategy}}}", *words, *way.words,
+            ]  # fmt: skip
+            if not alone:
+                command += ["--nodes", str(nodes), "--node-rank", str(node)]
+                command += ["--master", f"{self.box.address(0)}:{self._port}"]
+            path = {"PYTHONPATH": str(ROOT)}
+            processes.append(self.box.start(node, command, logs[node], {**variables(), **path}))
+        return processes, logs, folder / "run-0" / "metrics.jsonl"
+
+    # A slow rank, and a dead one
+
+    def faults(self, way: Way) -> Iterator[Faulty]:
+        """Four workers on one node: as they are, with one that is slow, and with one that is killed."""
+        if way.ranks == 1:
+            return
+        way = Way(way.name, way.strategy, way.words, way.ranks + 2)
+        task = TASKS[0]
+        plain, slowed = (self.pace(way, task, delay) for delay in ("0 ms", SLOW))
+        yield Faulty(way=way.name, plain=plain, slowed=slowed, killed=self.killed(way, task))
+
+    def pace(self, way: Way, task: Task, delay: str) -> float:
+        """Samples a second, of all ranks, where one sleeps so long in each step."""
+        loss = (
+            f"loss={{use: tools.benchmark.delayed.DelayedCrossEntropy, label_smoothing: 0.1, delay: {delay}}}"
+        )
+        words = [*task.words, loss, "callbacks=[{use: metrics, every: 23 steps}]"]
+        processes, logs, metrics = self.start(way, task, words, alone=True)
+        rates = []
+        try:
+            for event in events(metrics, processes):
+                if event["event"] == "step":
+                    rates.append(event["samples_per_second"])
+        finally:
+            end(processes)
+        check(processes, logs)
+        return statistics.median(rates[1:])
+
+    def killed(self, way: Way, task: Task) -> str:
+        """What a job says whose worker 1 is killed in mid-training, and after how many seconds."""
+        words = [*task.words, "callbacks=[{use: metrics, every: 5 steps}]"]
+        processes, logs, metrics = self.start(way, task, words, alone=True)
+        killed_at = 0.0
+        try:
+            for event in events(metrics, processes):
+                if event["event"] == "step" and event["step"] >= 40 and not killed_at:
+                    os.kill(pid_of(1, processes[0].pid), signal.SIGKILL)
+                    killed_at = time.monotonic()
+            took = time.monotonic() - killed_at
+        finally:
+            end(processes)
+        said = logs[0].read_text(errors="replace").splitlines()
+        status = processes[0].returncode
+        first = next((line.strip() for line in said if "rank 1" in line), "nothing")
+        return (
+            f"goes on to the end: {first}"
+            if status == 0
+            else f"ends in {took:.1f} s, status {status}: {first}"
+        )
+
+
+def events(metrics: Path, processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[dict[str, Any]]:
+    """Each line of a job's metrics, as soon as it is there, until its processes have ended."""
+    deadline, file, rest = time.monotonic() + PATIENCE, None, ""
+    while time.monotonic() < deadline:
+        over = all(process.poll() is not None for process in processes)
+        over = over or any(process.poll() for process in processes)
+        file = file or (metrics.open() if metrics.exists() else None)
+        while file and (line := file.readline()):
+            rest += line
+            if rest.endswith("\n"):
+                yield json.loads(rest)
+                rest = ""
+        if over:
+            return
+        time.sleep(0.002)
+    raise TimeoutError(f"{metrics}: a training took more than {PATIENCE:g} s")
+
+
+def pid_of(rank: int, parent: int) -> int:
+    """The process that is a rank of the job whose first process is `parent`."""
+    for folder in Path("/proc").iterdir():
+        try:
+            words = dict(
+                word.split("=", 1) for word in (folder / "environ").read_text().split("\0") if "=" in word
+            )
+            ours = words.get("PADDLE_TRAINER_ID") == str(rank) and parent in ancestors(int(folder.name))
+        except (OSError, ValueError):
+            continue
+        if ours:
+            return int(folder.name)
+    raise RuntimeError(f"rank {rank} is not there")
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        yield pid
+
+
+def check(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
+    """Raises RuntimeError with the last words of a node that failed."""
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode:
+            said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise RuntimeError(f"status {process.returncode}\n{said}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The tables and the picture of what strategies.py measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A training at one evaluation: seconds since its first step, the held-out loss, megabytes (1e6 bytes) sent so far
+    by a worker in the mean, and by the busiest node."""
+
+    step: int
+    seconds: float
+    loss: float
+    mb: float
+    busiest_mb: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training: `way` is the strategy's name in the tables."""
+
+    way: str
+    task: str
+    link: str
+    points: Sequence[Point]
+    accuracy: float
+    samples_per_second: float
+
+    COLUMNS: ClassVar = (
+        "way", "task", "link", "accuracy", "samples_per_second", "step", "seconds", "loss", "mb", "busiest_mb",
+    )  # fmt: skip
+
+    def rows(self) -> Iterator[list[Any]]:
+        """A line of CSV for each point."""
+        for point in self.points:
+            own = [self.way, self.task, self.link, self.accuracy, self.samples_per_second]
+            yield [*own, point.step, point.seconds, point.loss, point.mb, point.busiest_mb]
+
+    def reached(self, target: float) -> Point | None:
+        """Where the held-out loss was first at or below the target."""
+        return next((point for point in self.points if point.loss <= target), None)
+
+    def __str__(self) -> str:
+        last = self.points[-1]
+        spent = f"{last.seconds:.1f} s, {last.mb:.1f} MB"
+        return f"{self.task}, {self.way} over {self.link}: loss {last.loss:.4f} in {spent}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty:
+    """Samples a second of a way with four workers, and with one of them slow; and what happens when one is killed."""
+
+    way: str
+    plain: float
+    slowed: float
+    killed: str
+
+
+def read(lines: Iterable[Mapping[str, str]]) -> list[Training]:
+    """Trainings from the lines of a CSV file."""
+    found: dict[tuple[str, str, str], Training] = {}
+    for line in lines:
+        numbers = {name: float(line[name]) for name in ("seconds", "loss", "mb", "busiest_mb")}
+        point = Point(step=int(line["step"]), **numbers)
+        key = line["way"], line["task"], line["link"]
+        before = found[key].points if key in found else []
+        found[key] = Training(
+            way=key[0], task=key[1], link=key[2], points=[*before, point], accuracy=float(line["accuracy"]),
+            samples_per_second=float(line["samples_per_second"]),
+        )  # fmt: skip
+    return list(found.values())
+
+
+def tables(found: Sequence[Training], targets: Mapping[str, float]) -> str:
+    """Markdown: a table for each task and link."""
+    shown = []
+    for task, link in dict.fromkeys((one.task, one.link) for one in found):
+        target = targets[task]
+        shown += [
+            f"{task}, {link}; held-out loss {target:g} or below\n",
+            "| strategy | samples/s | MB a step | steps to it | seconds | MB | at the end: loss | accuracy |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_row(one, target) for one in found if (one.task, one.link) == (task, link)),
+            "",
+        ]
+    return "\n".join(shown)
+
+
+def _row(training: Training, target: float) -> str:
+    last, there = training.points[-1], training.reached(target)
+    size = f"{last.mb / last.step:.3f}"
+    if last.busiest_mb > 1.05 * last.mb:
+        size += f" (busiest {last.busiest_mb / last.step:.3f})"
+    until = f"{there.step} | {there.seconds:.1f} | {there.mb:.1f}" if there else "– | – | –"
+    end = f"{last.loss:.4f} | {training.accuracy:.4f}"
+    return f"| {training.way} | {training.samples_per_second:.0f} | {size} | {until} | {end} |"
+
+
+def faults_table(rows: Sequence[Faulty]) -> str:
+    """Markdown."""
+    lines = [
+        "| strategy | 4 workers, samples/s | one of them slow | of it | one of them killed |",
+        "|---" * 5 + "|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.way} | {row.plain:.0f} | {row.slowed:.0f} | {row.slowed / row.plain:.2f} | {row.killed} |"
+        )
+    return "\n".join(lines)
+
+
+def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path) -> None:
+    """For each task: loss by time over each link, and loss by bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tasks = list(dict.fromkeys(one.task for one in found))
+    links = list(dict.fromkeys(one.link for one in found))
+    ways = list(dict.fromkeys(one.way for one in found))
+    columns = len(links) + 1
+    figure, panels = pyplot.subplots(
+        len(tasks), columns, figsize=(4.2 * columns + 2, 3.6 * len(tasks)), squeeze=False, sharey="row"
+    )
+    colors = pyplot.colormaps["tab20"]
+    for row, task in zip(panels, tasks, strict=True):
+        for panel, link in zip(row, [*links, None], strict=True):
+            for one in found:
+                if one.task != task or one.link != (links[-1] if link is None else link):
+                    continue
+                across = [point.mb if link is None else point.seconds for point in one.points]
+                if link is None and across[-1] == 0:
+                    continue
+                losses = [point.loss for point in one.points]
+                panel.plot(
+                    across, losses, label=one.way, color=colors(ways.index(one.way) % 20), linewidth=1.3
+                )
+            panel.axhline(targets[task], color="#888888", linewidth=0.8, dashes=(3, 3))
+            panel.set_xscale("log")
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.set_title(
+                f"{task}: {'MB sent by a worker' if link is None else f'seconds, {link}'}",
+                fontsize=10,
+                loc="left",
+            )
+        low = min(point.loss for one in found if one.task == task for point in one.points)
+        row[0].set_ylim(low * 0.97, low * 2.2)
+        row[0].set_ylabel("held-out loss")
+    names = {
+        label: line
+        for panel in panels.flat
+        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(names.values(), names.keys(), loc="center right", fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1 - 2 / (4.2 * columns + 2), 1))
+    figure.savefig(file, dpi=100)
