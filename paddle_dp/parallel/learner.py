@@ -15,6 +15,7 @@ from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.attributes import Attributes
+from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.finite import not_finite
@@ -130,9 +131,13 @@ class Learner(Passes):
         for parameter in self._not_updated:
             parameter.clear_gradient(False)
         self.rate.step()
+        self._after_update()
+        return metrics
+
+    def _after_update(self) -> None:
+        """What ranks tell each other after an update. Collective."""
         self._draws.gather_findings(self.mesh)
         self._synced_buffers.sync()
-        return metrics
 
     def leave_out(self) -> None:
         """Counts an update without making it: the schedule goes on, and nothing else changes. Collective."""
@@ -161,6 +166,28 @@ class Learner(Passes):
 
     def _begin(self) -> None:
         """Before an update's forward."""
+
+    # Ranks that have weights of their own for a while override the following.
+
+    def consensus(self, states: bool = False) -> AbstractContextManager[None]:
+        """Around code that reads the weights of the training, and with `states` the optimizer's: where each rank has its
+        own, their means stand in their places within it. Collective."""
+        return nullcontext()
+
+    def conclude(self) -> None:
+        """At the end of a training: from here on all ranks have the same weights. Collective."""
+
+    def whole_gradients(self) -> AbstractContextManager[None]:
+        """Around code that reads the gradients of an update before it is made: within it they are those of the global
+        batch, also where ranks use those of their own shares. Collective."""
+        return nullcontext()
+
+    def beside(self) -> Beside:
+        """What a checkpoint has to hold beside model and optimizer. Call it outside of `consensus`."""
+        return Beside()
+
+    def load_beside(self, saved: SavedBeside) -> None:
+        """From a checkpoint, after model and optimizer; of another strategy's it is empty."""
 
     def share_updates(self) -> None:
         """After this rank's own parameters were given other values: gives them to the ranks that have copies of them

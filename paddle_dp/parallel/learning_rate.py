@@ -17,6 +17,7 @@ class Rate:
     """
 
     def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None):
+        self.steps = 0  # updates so far, those of before a resume included
         current = optimizer._learning_rate
         self.optimizer, self.schedule = optimizer, schedule
         self._has_scheduler, self._current = isinstance(current, LRScheduler), current
@@ -33,6 +34,7 @@ class Rate:
 
     def step(self) -> None:
         """Call it after each update."""
+        self.steps += 1
         if self.schedule is not None:
             self.schedule.step()
             self.apply()

@@ -66,7 +66,8 @@ class Recorder:
     def _probed(self, step: int) -> None:
         self._step = step
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
+        with self.learner.whole_gradients():
+            self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
 
     def _watched_step(self) -> None:
         if not self._step:
@@ -74,9 +75,11 @@ class Recorder:
             return
         self._ahead()
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
-        self._take("gradient", gradients)
-        self._compare_copies("gradient", gradients)
+        with self.learner.whole_gradients():
+            gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
+            self._take("gradient", gradients)
+            self._compare_copies("gradient", gradients)
+        del gradients
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
         self.learner.settle()

@@ -43,6 +43,8 @@ def verify(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
+    if why := recipe.strategy.config.not_promised(recipe):
+        raise UsageError(f"nothing was compared: {why}")
     with scratch_folder("paddle-dp-verify-") as scratch, WaitingRanks() as waiting:
         comparison = Comparison(
             Path(path), tuple(overrides), steps, ranks, scratch, rehearse=rehearse, waiting=waiting

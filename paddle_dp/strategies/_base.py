@@ -41,6 +41,11 @@ class StrategyConfig:
         (`parallel.initial_weights`), of which it draws that part; by default `place` takes finished models."""
         return False
 
+    def not_promised(self, recipe: Recipe) -> str:
+        """Why a training is not one process's up to rounding, and what can be compared instead, in a sentence that
+        `paddle-dp verify` prints instead of comparing; "" where it is to be, which is the default."""
+        return ""
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of `device` ("cpu" or "gpu").
 

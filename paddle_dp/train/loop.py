@@ -103,6 +103,7 @@ class TrainingLoop(Moments):
             if self._interrupted:
                 self._interrupt(self._interrupted)
         heartbeat.enter("end", "the last checks")
+        self.learner.conclude()
         self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
         self.check("at the end of the training")
         self.differences = self.learner.differences()

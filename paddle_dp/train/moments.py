@@ -56,7 +56,8 @@ class Moments(TrainingState):
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         with heartbeat.within("evaluate"):
             self.learner.settle()
-            evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
+            with self.learner.consensus():
+                evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
             if self.averages is not None:
                 with self.averages.in_place():
                     averaged = evaluate(self.learner, self.run.test_loader, self.mesh)

@@ -28,8 +28,10 @@ from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
 # Of `_state`. To be raised by what makes an older version restore something else than what was saved.
-FORMAT = 4  # 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. Else 1
-_EMA, _MODEL = "ema/", "model/"
+# 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with what a strategy
+# keeps beside. Else 1.
+FORMAT = 5
+_EMA, _MODEL, _BESIDE, _SHARED = "ema/", "model/", "strategy/", "shared"
 
 
 def snapshot(
@@ -43,21 +45,57 @@ def snapshot(
     """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
     `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a snapshot that
     is needed."""
-    tensors = model_shards(learner, memory) | optimizer_shards(learner, memory)
+    tensors = _beside_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
+    if tensors:
+        state["format"] = FORMAT
+    with learner.consensus(states=True):
+        tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()})
+
+
+def _beside_shards(learner: Learner, memory: HostMemory | None) -> dict[str, TensorShard]:
+    """What the strategy keeps beside: the shared part from the main rank, own parts under the rank's number."""
+    beside, rank = learner.beside(), learner.mesh.rank
+    named = {f"{_BESIDE}{rank}/{name}": tensor for name, tensor in beside.own.items()}
+    if learner.mesh.is_main:
+        named |= {f"{_BESIDE}{_SHARED}/{name}": tensor for name, tensor in beside.shared.items()}
+    return _copied([(name, tensor, Placement()) for name, tensor in named.items()], "strategy", memory)
+
+
+class _Beside:
+    """What a strategy has kept beside, in a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, mesh: Mesh):
+        self._checkpoint = checkpoint
+        self._own = f"{_BESIDE}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
+        self.shared = self._under(f"{_BESIDE}{_SHARED}/")
+        self.own = self._under(self._own) if self._own else frozenset()
+
+    def _under(self, prefix: str) -> frozenset[str]:
+        return frozenset(n.removeprefix(prefix) for n in self._checkpoint.names if n.startswith(prefix))
+
+    def shared_into(self, name: str, tensor: Any) -> None:
+        self._fill(tensor, f"{_BESIDE}{_SHARED}/{name}")
+
+    def own_into(self, name: str, tensor: Any) -> None:
+        self._fill(tensor, f"{self._own}{name}")
+
+    def _fill(self, tensor: Any, name: str) -> None:
+        fill(tensor, self._checkpoint, name, tuple(tensor.shape), (0,) * len(tensor.shape))
 
 
 def with_averages(taken: Snapshot, averages: Averages, memory: HostMemory | None = None) -> Snapshot:
     """The snapshot with the averages whose main replica is on this rank."""
     placed = [(_EMA + name, *where) for name, *where in averages.shards()]
     tensors = {**taken.tensors, **_copied(placed, "ema", memory)}
-    return replace(taken, tensors=tensors, state={**taken.state, "format": 3})
+    return replace(taken, tensors=tensors, state={**taken.state, "format": max(taken.state["format"], 3)})
 
 
 def with_base(taken: Snapshot, digest: str) -> Snapshot:
     """The snapshot of an adapter, with the digest of the weights that it stands on."""
-    return replace(taken, state={**taken.state, "format": 4, "base": digest})
+    format_ = max(taken.state["format"], 4)
+    return replace(taken, state={**taken.state, "format": format_, "base": digest})
 
 
 def digest_of_base(learner: Learner) -> str:
@@ -158,6 +196,8 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
+    learner.load_beside(_Beside(checkpoint, learner.mesh))
+    learner.rate.steps = progress.step
     state = checkpoint.state
     if learner.schedule is not None and state["schedule"] is not None:
         learner.schedule.set_state_dict(state["schedule"])

@@ -1,0 +1,29 @@
+"""What a learner keeps beside its model and its optimizer, so that a resumed training goes on bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import paddle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Tensors by name: `shared`, the same on all ranks, and this rank's `own`."""
+
+    shared: Mapping[str, paddle.Tensor] = field(default_factory=dict)
+    own: Mapping[str, paddle.Tensor] = field(default_factory=dict)
+
+
+class SavedBeside(Protocol):
+    """The same in a checkpoint. `own` is empty where that was saved on another number of ranks."""
+
+    shared: Collection[str]
+    own: Collection[str]
+
+    def shared_into(self, name: str, tensor: paddle.Tensor) -> None:
+        """Writes a shared one into a tensor of its shape."""
+
+    def own_into(self, name: str, tensor: paddle.Tensor) -> None: ...

@@ -1,0 +1,320 @@
+"""Ranks that learn on their own for a while, and then average their weights: local SGD, and DiLoCo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Literal
+
+import paddle
+
+from paddle_dp.batch import Batch
+from paddle_dp.errors import LossError
+from paddle_dp.parallel.beside import Beside, SavedBeside
+from paddle_dp.parallel.consistency import Replica, check_sound
+from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
+from paddle_dp.parallel.exchange.memory import moved_gradient
+from paddle_dp.parallel.learner import Accept
+from paddle_dp.parallel.loss import Count, number
+from paddle_dp.parallel.outer_momentum import OuterMomentum
+from paddle_dp.parallel.passes import Sums
+from paddle_dp.parallel.periods import Periods
+
+Named = list[tuple[str, paddle.Tensor]]
+
+
+@dataclass(kw_only=True)
+class LocalLearner(DataParallelLearner):
+    """Behind a warm-up each rank updates weights of its own from its share of each batch; where a period of `periods`
+    ends, all take the mean of their weights (McMahan et al. 2017, arXiv:1602.05629; Stich 2019, arXiv:1805.09767).
+
+    A local gradient is that of the mean over the rank's own samples, and the optimizer clips it as it is. Rank r, which
+    has learned from n_r samples since the last mean, counts n_r / Σn in the next one: so unequal shares are exact, and
+    periods of one step of plain gradient descent are data parallelism. The mean is `start` - Σ n_r/Σn (start - weights
+    of r), where `start` is what all had before; these differences are exchanged as gradients are. With `outer` it takes
+    a step of its own in place of the mean.
+
+    With `optimizer_states` "averaged" each rank goes on with the mean of the optimizer's states, else with its own.
+    Metrics are those of the global batch; `gradient_norm` is the root of the weighted mean of the squares of the ranks'
+    own norms, and in periods of one step that of the global gradient.
+
+    A checkpoint has the mean of the weights at that moment, and beside it what each rank needs to go on with its own.
+    """
+
+    periods: Periods
+    outer: OuterMomentum | None = None
+    optimizer_states: Literal["local", "averaged"] = "local"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._names = {id(parameter): name for name, parameter in self.named_parameters()}
+        self._began = False  # whether ranks learn on their own
+        self._start: list[paddle.Tensor] = []  # the weights that all had when the period began
+        self._learned = 0.0  # from how many samples, or what the loss counts, this rank has learned since then
+        self._own = 0.0  # the same in this update
+        self._is_local = False  # this update
+        self._weight = 1.0 / self.mesh.ranks  # of this rank in the last mean
+        self._apart = False  # the ranks' weights differ
+        self._states_apart = False
+
+    # An update of this rank alone.
+
+    def train_batch(
+        self, batch: Batch, collect_metrics: bool = False, accept: Accept | None = None
+    ) -> dict[str, float] | None:
+        self._is_local = self.periods.is_local(self.rate.steps + 1)
+        self.periods.see(self.optimizer.get_lr())
+        if self._is_local and not self._began:
+            self._begin_alone()
+        return super().train_batch(batch, collect_metrics, accept)
+
+    @paddle.no_grad()
+    def _begin_alone(self) -> None:
+        self._began = True
+        if not self._start:
+            self._start = [parameter.clone() for parameter in self.trainable]
+        if self.outer is not None:
+            self.outer.begin(self._start)
+        if not self.periods.ends:
+            self.periods.begin(self.rate.steps, self.optimizer.get_lr())
+
+    def count_ahead(self, batch: Batch) -> float | None:
+        if not self._is_local:
+            return super().count_ahead(batch)
+        if self.loss.counted == "answers":
+            return None
+        own = [one for one in batch.micro_batches if not one.is_dummy]
+        if self.loss.counted == "samples":
+            return self._take_count(sum(one.samples for one in own))
+        return self._take_count(sum(number(self._counted(one)) for one in own))
+
+    def _global_count(self, counted: Count) -> float:
+        return self._take_count(number(counted)) if self._is_local else super()._global_count(counted)
+
+    def _take_count(self, own: float) -> float:
+        """What this rank divides by. Without a sample of its own it makes no update, but takes part in means."""
+        if not own >= 0:
+            raise LossError(f"the loss {self.loss.name} returned a count of {own:g}: it must be 0 or more.")
+        self._own = own
+        return own or 1.0
+
+    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if self.parallel_model is self.model else super()._no_sync(more_to_come)
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
+        return super()._exchanging(last and not self._is_local)
+
+    def _all_reduce_gradients(self) -> None:
+        if not self._is_local:
+            super()._all_reduce_gradients()
+
+    def _step(self) -> None:
+        if self._is_local:
+            self._step_alone()
+        else:
+            super()._step()
+
+    def _step_alone(self) -> None:
+        if self._own:
+            super()._step()
+        self._learned += self._own
+        self._apart = self._states_apart = True
+        if self.periods.is_over(self.rate.steps + 1):
+            self._end_period()
+            self.periods.begin(self.rate.steps + 1, self.optimizer.get_lr())
+
+    def _after_update(self) -> None:
+        if not (self._is_local and self._apart):
+            super()._after_update()
+
+    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+        if self._is_local:
+            count = self.mesh.sum([self._own])[0]
+            self.empty = not count
+        return super()._metrics(seen, count)
+
+    def gradient_norm(self) -> paddle.Tensor:
+        if not self._is_local:
+            return super().gradient_norm()
+        if self.periods.every == 1:
+            with self.whole_gradients():
+                return super().gradient_norm()
+        norm = super().gradient_norm()
+        squares, counted = self.mesh.sum([self._own * norm.item() ** 2, self._own])
+        return paddle.full([], sqrt(squares / counted) if counted else 0.0, norm.dtype)
+
+    # Means over the ranks.
+
+    @paddle.no_grad()
+    def _end_period(self) -> None:
+        """All ranks have the mean of their weights, or what the outer optimizer makes of it. Collective."""
+        self._take_weight()
+        for place, moved in enumerate(self._moved()):
+            start = self._start[place]
+            start.subtract_(moved if self.outer is None else self.outer.step(place, moved))
+            self.trainable[place].copy_(start, False)
+        if self.optimizer_states == "averaged":
+            for states in self._states_by_kind():
+                self._write(states, self._mean(states))
+            self._states_apart = False
+        self.sync_buffers()
+        self._learned, self._apart = 0.0, False
+
+    def _take_weight(self) -> None:
+        total = self.mesh.sum([self._learned])[0]
+        if total:
+            self._weight = self._learned / total
+
+    def _moved(self) -> list[paddle.Tensor]:
+        """How far the ranks' mean has moved from the start of the period. Collective."""
+        pairs = zip(self._start, self.trainable, strict=True)
+        return self._sums([(start - parameter) * self._weight for start, parameter in pairs])
+
+    def _mean(self, tensors: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
+        return self._sums([None if one is None else one * self._weight for one in tensors])
+
+    def _sums(self, values: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
+        """The sums over all ranks of one value for each trained parameter, of its shape; they travel as gradients do.
+        Collective."""
+        for parameter, value in zip(self.trainable, values, strict=True):
+            parameter.clear_gradient(False)
+            if value is not None:
+                parameter._copy_gradient_from(value.astype(parameter.dtype))
+        self._ahead.finish()
+        return [p.grad if p.grad is None else moved_gradient(p) for p in self.trainable]
+
+    @contextmanager
+    def whole_gradients(self) -> Iterator[None]:
+        if not self._is_local:
+            yield
+            return
+        own = [p.grad if p.grad is None else moved_gradient(p) for p in self.trainable]
+        total = self.mesh.sum([self._own])[0]
+        self._give(self._sums([None if g is None else g * (self._own / (total or 1.0)) for g in own]))
+        try:
+            yield
+        finally:
+            self._give(own)
+
+    def _give(self, gradients: Sequence[paddle.Tensor | None]) -> None:
+        for parameter, gradient in zip(self.trainable, gradients, strict=True):
+            parameter.clear_gradient(False)
+            if gradient is not None:
+                parameter._copy_gradient_from(gradient)
+
+    def _states_by_kind(self) -> Iterator[list[paddle.Tensor | None]]:
+        """For each kind of the optimizer's states that has the shape of its parameter: one for each trained parameter,
+        None where this rank has none yet. Collective: the same kinds on all ranks."""
+        held = self.optimizer._accumulators
+        mine = [kind for kind, of_kind in held.items() if of_kind and not kind.endswith("_pow_acc")]
+        for kind in sorted(set().union(*self.mesh.gather(mine))):
+            of_kind = held.get(kind, {})
+            yield [of_kind.get(parameter.name) for parameter in self.trainable]
+
+    @staticmethod
+    def _write(tensors: Sequence[paddle.Tensor | None], values: Sequence[paddle.Tensor | None]) -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            if tensor is not None and value is not None:
+                tensor.copy_(value.astype(tensor.dtype), False)
+
+    @contextmanager
+    def consensus(self, states: bool = False) -> Iterator[None]:
+        kept: list[tuple[paddle.Tensor, paddle.Tensor]] = []
+        with paddle.no_grad():
+            if self._apart:
+                self._take_weight()
+                kept += [(parameter, parameter.clone()) for parameter in self.trainable]
+                for start, parameter, moved in zip(self._start, self.trainable, self._moved(), strict=True):
+                    parameter.copy_(start - moved, False)
+            if states and self._states_apart:
+                for of_kind in list(self._states_by_kind()):
+                    mean = self._mean(of_kind)
+                    kept += [(state, state.clone()) for state in of_kind if state is not None]
+                    self._write(of_kind, mean)
+        try:
+            yield
+        finally:
+            with paddle.no_grad():
+                for tensor, own in kept:
+                    tensor.copy_(own, False)
+
+    @paddle.no_grad()
+    def conclude(self) -> None:
+        """A period that is not over ends with the plain mean."""
+        if self._apart:
+            outer, self.outer = self.outer, None
+            self._end_period()
+            self.outer = outer
+            self.periods.begin(self.rate.steps, self.optimizer.get_lr())
+            super()._after_update()
+
+    # Checks and checkpoints.
+
+    def check(self, when: str, states: Any = ()) -> None:
+        if not self._apart:
+            super().check(when, () if self._states_apart else states)
+            return
+        starts = [Replica(self._names[id(p)], s) for p, s in zip(self.trainable, self._start, strict=True)]
+        mine = [*self.named_parameters(), *self._buffers(), *((name, state) for name, state, _ in states)]
+        check_sound(starts, mine, self.mesh, when, self._excused)
+
+    def beside(self) -> Beside:
+        if not self._began:
+            return Beside()
+        named = [(self._names[id(parameter)], parameter) for parameter in self.trainable]
+        shared = {"periods": _numbers(self.periods.state())}
+        own = {"counts": _numbers([self._learned, self._weight])}
+        if self.outer is not None:
+            shared |= {f"velocity/{name}": v for (name, _), v in zip(named, self.outer.velocity, strict=True)}
+        if self._apart:
+            shared |= {f"start/{name}": start for (name, _), start in zip(named, self._start, strict=True)}
+            own |= {f"weight/{name}": parameter for name, parameter in named}
+        if self._states_apart:
+            own |= {f"state/{name}": state for name, state in self._own_states().items()}
+        return Beside(shared=shared, own=own)
+
+    def _own_states(self) -> dict[str, paddle.Tensor]:
+        """The optimizer's states on this rank, «body.0.weight/moment1»."""
+        held = self.optimizer._accumulators
+        return {
+            f"{self._names[id(parameter)]}/{kind}": held[kind][parameter.name]
+            for kind in sorted(held)
+            for parameter in self.trainable
+            if parameter.name in held[kind]
+        }
+
+    @paddle.no_grad()
+    def load_beside(self, saved: SavedBeside) -> None:
+        self._began = self._apart = self._states_apart = False
+        self._start, self._learned, self.periods.ends = [], 0.0, 0
+        named = [(self._names[id(parameter)], parameter) for parameter in self.trainable]
+        if self.outer is not None:
+            self.outer.velocity = []
+            if all(f"velocity/{name}" in saved.shared for name, _ in named):
+                self.outer.begin(self.trainable)
+                for (name, _), velocity in zip(named, self.outer.velocity, strict=True):
+                    saved.shared_into(f"velocity/{name}", velocity)
+        if not saved.own or "periods" not in saved.shared:
+            return
+        periods, counts = _numbers([0.0, 0.0]), _numbers([0.0, 0.0])
+        saved.shared_into("periods", periods)
+        saved.own_into("counts", counts)
+        self.periods.load(periods.tolist())
+        self._learned, self._weight = counts.tolist()
+        if f"weight/{named[0][0]}" in saved.own:
+            self._apart = True
+            self._start = [parameter.clone() for parameter in self.trainable]
+            for (name, parameter), start in zip(named, self._start, strict=True):
+                saved.shared_into(f"start/{name}", start)
+                saved.own_into(f"weight/{name}", parameter)
+        states = {name: state for name, state in self._own_states().items() if f"state/{name}" in saved.own}
+        self._states_apart = bool(states)
+        for name, state in states.items():
+            saved.own_into(f"state/{name}", state)
+
+
+def _numbers(values: Sequence[float]) -> paddle.Tensor:
+    """On the host, in float64."""
+    return paddle.to_tensor(list(values), "float64", place=paddle.CPUPlace())

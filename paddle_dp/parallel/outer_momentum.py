@@ -1,0 +1,31 @@
+"""The outer optimizer of DiLoCo (Douillard et al. 2023, arXiv:2311.08105): the ranks' mean step is a gradient for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import paddle
+
+
+@dataclass(kw_only=True)
+class OuterMomentum:
+    """velocity = momentum · velocity + gradient; a step of velocity, or with `nesterov` of gradient + momentum · velocity,
+    times `learning_rate`. The outer gradient is the weights at the period's start minus the ranks' weighted mean."""
+
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    velocity: list[paddle.Tensor] = field(default_factory=list, init=False)  # empty before the first step
+
+    def begin(self, weights: Sequence[paddle.Tensor]) -> None:
+        """Velocities of 0 for these weights, unless there are some."""
+        if not self.velocity:
+            self.velocity = [paddle.zeros_like(weight) for weight in weights]
+
+    def step(self, place: int, gradient: paddle.Tensor) -> paddle.Tensor:
+        """What is taken away from the weight at `place`."""
+        velocity = self.velocity[place]
+        velocity.scale_(self.momentum)
+        velocity.add_(gradient)
+        return (gradient + velocity * self.momentum if self.nesterov else velocity) * self.learning_rate

@@ -1,0 +1,52 @@
+"""What strategies share whose ranks update whole models of their own between means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.errors import UsageError
+from paddle_dp.units import Recompute
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
+
+
+def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
+    """Raises UsageError for what all ranks decide, or know, together after every step."""
+    train = recipe.train
+    if train.precision.dtype == "float16":
+        why = "with float16 all ranks agree on a loss scale at every step: set train.precision=bfloat16 or float32"
+    elif train.precision.level == "O2":
+        why = "weights of 16 bits lose what a mean changes: set train.precision=bfloat16 (level O1) or float32"
+    elif recipe.ema is not None:
+        why = "ema averages weights that all ranks have after every step: leave ema out, or take data_parallel"
+    elif recipe.guard.recompute is not None:
+        why = "guard.recompute compares gradients of equal weights on all ranks: leave it out, or take data_parallel"
+    else:
+        return
+    raise UsageError(f"strategy {strategy}: {why}.")
+
+
+def place_alone(
+    task: Task, mesh: Mesh, kind: Any, recompute: Recompute, noticed: Sequence[str], **fields: Any
+) -> Learner:
+    """A learner of this `kind` with rank 0's weights on all ranks. Collective."""
+    import paddle
+
+    from paddle_dp.parallel import prepare
+    from paddle_dp.parallel.blocks import check_table
+    from paddle_dp.parallel.recompute import recomputed
+    from paddle_dp.parallel.samplewise import mixing
+
+    if recompute.blocks:
+        check_table(task.model, task.samples, "strategy.recompute")
+    recomputed(task.model, recompute)
+    prepared = prepare(task, mesh)
+    more = mixing(prepared.model, task.samples, task.dropout == "exact") if mesh.ranks > 1 else []
+    model = paddle.DataParallel(prepared.model) if mesh.ranks > 1 else prepared.model
+    learner = prepared.learner(kind, parallel_model=model, absent=True, noticed=[*more, *noticed], **fields)
+    learner.check("after the weights were made equal")
+    return learner

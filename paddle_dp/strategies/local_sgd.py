@@ -1,0 +1,120 @@
+"""Every rank learns on its own for some steps, then all take the mean of their weights (local SGD, DiLoCo)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.strategies._alone import place_alone, refuse_shared_decisions
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import AboveZero, Every, Length, Probability
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """The optimizer that takes the ranks' mean step as a gradient (DiLoCo, Douillard et al. 2023)."""
+
+    use: Literal["momentum"] = "momentum"
+    """Gradient descent with momentum."""
+
+    learning_rate: AboveZero = 0.7
+    """1, without momentum, is the plain mean."""
+
+    momentum: Probability = 0.9
+    """Decay of the velocity, which checkpoints hold."""
+
+    nesterov: bool = True
+    """Nesterov momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyConfig):
+    every: Every = Every.parse("8 steps")
+    """After how many steps the ranks take the mean of their weights, each by the samples that it has learned from. 1:
+    plain gradient descent is then data parallelism."""
+
+    warmup: Length = Length.parse("0 steps")
+    """So many steps at first are those of data_parallel, to the bit."""
+
+    adaptive: bool = False
+    """A period that begins at learning rate r lasts every · sqrt(highest rate so far / r) steps, 8 · every at most."""
+
+    optimizer_states: Literal["local", "averaged"] = "local"
+    """Whether each rank goes on with its own states of the optimizer, or with their mean: sends two to three times as
+    much."""
+
+    outer: Outer | None = None
+    """What steps by the ranks' mean movement, in place of the mean itself: with momentum this is DiLoCo."""
+
+    def __post_init__(self) -> None:
+        for name, length in (("every", self.every), ("warmup", self.warmup)):
+            if length.unit != "steps":
+                raise ValueError(f"{name}: '{length}' is not a number of steps")
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether weights are averaged after every step, and no more."""
+        return self.every.count == 1 and self.outer is None and not self.adaptive
+
+    def layout(self, ranks: int) -> Layout:
+        return replace(super().layout(ranks), averaged_every=int(self.every.count))
+
+    def not_promised(self, recipe: Recipe) -> str:
+        linear = {"sgd"} | ({"momentum"} if self.optimizer_states == "averaged" else set())
+        clips = recipe.optimizer.settings.get("clip") or recipe.optimizer.settings.get("clip_value")
+        if self.is_data_parallel and recipe.optimizer.name in linear and not clips:
+            return ""
+        if not self.is_data_parallel:
+            what = f"between means, every {int(self.every.count)} steps, each rank learns from its own samples alone"
+            if self.every.count == 1:
+                what = "the outer optimizer makes other steps than one process"
+        elif clips:
+            what = "each rank clips the gradient of its own samples"
+        else:
+            what = f"{recipe.optimizer.name} makes another step of a mean gradient than the mean of its steps"
+        return (
+            f"strategy local_sgd does not promise one process's result: {what}. It is promised, and compared, for "
+            "strategy.every='1 step' with optimizer sgd without clip (momentum, too, with "
+            "strategy.optimizer_states=averaged). Otherwise compare held-out numbers of whole trainings "
+            "(docs/local-sgd.md)."
+        )
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        refuse_shared_decisions(recipe, "local_sgd")
+        super().refuse(recipe, ranks, device)
+
+    def build(self, mesh: Mesh) -> LocalSGD:
+        return LocalSGD(self, mesh)
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Places a whole model on all ranks of the mesh."""
+
+    config: Config
+    mesh: Mesh
+
+    def place(self, task: Task) -> Learner:
+        """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
+        from paddle_dp.parallel.local_learner import LocalLearner
+        from paddle_dp.parallel.outer_momentum import OuterMomentum
+        from paddle_dp.parallel.periods import Periods
+
+        config, outer = self.config, self.config.outer
+        every, noticed = int(config.every.count), []
+        if not config.is_data_parallel:
+            noticed = [f"each rank learns from its own samples alone, and weights are averaged every {every} steps"]
+        return place_alone(
+            task, self.mesh, LocalLearner, config.recompute, noticed,
+            periods=Periods(every, int(config.warmup.count), config.adaptive),
+            optimizer_states=config.optimizer_states,
+            outer=None if outer is None else OuterMomentum(
+                learning_rate=outer.learning_rate, momentum=outer.momentum, nesterov=outer.nesterov
+            ),
+        )  # fmt: skip
