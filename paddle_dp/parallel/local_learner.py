@@ -55,7 +55,7 @@ class LocalLearner(DataParallelLearner):
         self._learned = 0.0  # from how many samples, or what the loss counts, this rank has learned since then
         self._own = 0.0  # the same in this update
         self._is_local = False  # this update
-        self._weight = 1.0 / self.mesh.ranks  # of this rank in the last mean
+        self._portion = 1.0 / self.mesh.ranks  # of this rank in the last mean
         self._apart = False  # the ranks' weights differ
         self._states_apart = False
 
@@ -165,17 +165,17 @@ class LocalLearner(DataParallelLearner):
     def _take_weight(self) -> None:
         total = self.mesh.sum([self._learned])[0]
         if total:
-            self._weight = self._learned / total
+            self._portion = self._learned / total
 
     def _moved(self) -> list[paddle.Tensor]:
         """How far the ranks' mean has moved from the start of the period. Collective."""
         pairs = zip(self._start, self.trainable, strict=True)
-        return self._sums([(start - parameter) * self._weight for start, parameter in pairs])
+        return self._summed([(start - parameter) * self._portion for start, parameter in pairs])
 
     def _mean(self, tensors: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
-        return self._sums([None if one is None else one * self._weight for one in tensors])
+        return self._summed([None if one is None else one * self._portion for one in tensors])
 
-    def _sums(self, values: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
+    def _summed(self, values: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
         """The sums over all ranks of one value for each trained parameter, of its shape; they travel as gradients do.
         Collective."""
         for parameter, value in zip(self.trainable, values, strict=True):
@@ -192,7 +192,7 @@ class LocalLearner(DataParallelLearner):
             return
         own = [p.grad if p.grad is None else moved_gradient(p) for p in self.trainable]
         total = self.mesh.sum([self._own])[0]
-        self._give(self._sums([None if g is None else g * (self._own / (total or 1.0)) for g in own]))
+        self._give(self._summed([None if g is None else g * (self._own / (total or 1.0)) for g in own]))
         try:
             yield
         finally:
@@ -265,7 +265,7 @@ class LocalLearner(DataParallelLearner):
             return Beside()
         named = [(self._names[id(parameter)], parameter) for parameter in self.trainable]
         shared = {"periods": _numbers(self.periods.state())}
-        own = {"counts": _numbers([self._learned, self._weight])}
+        own = {"counts": _numbers([self._learned, self._portion])}
         if self.outer is not None:
             shared |= {f"velocity/{name}": v for (name, _), v in zip(named, self.outer.velocity, strict=True)}
         if self._apart:
@@ -302,7 +302,7 @@ class LocalLearner(DataParallelLearner):
         saved.shared_into("periods", periods)
         saved.own_into("counts", counts)
         self.periods.load(periods.tolist())
-        self._learned, self._weight = counts.tolist()
+        self._learned, self._portion = counts.tolist()
         if f"weight/{named[0][0]}" in saved.own:
             self._apart = True
             self._start = [parameter.clone() for parameter in self.trainable]

@@ -39,8 +39,9 @@ class Layout:
 
     `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
     ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
-    split the tokens between cut layers (`sequence_parallel`); what is recomputed. `widths`, the bytes per element,
-    follow from optimizer and precision.
+    split the tokens between cut layers (`sequence_parallel`); what is recomputed. `averaged_every`: in how many steps
+    weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too.
+    `widths`, the bytes per element, follow from optimizer and precision.
     """
 
     degrees: Degrees
@@ -51,6 +52,8 @@ class Layout:
     prefetch: int = 1
     sequence_parallel: bool = False
     recompute: Recompute = field(default_factory=Recompute)
+    averaged_every: int = 0
+    averaged_states: bool = False
     widths: Widths = field(default_factory=Widths)
 
 

@@ -63,7 +63,8 @@ class Config(StrategyConfig):
         return self.every.count == 1 and self.outer is None and not self.adaptive
 
     def layout(self, ranks: int) -> Layout:
-        return replace(super().layout(ranks), averaged_every=int(self.every.count))
+        states = self.optimizer_states == "averaged"
+        return replace(super().layout(ranks), averaged_every=int(self.every.count), averaged_states=states)
 
     def not_promised(self, recipe: Recipe) -> str:
         linear = {"sgd"} | ({"momentum"} if self.optimizer_states == "averaged" else set())

@@ -1,0 +1,86 @@
+"""Trains digits in forks of waiting ranks, under any strategy, and tells what each rank has seen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RECIPE = """
+model: {use: mlp, inputs: 64, hidden: [16], classes: 10, activation: gelu}
+dataset: {use: digits}
+loss: {use: cross_entropy}
+optimizer: {use: sgd}
+schedule: {use: cosine, learning_rate: 0.2, warmup: 4 steps}
+strategy: {use: local_sgd}
+train: {length: 24 steps, batch: 25, micro_batches: 2, seed: 3}
+callbacks: []
+"""
+Found = dict[str, Any]
+
+
+def trainer(folder: str, words: Sequence[str], resume: str | None = None) -> Any:
+    """The trainer of the recipe with these overrides, on this rank."""
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    mesh = join(seed=3)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE)
+    return build(read_recipe(path, [f"output_dir={folder}", *words]), mesh, resume)
+
+
+def train(
+    folder: str,
+    words: Sequence[str],
+    until: str | None = None,
+    resume: str | None = None,
+    evaluate_at: int | None = None,
+    save_at: int | None = None,
+) -> Found:
+    """Trains, evaluates and saves on the way and at the end."""
+    from paddle_dp import checkpoint
+    from paddle_dp.train import Callback
+
+    rows: list[list[float]] = []
+    found: Found = {"rows": rows}
+
+    class Diary(Callback):
+        def step(self, moment: Any) -> None:
+            rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
+
+    class Between(Callback):
+        reads = False
+
+        def step(self, moment: Any) -> None:
+            if moment.progress.step == evaluate_at:
+                found["on_the_way"] = dict(moment.trainer.evaluate().numbers)
+            if moment.progress.step == save_at:
+                saved = checkpoint.save(moment.trainer.snapshot(), Path(folder) / "between", moment.trainer.mesh)
+                found["between"] = str(saved)
+
+    here = trainer(folder, words, resume)
+    here.add(Diary())
+    here.add(Between())
+    here.fit(until)
+    found["own"] = digest(here.learner)
+    found["held_out"] = dict(here.evaluate().numbers)
+    found["saved"] = str(checkpoint.save(here.snapshot(), Path(folder) / "end", here.mesh))
+    found["differences"] = here.differences
+    return found
+
+
+def digest(learner: Any) -> str:
+    """Of this rank's weights."""
+    bits = b"".join(np.ascontiguousarray(p.numpy()).tobytes() for _, p in learner.named_parameters())
+    return hashlib.blake2b(bits, digest_size=8).hexdigest()
+
+
+def train_each(cases: Sequence[dict[str, Any]]) -> list[Found]:
+    """`train` with each of the arguments, one after the other in the same processes."""
+    return [train(**case) for case in cases]
