@@ -9,11 +9,13 @@ Starting in the middle of an epoch costs nothing: no sample before it is read.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.data.sample import Dataset, InProcess, Source
+from paddle_dp.data.sample import Dataset, InProcess, Part, Source
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker_pool import Prefetched
 from paddle_dp.mesh.copies import is_cpu, on_host, one_ahead, to_device
@@ -78,14 +80,32 @@ class Loader:
         """
         if epoch < 0 or not 0 <= start <= self.batches:
             raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {self.batches}")
-        place = self._place if self._place is not None else current_place()
-        return one_ahead(self._batches(epoch, start, place), place)
+        return self.read_shares(epoch, ((k, self.sampler.dp_rank) for k in range(start, self.batches)))
 
-    def _batches(self, epoch: int, start: int, place: Any) -> Iterator[Batch]:
-        source = self._source.read(epoch, start)
-        for k in range(start, self.batches):
+    def read_shares(self, epoch: int, shares: Iterator[tuple[int, int]]) -> Iterator[Batch]:
+        """Shares of global batches, (batch, dp_rank), whichever ranks they would fall to: each is asked for when it is
+        to be read, and the next one before that on an accelerator, the next `prefetch` with workers."""
+        place = self._place if self._place is not None else current_place()
+        return one_ahead(self._batches(epoch, shares, place), place)
+
+    def _batches(self, epoch: int, shares: Iterator[tuple[int, int]], place: Any) -> Iterator[Batch]:
+        begun_shares: deque[tuple[int, Sampler]] = deque()
+
+        def parts() -> Iterator[Part]:
+            sampler = self.sampler
+            for k, dp_rank in shares:
+                if dp_rank != sampler.dp_rank:
+                    sampler = replace(sampler, dp_rank=dp_rank)
+                begun_shares.append((k, sampler))
+                yield sampler.reads(epoch, k)
+
+        source = self._source.read(epoch, parts())
+        while True:
             begun = time.perf_counter()
-            size = self.sampler.size(k)
+            if (arrays := next(source, None)) is None:
+                return
+            k, sampler = begun_shares.popleft()
+            size = sampler.size(k)
             micro_batches = tuple(
                 MicroBatch(
                     mapped(lambda array: to_device(array, place), inputs),
@@ -94,9 +114,7 @@ class Loader:
                     first,
                     host_targets=None if is_cpu(place) else mapped(on_host, targets),
                 )
-                for (inputs, targets, count), (first, _) in zip(
-                    next(source), self.sampler.cuts(size), strict=True
-                )
+                for (inputs, targets, count), (first, _) in zip(arrays, sampler.cuts(size), strict=True)
             )
             yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.sampler.seed)
 

@@ -241,11 +241,15 @@ MicroArrays = tuple[Arrays, Arrays, int]
 """One micro-batch in arrays: inputs, targets, and how many of the samples count (see MicroBatch)."""
 
 
+Part = list[tuple[Indices, int]]
+"""What is read of one global batch, as `Sampler.reads` gives it."""
+
+
 class Source(Protocol):
     """The arrays of one data rank's samples, batch by batch."""
 
-    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each global batch from `start` on; valid until the next one is taken."""
+    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+        """The micro-batches of each of the parts of global batches; valid until the next one is taken."""
 
     def workers_busy(self) -> float:
         """The CPU seconds of its processes so far."""
@@ -262,12 +266,12 @@ class InProcess:
         self._keep = nullcontext if is_stacked(dataset) else globals_kept
         self._read = reader(dataset)
 
-    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
-        for k in range(start, self.sampler.batches):
+    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+        for part in parts:
             with self._keep():
                 micro_batches = [
                     (*self._read(self.dataset, indices, self.sampler.seed, epoch), count)
-                    for indices, count in self.sampler.reads(epoch, k)
+                    for indices, count in part
                 ]
             yield micro_batches
 

@@ -10,7 +10,7 @@ Nothing is padded, repeated or dropped, but for an incomplete last batch under `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -94,6 +94,11 @@ class Sampler:
         """The most samples, dummies included, that this data rank reads for one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
         return max(sum(max(stop - start, 1) for start, stop in self.cuts(size)) for size in sizes)
+
+    @property
+    def most_rows(self) -> int:
+        """The same of the data rank that reads the most."""
+        return max(replace(self, dp_rank=dp_rank).rows for dp_rank in (0, self.dp_size - 1))
 
     def size(self, k: int) -> int:
         """The number of samples of global batch `k`: `batch`, or what is left for the last one."""

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
@@ -22,6 +23,7 @@ from paddle_dp.data.sample import (
     Dataset,
     MicroArrays,
     Pair,
+    Part,
     is_stacked,
     name,
     read_samples,
@@ -51,18 +53,19 @@ class Prefetched:
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
         self._pool: WorkerPool | None = None
 
-    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each global batch from `start` on; views, valid until the next batch is taken."""
-        if start == self.sampler.batches:
+    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+        """The micro-batches of each of the parts of global batches; views, valid until the next batch is taken."""
+        first = next(parts, None)
+        if first is None:
             return
-        pool = self._idle_pool(epoch, int(self.sampler.reads(epoch, start)[0][0][0]))
-        batches = iter(range(start, self.sampler.batches))
-        pending: deque[list[tuple[Indices, int]]] = deque()
+        pool = self._idle_pool(epoch, int(first[0][0][0]))
+        parts = chain([first], parts)
+        pending: deque[Part] = deque()
 
         def begin() -> None:
-            if (k := next(batches, None)) is not None:
-                pending.append(self.sampler.reads(epoch, k))
-                pool.begin(epoch, np.concatenate([indices for indices, _ in pending[-1]]))
+            if (part := next(parts, None)) is not None:
+                pending.append(part)
+                pool.begin(epoch, np.concatenate([indices for indices, _ in part]))
 
         try:
             for _ in range(self.prefetch):
@@ -84,7 +87,7 @@ class Prefetched:
         if self._pool is None or self._pool.busy or self._pool.ended:
             self.close()
             self._pool = WorkerPool(self.dataset, self.sampler.seed, self.timeout)
-            self._pool.start(self.workers, self.sampler.rows, self.prefetch + 1, sample=(epoch, index))
+            self._pool.start(self.workers, self.sampler.most_rows, self.prefetch + 1, sample=(epoch, index))
         return self._pool
 
     def workers_busy(self) -> float:

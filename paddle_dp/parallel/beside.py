@@ -20,8 +20,11 @@ class Beside:
 class SavedBeside(Protocol):
     """The same in a checkpoint. `own` is empty where that was saved on another number of ranks."""
 
-    shared: Collection[str]
-    own: Collection[str]
+    @property
+    def shared(self) -> Collection[str]: ...
+
+    @property
+    def own(self) -> Collection[str]: ...
 
     def shared_into(self, name: str, tensor: paddle.Tensor) -> None:
         """Writes a shared one into a tensor of its shape."""

@@ -12,15 +12,17 @@ MOST = 8  # times `every`: a rate that falls to 0 must not end the averaging
 class Periods:
     """Updates 1 to `warmup` are those of all ranks together; after them weights are averaged `every` so many.
 
-    With `adaptive` a period that begins at the learning rate r lasts ceil(every · sqrt(r_max / r)) updates, 8 · every at
-    most, where r_max is the highest rate so far: the part for learning rates of AdaComm (Wang and Joshi 2019,
-    arXiv:1810.08313, section 4.3).
+    With `adaptive` a period that begins at the learning rate r lasts ceil(every · sqrt(r_max / r)) updates, 8 · every
+    at most, where r_max is the highest rate so far: the part for learning rates of AdaComm (Wang and Joshi 2019,
+    arXiv:1810.08313).
     """
 
     every: int
     warmup: int = 0
     adaptive: bool = False
-    ends: int = field(default=0, init=False)  # the update behind which the present period ends; 0: none has begun
+    ends: int = field(
+        default=0, init=False
+    )  # the update behind which the present period ends; 0: none has begun
     highest: float = field(default=0.0, init=False)
 
     def is_local(self, update: int) -> bool:

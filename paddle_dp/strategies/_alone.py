@@ -20,9 +20,13 @@ def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
     if train.precision.dtype == "float16":
         why = "with float16 all ranks agree on a loss scale at every step: set train.precision=bfloat16 or float32"
     elif train.precision.level == "O2":
-        why = "weights of 16 bits lose what a mean changes: set train.precision=bfloat16 (level O1) or float32"
+        why = (
+            "weights of 16 bits lose what a mean changes: set train.precision=bfloat16 (level O1) or float32"
+        )
     elif recipe.ema is not None:
-        why = "ema averages weights that all ranks have after every step: leave ema out, or take data_parallel"
+        why = (
+            "ema averages weights that all ranks have after every step: leave ema out, or take data_parallel"
+        )
     elif recipe.guard.recompute is not None:
         why = "guard.recompute compares gradients of equal weights on all ranks: leave it out, or take data_parallel"
     else:

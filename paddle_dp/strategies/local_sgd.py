@@ -110,7 +110,9 @@ class LocalSGD:
         config, outer = self.config, self.config.outer
         every, noticed = int(config.every.count), []
         if not config.is_data_parallel:
-            noticed = [f"each rank learns from its own samples alone, and weights are averaged every {every} steps"]
+            noticed = [
+                f"each rank learns from its own samples alone, and weights are averaged every {every} steps"
+            ]
         return place_alone(
             task, self.mesh, LocalLearner, config.recompute, noticed,
             periods=Periods(every, int(config.warmup.count), config.adaptive),

@@ -28,8 +28,8 @@ from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
 # Of `_state`. To be raised by what makes an older version restore something else than what was saved.
-# 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with what a strategy
-# keeps beside. Else 1.
+# 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with what a
+# strategy keeps beside. Else 1.
 FORMAT = 5
 _EMA, _MODEL, _BESIDE, _SHARED = "ema/", "model/", "strategy/", "shared"
 

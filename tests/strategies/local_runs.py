@@ -61,7 +61,9 @@ def train(
             if moment.progress.step == evaluate_at:
                 found["on_the_way"] = dict(moment.trainer.evaluate().numbers)
             if moment.progress.step == save_at:
-                saved = checkpoint.save(moment.trainer.snapshot(), Path(folder) / "between", moment.trainer.mesh)
+                saved = checkpoint.save(
+                    moment.trainer.snapshot(), Path(folder) / "between", moment.trainer.mesh
+                )
                 found["between"] = str(saved)
 
     here = trainer(folder, words, resume)
