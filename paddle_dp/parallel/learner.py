@@ -170,8 +170,8 @@ class Learner(Passes):
     # Ranks that have weights of their own for a while override the following.
 
     def consensus(self, states: bool = False) -> AbstractContextManager[None]:
-        """Around code that reads the weights of the training, and with `states` the optimizer's: where each rank has its
-        own, their means stand in their places within it. Collective."""
+        """Around code that reads the weights of the training, and with `states` the optimizer's: where each rank has
+        its own, their means stand in their places within it. Collective."""
         return nullcontext()
 
     def conclude(self) -> None:
@@ -188,6 +188,31 @@ class Learner(Passes):
 
     def load_beside(self, saved: SavedBeside) -> None:
         """From a checkpoint, after model and optimizer; of another strategy's it is empty."""
+
+    # Ranks that do not wait for each other override these: the loop then trains in rounds (train/rounds.py).
+
+    @property
+    def asynchronous(self) -> bool:
+        return False
+
+    @property
+    def claims(self) -> bool:
+        """Whether this rank computes shares, in rounds; not one that serves the others alone."""
+        return True
+
+    def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+        """One update from this rank's share of a global batch. Not collective.
+
+        With `collect`, returns the share's sums by name, `loss` and scores, what the loss counts in it (`count`), and
+        the `gradient_norm` of its mean.
+        """
+        raise NotImplementedError
+
+    def meet(self) -> None:
+        """At a round's end: from here on all ranks have the weights of the training. Collective."""
+
+    def go_on(self) -> None:
+        """At a round's beginning. Collective."""
 
     def share_updates(self) -> None:
         """After this rank's own parameters were given other values: gives them to the ranks that have copies of them

@@ -160,6 +160,7 @@ class LocalLearner(DataParallelLearner):
         if self.optimizer_states == "averaged":
             for states in self._states_by_kind():
                 self._write(states, self._mean(states))
+            self._average_counts()
             self._states_apart = False
         self.sync_buffers()
         self._learned, self._apart = 0.0, False
@@ -214,6 +215,24 @@ class LocalLearner(DataParallelLearner):
         for kind in sorted(set().union(*self.mesh.gather(mine))):
             of_kind = held.get(kind, {})
             yield [of_kind.get(parameter.name) for parameter in self.trainable]
+
+    def _average_counts(self) -> None:
+        """The optimizer's powers of decays by update: of ranks that had no sample in a step they are others."""
+        counts = [
+            (kind, held) for kind, held in self.optimizer._accumulators.items() if kind.endswith("_pow_acc")
+        ]
+        mine = {
+            f"{kind} {name}": state.item()
+            for kind, held in counts
+            for name, state in ((self._names[id(p)], held[p.name]) for p in self.trainable if p.name in held)
+        }
+        rows = self.mesh.gather(mine)
+        for kind, held in counts:
+            for parameter in self.trainable:
+                if parameter.name in held:
+                    key = f"{kind} {self._names[id(parameter)]}"
+                    found = [row[key] for row in rows if key in row]
+                    held[parameter.name].fill_(sum(found) / len(found))
 
     @staticmethod
     def _write(tensors: Sequence[paddle.Tensor | None], values: Sequence[paddle.Tensor | None]) -> None:

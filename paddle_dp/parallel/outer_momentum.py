@@ -1,4 +1,4 @@
-"""The outer optimizer of DiLoCo (Douillard et al. 2023, arXiv:2311.08105): the ranks' mean step is a gradient for it."""
+"""The outer optimizer of DiLoCo (Douillard et al. 2023, arXiv:2311.08105): the ranks' mean step is its gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import paddle
 
 @dataclass(kw_only=True)
 class OuterMomentum:
-    """velocity = momentum · velocity + gradient; a step of velocity, or with `nesterov` of gradient + momentum · velocity,
-    times `learning_rate`. The outer gradient is the weights at the period's start minus the ranks' weighted mean."""
+    """velocity = momentum · velocity + gradient; a step of velocity, or with `nesterov` of gradient + momentum ·
+    velocity, times `learning_rate`. The gradient is the weights at the period's start minus the ranks' weighted mean.
+    """
 
     learning_rate: float
     momentum: float

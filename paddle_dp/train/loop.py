@@ -25,9 +25,9 @@ from paddle_dp.train import blame, consistency, out_of_memory, processors
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.measured import Measurements
-from paddle_dp.train.moments import Moments
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
+from paddle_dp.train.rounds import Rounds
 from paddle_dp.train.run import Run
 from paddle_dp.train.stopping import StopRequests
 from paddle_dp.train.stragglers import Stragglers
@@ -35,7 +35,7 @@ from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
 
 
-class TrainingLoop(Moments):
+class TrainingLoop(Rounds):
     """Trains a learner on a loader's batches. `Trainer` adds `Trainer.of`, which builds the parts for a script.
 
     `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: what is
@@ -92,7 +92,8 @@ class TrainingLoop(Moments):
         return self.progress
 
     def _train_to_the_end(self) -> None:
-        self.stragglers = Stragglers(self.mesh, self._shares()) if self.mesh.ranks > 1 else None
+        if self.mesh.ranks > 1 and not self.learner.asynchronous:
+            self.stragglers = Stragglers(self.mesh, self._shares())
         with StopRequests(self.mesh, self.run.max_time, stragglers=self.stragglers) as self._requests:
             self._refusals.begin(self.progress.step)
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
@@ -130,9 +131,12 @@ class TrainingLoop(Moments):
 
     def _train(self) -> None:
         self.meter.read()
-        self.measurements.plan(self.progress.step, self.total_steps)
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
+        if self.learner.asynchronous:
+            self._train_in_rounds()
+            return
+        self.measurements.plan(self.progress.step, self.total_steps)
         self.learner.values_may_travel = True
         try:
             self._update_until_the_end()

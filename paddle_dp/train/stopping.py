@@ -90,6 +90,17 @@ class StopRequests:
         self._meets, self._met = step + int(wait_of_main), (step, now)
         return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], bool(over))
 
+    @property
+    def wants(self) -> bool:
+        """Whether this rank alone was asked to stop."""
+        return bool(self.asked) or self._over()
+
+    def agreed(self) -> str | None:
+        """Why to stop, on every rank alike, where all ranks meet anyway. Collective."""
+        asked = [float(self.asked == number) for number in SIGNALS]
+        *counts, over = self.mesh.sum([*asked, float(self.mesh.is_main and self._over())])
+        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], bool(over))
+
     def went_back(self) -> None:
         """The training counts from an earlier step again: the ranks agree anew on when they meet."""
         self._meets = None

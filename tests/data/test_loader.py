@@ -166,3 +166,15 @@ def test_tensors_do_not_change_with_what_they_were_read_from():
     (batch,) = Loader(data, Sampler(4, 4)).read(0)
     kept[:] = -1
     assert batch.micro_batches[0].inputs.tolist()[3] == [6, 7]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_rank_may_read_any_rank_s_share(num_workers):
+    """Asked for one by one, in any order; together the shares are the global batch."""
+    shares = [(0, 2), (0, 0), (1, 1), (0, 1), (2, 0)]
+    with Loader(Numbers(11), Sampler(11, 5, dp_rank=1, dp_size=3), num_workers=num_workers) as loader:
+        read = [
+            part.targets.tolist() for b in loader.read_shares(1, iter(shares)) for part in b.micro_batches
+        ]
+    wanted = [Sampler(11, 5, dp_rank=j, dp_size=3).reads(1, k) for k, j in shares]
+    assert read == [indices.tolist() for part in wanted for indices, _ in part]

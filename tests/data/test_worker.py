@@ -130,8 +130,9 @@ class Slow(list):
         time.sleep(3600 if index > 3 else 0)
         return np.zeros(1000), index
 sys.stdout.write("not yet written ")
-source = Prefetched(Slow(range(64)), Sampler(64, 2, shuffle=False), 2, 4, 60.0)
-reading = source.read(0, 0)
+sampler = Sampler(64, 2, shuffle=False)
+source = Prefetched(Slow(range(64)), sampler, 2, 4, 60.0)
+reading = source.read(0, (sampler.reads(0, k) for k in range(sampler.batches)))
 next(reading)
 print(*[worker.pid for worker in source._pool._workers], flush=True)
 sys.stdin.readline()

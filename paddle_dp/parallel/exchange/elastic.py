@@ -1,0 +1,93 @@
+"""A center that ranks are pulled to and that they pull, while all of them compute: elastic averaging."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from paddle_dp.mesh import transport
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.parallel.exchange.memory import Array
+
+ROUND = struct.Struct("<q")
+
+
+class Elastic:
+    """The center x̃ of the ranks' weights x, cut among the global `ranks`, each of which keeps one piece of it.
+
+    A rank sends x, and gets back α (x - x̃), which it takes away from what its weights are by then; x̃ has gained it
+    already (EASGD, asynchronous: Zhang, Choromanska and LeCun 2015, arXiv:1412.6651, algorithm 1). The threads that
+    read a keeper's sockets answer, whatever the keeper computes meanwhile: a slow rank is no slow keeper.
+    `rate` is α.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, size: int, rate: float):
+        self.ranks, self.rank, self.rate = list(ranks), rank, rate
+        self.others = [other for other in self.ranks if other != rank]
+        bounds = [size * place // len(self.ranks) for place in range(len(self.ranks) + 1)]
+        self._slices = {r: slice(*bounds[place : place + 2]) for place, r in enumerate(self.ranks)}
+        self._lock = threading.Lock()
+        self._round = 0
+        self._center: Array = np.empty(0)
+        self._early: list[tuple[int, int, bytearray]] = []  # rank, round and message
+        self._pulled: Array | None = None  # of the own piece, of the exchange under way
+        if self.others:
+            transport.endpoint().answer(CHANNELS["elastic"], self._asked)
+
+    def begin(self, weights: Array) -> None:
+        """A round: the center is where all ranks are. Call it on every rank with the same weights [size]."""
+        with self._lock:
+            self._round += 1
+            self._center = weights[self._slices[self.rank]].copy()
+            due, self._early = self._early, []
+            for rank, _, data in due:
+                self._answer(rank, data)
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._pulled is not None
+
+    def send(self, weights: Array) -> None:
+        """Begins an exchange of this rank's weights [size], which must not be changed until it has been taken."""
+        for other in self.others:
+            piece = weights[self._slices[other]]
+            header = memoryview(ROUND.pack(self._round))
+            transport.endpoint().send(CHANNELS["elastic"], other, header, piece.view(np.uint8).data)
+        with self._lock:
+            self._pulled = self._pull(weights[self._slices[self.rank]])
+
+    def has_arrived(self) -> bool:
+        """Whether `take` would return at once."""
+        return all(transport.endpoint().arrived(CHANNELS["center"], other) for other in self.others)
+
+    def take(self) -> Array:
+        """α (x - x̃) [size] of the exchange under way; waits for it. Raises LostPeerError where a keeper is gone."""
+        pulled = self._pulled
+        assert pulled is not None, "an exchange was begun"
+        found = {self.rank: pulled}
+        for other in self.others:
+            data = transport.endpoint().receive(CHANNELS["center"], other)
+            found[other] = np.frombuffer(data, pulled.dtype)
+        self._pulled = None
+        return np.concatenate([found[rank] for rank in self.ranks])
+
+    def _pull(self, weights: Array) -> Array:
+        difference = (weights - self._center) * weights.dtype.type(self.rate)
+        self._center += difference
+        return difference
+
+    def _asked(self, rank: int, data: bytearray) -> None:
+        (number,) = ROUND.unpack_from(data)
+        with self._lock:
+            if number > self._round:  # this rank is still in the meeting before
+                self._early.append((rank, number, data))
+            else:
+                self._answer(rank, data)
+
+    def _answer(self, rank: int, data: bytearray) -> None:
+        weights = np.frombuffer(memoryview(data)[ROUND.size :], self._center.dtype)
+        answer = self._pull(weights)
+        transport.endpoint().send(CHANNELS["center"], rank, answer.view(np.uint8).data)

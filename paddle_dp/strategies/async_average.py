@@ -1,0 +1,76 @@
+"""Ranks learn without waiting for each other, while their weights are averaged in the background (EASGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paddle_dp.errors import UsageError
+from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.strategies._alone import place_alone, refuse_shared_decisions
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import Every, Fraction, Positive
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyConfig):
+    staleness: Positive = 4
+    """How many updates a rank may have made since it sent the weights that it is pulled by. Only then it waits."""
+
+    every: Every = Every.parse("4 steps")
+    """After how many of its own updates a rank exchanges with the center; in which it has computed one share each."""
+
+    moving_rate: Fraction = 0.9
+    """Of the distance to the center, all ranks together, by which an exchange moves them and it (β of EASGD)."""
+
+    def __post_init__(self) -> None:
+        if self.every.unit != "steps":
+            raise ValueError(f"every: '{self.every}' is not a number of steps")
+
+    def layout(self, ranks: int) -> Layout:
+        return replace(super().layout(ranks), averaged_every=int(self.every.count))
+
+    def not_promised(self, recipe: Recipe) -> str:
+        return (
+            "strategy async_average promises no other run's result, not even that of the same command again: which "
+            "rank learns from which samples, and when weights meet, depends on time. Compare held-out numbers of "
+            "whole trainings (docs/local-sgd.md)."
+        )
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        refuse_shared_decisions(recipe, "async_average")
+        if recipe.guard.non_finite is not None:
+            raise UsageError(
+                "strategy async_average: guard.non_finite lets all ranks judge each update together: leave it out, or "
+                "take local_sgd. A loss that is not finite ends the training where it is read."
+            )
+        super().refuse(recipe, ranks, device)
+
+    def build(self, mesh: Mesh) -> AsyncAverage:
+        return AsyncAverage(self, mesh)
+
+
+@dataclass(frozen=True)
+class AsyncAverage:
+    """Places a whole model on all ranks of the mesh."""
+
+    config: Config
+    mesh: Mesh
+
+    def place(self, task: Task) -> Learner:
+        """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
+        from paddle_dp.parallel.asynchronous_learner import AsynchronousLearner
+        from paddle_dp.parallel.periods import Periods
+
+        config = self.config
+        noticed = ["each rank learns from the shares that it comes to, and weights are averaged meanwhile"]
+        return place_alone(
+            task, self.mesh, AsynchronousLearner, config.recompute, noticed,
+            periods=Periods(int(config.every.count)), optimizer_states="averaged", staleness=config.staleness,
+            moving_rate=config.moving_rate,
+        )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Ranks that do not wait for each other ask rank 0 which share of a global batch to compute next."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paddle_dp.errors import LostPeerError
+from paddle_dp.mesh import Mesh, transport
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.mesh.transport import Patience
+from paddle_dp.train.ledger import Ledger, Share, Sums
+
+KEEPER = 0
+
+
+class Claims:
+    """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer,
+    whatever it computes meanwhile.
+
+    A rank asks for its next share when it gets one, so that no question is waited for; so at a round's end a slow rank
+    may have two shares before it.
+    """
+
+    def __init__(self, mesh: Mesh):
+        """Use `claims_of`: there is one in a process, so that no question of a later training is lost."""
+        self.mesh, self.round = mesh, 0
+        self._lock = threading.Condition()
+        self._ledger: Ledger | None = None
+        self._early: list[
+            tuple[int, dict[str, Any]]
+        ] = []  # questions of a round that this rank has not begun
+        self._own: deque[Share] = deque()
+        if mesh.ranks > 1 and mesh.rank == KEEPER:
+            transport.endpoint().answer(CHANNELS["claims"], self._asked)
+
+    def begin(self, first: int, stop: int) -> None:
+        """A round over the global batches `first` to `stop` - 1 of an epoch; the same on every rank."""
+        self.round += 1
+        if self.mesh.rank == KEEPER:
+            with self._lock:
+                self._ledger = Ledger(first, stop, self.mesh.dp_size)
+                early, self._early = self._early, []
+                for rank, said in early:
+                    self._hear(rank, said)
+
+    def shares(self) -> Iterator[Share]:
+        """This rank's shares of the round, each claimed when the one before is taken."""
+        if self.mesh.rank == KEEPER:
+            while (share := self._with(lambda ledger: ledger.claim(KEEPER))) is not None:
+                self._own.append(share)
+                yield share
+            return
+        self._say({"do": "claim"})
+        while (answer := json.loads(bytes(self._granted()))) is not None:
+            share = (int(answer[0]), int(answer[1]))
+            self._say({"do": "claim"})
+            self._own.append(share)
+            yield share
+
+    def done(self, sums: Sums | None) -> None:
+        """The share that was claimed first, of those that are left, is computed."""
+        share = self._own.popleft()
+        if self.mesh.rank == KEEPER:
+            self._with(lambda ledger: ledger.done(KEEPER, share, sums))
+        else:
+            self._say({"do": "done", "share": share, "sums": sums})
+
+    def cut(self) -> None:
+        """No further global batch is begun in this round."""
+        if self.mesh.rank == KEEPER:
+            self._with(Ledger.cut)
+        else:
+            self._say({"do": "cut"})
+
+    def gone(self, rank: int) -> None:
+        """On rank 0: what this rank has claimed and not done is handed out again."""
+        self._with(lambda ledger: ledger.gone(rank))
+
+    def reported(self, batch: int) -> dict[str, float]:
+        """On rank 0: the means over the shares up to this global batch that were reported since the last call."""
+        return self._with(lambda ledger: ledger.reported(batch))
+
+    def end(self) -> int:
+        """When this rank finds no share: on rank 0, waits for those that the others compute. Returns where the round
+        stopped, on rank 0; elsewhere 0."""
+        if self.mesh.rank != KEEPER:
+            return 0
+        with self._lock, heartbeat.waiting("the shares that other ranks compute"):
+            ledger = self._ledger
+            assert ledger is not None, "a round was begun"
+            if not self._lock.wait_for(lambda: ledger.is_done, timeout=Patience.seconds):
+                raise LostPeerError(
+                    f"rank 0 has waited {Patience.seconds:g} s for shares that other ranks have claimed and not "
+                    "computed (train.patience). See their logs."
+                )
+            return ledger.stop
+
+    def _with(self, do: Callable[[Ledger], Any]) -> Any:
+        with self._lock:
+            assert self._ledger is not None, "a round was begun"
+            found = do(self._ledger)
+            self._lock.notify_all()
+            return found
+
+    def _say(self, said: dict[str, Any]) -> None:
+        data = json.dumps({**said, "round": self.round}).encode()
+        transport.endpoint().send(CHANNELS["claims"], KEEPER, memoryview(data))
+
+    def _granted(self) -> bytearray:
+        return transport.endpoint().receive(CHANNELS["granted"], KEEPER)
+
+    def _asked(self, rank: int, data: bytearray) -> None:
+        """On rank 0, in a thread that reads a socket."""
+        said = json.loads(bytes(data))
+        with self._lock:
+            if said["round"] > self.round:
+                self._early.append((rank, said))
+            elif said["round"] == self.round:
+                self._hear(rank, said)
+
+    def _hear(self, rank: int, said: dict[str, Any]) -> None:
+        ledger = self._ledger
+        assert ledger is not None, "a round was begun"
+        if said["do"] == "claim":
+            answer = json.dumps(ledger.claim(rank)).encode()
+            transport.endpoint().send(CHANNELS["granted"], rank, memoryview(answer))
+        elif said["do"] == "done":
+            ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"])
+        else:
+            ledger.cut()
+        self._lock.notify_all()
+
+
+_claims: list[Claims] = []
+
+
+def claims_of(mesh: Mesh) -> Claims:
+    """This process's claims."""
+    if not _claims or _claims[0].mesh != mesh:
+        _claims[:] = [Claims(mesh)]
+    return _claims[0]

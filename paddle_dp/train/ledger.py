@@ -1,0 +1,81 @@
+"""Which rank computes which share of a round's global batches: a book of what was handed out and what is done."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+
+Share = tuple[int, int]
+"""A share of a global batch: the batch's number in its epoch, and that of the share (the dp_rank whose it would be)."""
+
+Sums = Mapping[str, float]
+"""Of a share: loss and scores, summed; `count`, what the loss counts; `gradient_norm`, of its mean gradient."""
+
+
+@dataclass
+class Ledger:
+    """Hands out the `shares` of the global batches `first` to `stop` - 1, in order, to whoever asks.
+
+    `stop` may become smaller (`cut`). What a rank has not done when it is `gone` is handed out again.
+    """
+
+    first: int
+    stop: int
+    shares: int
+    _next: int = field(default=0, init=False)  # the next share, counted from that of `first`
+    _held: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)
+    _again: deque[Share] = field(default_factory=deque, init=False)
+    _sums: list[tuple[int, Sums]] = field(default_factory=list, init=False)  # with the batch
+
+    def claim(self, rank: int) -> Share | None:
+        """The next share, for a rank to compute; None: there is none left."""
+        if self._again:
+            share = self._again.popleft()
+        elif self._next < (self.stop - self.first) * self.shares:
+            batch, part = divmod(self._next, self.shares)
+            share, self._next = (self.first + batch, part), self._next + 1
+        else:
+            return None
+        self._held[rank].append(share)
+        return share
+
+    def done(self, rank: int, share: Share, sums: Sums | None) -> None:
+        """A rank has computed a share that it had claimed."""
+        if share in self._held[rank]:  # else it was given up, and is computed by another one
+            self._held[rank].remove(share)
+            if sums is not None:
+                self._sums.append((share[0], sums))
+
+    def cut(self) -> None:
+        """No global batch is begun any more."""
+        self.stop = min(self.stop, self.first - (-self._next // self.shares))
+
+    def gone(self, rank: int) -> None:
+        """A rank computes no more."""
+        self._again.extend(self._held.pop(rank, []))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every share up to `stop` was computed."""
+        left = (self.stop - self.first) * self.shares - self._next
+        return left <= 0 and not self._again and not any(self._held.values())
+
+    def reported(self, batch: int) -> dict[str, float]:
+        """The means over the shares of the global batches up to this one that were reported since the last call; {}
+        where there are none."""
+        taken = [sums for number, sums in self._sums if number <= batch]
+        self._sums = [each for each in self._sums if each[0] > batch]
+        return means(taken)
+
+
+def means(shares: list[Sums]) -> dict[str, float]:
+    """Of sums of shares: means over what they count; of norms, the root of the weighted mean of their squares."""
+    count = sum(sums["count"] for sums in shares)
+    if not count:
+        return {}
+    names = [name for name in shares[0] if name not in ("count", "gradient_norm")]
+    found = {name: sum(sums[name] for sums in shares) / count for name in names}
+    squares = sum(sums["count"] * sums["gradient_norm"] ** 2 for sums in shares)
+    return {**found, "gradient_norm": sqrt(squares / count)}

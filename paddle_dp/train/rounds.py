@@ -1,0 +1,146 @@
+"""Training in rounds, in which no rank waits for another: between two meetings each computes what shares it comes to.
+
+A step is one global batch, as ever. Within a round ranks claim shares of global batches, in order (train/claims.py), so
+that a slow rank computes fewer, and each sample of an epoch is learned from exactly once. A rank's progress there
+counts the global batches all of whose shares have been handed out; at a meeting they are done. The ranks meet where the
+training needs one state: where a callback that does not read is due (an evaluation, a checkpoint), where weights are
+checked, at the end of an epoch and of the training, and when one of them was asked to stop.
+
+Callbacks that read are called on each rank when its progress passes their step. On the main rank their numbers are
+means over the shares of that step, and of earlier ones, that were reported until then; elsewhere over the rank's own.
+Where there is none yet, they are the last known.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paddle_dp.data import Batch
+from paddle_dp.errors import TargetError
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.train import blame
+from paddle_dp.train.callback import Moment
+from paddle_dp.train.claims import Claims, claims_of
+from paddle_dp.train.ledger import Sums, means
+from paddle_dp.train.moments import Moments
+from paddle_dp.train.stopping import StopRequests
+from paddle_dp.units import Every
+
+Numbers = dict[str, float]
+
+
+class Rounds(Moments):
+    """The part of a training loop for learners that are `asynchronous`."""
+
+    check_every: Every | None
+    _requests: StopRequests
+    _interrupted: str | None
+
+    def _train_in_rounds(self) -> None:
+        self._known: Numbers = {"loss": math.nan, "gradient_norm": math.nan}
+        claims = claims_of(self.mesh)
+        while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):
+            self._round(claims)
+            if self.progress.batch >= self.loader.batches and not self._interrupted:
+                self.progress = self.progress.next_epoch()
+                self._call_epoch()
+
+    def _round(self, claims: Claims) -> None:
+        self._own: list[Sums] = []  # of shares of this rank, since its last line
+        self._waited = 0.0
+        self._batch: Batch | None = None
+        self._amiss: float | None = None  # a loss that is not finite
+        claims.begin(self.progress.batch, self._next_meeting())
+        self.learner.go_on()
+        if self.learner.claims:
+            for batch in self.loader.read_shares(self.progress.epoch, claims.shares()):
+                self._compute(batch, claims)
+        stop = self._agree(claims)
+        if stop > self.progress.batch:
+            self._come_to(stop - 1, claims)
+            self.learner.meet()
+            self._pass(claims, met=True)
+
+    def _next_meeting(self) -> int:
+        """The number of global batches of this epoch after which the ranks meet next."""
+        batch, step = self.progress.batch, self.progress.step
+        last = min(self.loader.batches, batch + self.total_steps - step)
+        for ahead in range(1, last - batch):
+            if self._meets_after(step + ahead):
+                return batch + ahead
+        return last
+
+    def _meets_after(self, step: int) -> bool:
+        if self.check_every is not None and self.check_every.due_at_step(step):
+            return True
+        return any(not callback.reads for callback in self.callbacks.due_at_step(step, last=False))
+
+    def _compute(self, batch: Batch, claims: Claims) -> None:
+        """A share that this rank has claimed."""
+        self._come_to(batch.index, claims)
+        self._waited, self._batch = self._waited + batch.waited, batch
+        step = self.progress.step + 1
+        due = self.callbacks.due_at_step(step, step >= self.total_steps)
+        sums = None
+        if any(not micro_batch.is_dummy for micro_batch in batch.micro_batches):
+            try:
+                sums = self.learner.learn_share(batch, any(callback.reads for callback in due))
+            except TargetError as error:
+                raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
+        if sums is not None:
+            self._own.append(sums)
+            if not math.isfinite(sums["loss"]):
+                self._amiss = sums["loss"]
+        claims.done(sums)
+        if self._amiss is not None or self.stopped or self._requests.wants:
+            claims.cut()
+        heartbeat.enter("data")
+
+    def _come_to(self, batch: int, claims: Claims) -> None:
+        """All shares of the global batches before this one are handed out."""
+        while self.progress.batch < batch:
+            self._pass(claims)
+
+    def _pass(self, claims: Claims, met: bool = False) -> None:
+        """Counts a step, and calls the callbacks that are due then: those that do not read, where the ranks have
+        met."""
+        number, step = self.progress.batch, self.progress.step + 1
+        due = self.callbacks.due_at_step(step, step >= self.total_steps)
+        due = [callback for callback in due if met or callback.reads]
+        rate, size = self.learner.optimizer.get_lr(), self.loader.sampler.size(number)
+        self.learner.rate.step()
+        self.progress = self.progress.advance(size)
+        heartbeat.step = self.progress.step
+        self.meter.add(size, self._waited)
+        self._waited = 0.0
+        if met and self.check_every is not None and self.check_every.due_at_step(step):
+            self.check(f"after step {step}")
+        if due:
+            reads = any(callback.reads for callback in due)
+            numbers = self._line(number, rate, claims) if reads else {}
+            moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
+            self._call("step", due, lambda c: c.step(moment))
+
+    def _line(self, number: int, rate: float, claims: Claims) -> Numbers:
+        """The numbers of a step, as far as this rank knows them."""
+        if self.mesh.is_main:
+            found = claims.reported(number)
+        else:
+            found, self._own = means(self._own), []
+        self._known = found or self._known
+        return {**self._known, "lr": rate, **self.meter.read(self._batch)}
+
+    def _agree(self, claims: Claims) -> int:
+        """Where the round has stopped; raises NotFiniteError where a loss was not finite, and learns whether and why
+        the training is to stop. Collective, and the same on every rank."""
+        heartbeat.enter("exchange")
+        said = self.mesh.gather([claims.end(), self.stopped, self._amiss])
+        stop: int = said[0][0]
+        step = self.progress.step + stop - self.progress.batch
+        for _, _, amiss in said:
+            if amiss is not None:
+                self.soundness.refuse_loss(amiss, step)
+        self.stopped = next((why for _, why, _ in said if why), None)
+        why = self._requests.agreed()
+        self._interrupted = None if self.stopped or step >= self.total_steps else why
+        return stop
