@@ -73,8 +73,8 @@ def test_another_number_of_threads_is_told(run: Path, monkeypatch: pytest.Monkey
     ("change", "said"),
     [
         (
-            {"format": 5},
-            r"0\.9 \(its files: 1\)\. .* reads states of format 4 .* in it \(format 5\): install",
+            {"format": 6},
+            r"0\.9 \(its files: 1\)\. .* reads states of format 5 .* in it \(format 6\): install",
         ),
         (
             {"progress": {"step": FEW, "tokens": 9}},
