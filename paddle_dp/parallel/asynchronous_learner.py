@@ -25,8 +25,8 @@ class AsynchronousLearner(LocalLearner):
     sends them to the center that all ranks keep together, and goes on; what comes back pulls them towards the center
     after 1 to `staleness` further updates, of which it is as old. Only if it is not there by then, the rank waits.
 
-    `moving_rate`: β of EASGD, so that α = β / ranks. At a meeting all take the mean of their weights, by the samples that each
-    has learned from since the last one, and of the optimizer's states; the center begins there anew.
+    `moving_rate`: β of EASGD, so that α = β / ranks. At a meeting all take the mean of their weights, by the samples
+    that each has learned from since the last one, and of the optimizer's states; the center begins there anew.
     """
 
     staleness: int
