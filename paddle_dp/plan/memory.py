@@ -13,6 +13,8 @@ with p, g and k the bytes of each for one parameter: 4, 4 and 8 for AdamW in flo
 
 from __future__ import annotations
 
+import math
+from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,13 +70,25 @@ def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = Non
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:
     """The rank that owns each parameter: the largest first, each to the rank with the least so far.
 
-    Parameters are not split, as in fleet's DygraphShardingOptimizer, so ranks differ by one parameter at most.
+    Parameters are not split, as in fleet's DygraphShardingOptimizer, so ranks differ by one parameter at most. Of ranks
+    that have equally much, it goes to the one whose own parameters are farthest away in the model: what is exchanged
+    with several owners at once has several links, and neighbours are.
     """
     owner, load = [0] * len(sizes), [0] * ranks
+    owned: list[list[int]] = [[] for _ in range(ranks)]  # numbers, in order
     for number in sorted(range(len(sizes)), key=lambda n: sizes[n], reverse=True):
-        owner[number] = load.index(min(load))
-        load[owner[number]] += sizes[number]
+        least = min(load)
+        free = [rank for rank in range(ranks) if load[rank] == least]
+        owner[number] = chosen = max(free, key=lambda rank: _nearest(owned[rank], number))
+        load[chosen] += sizes[number]
+        insort(owned[chosen], number)
     return owner
+
+
+def _nearest(numbers: Sequence[int], number: int) -> float:
+    """How far the nearest of these sorted numbers is away."""
+    at = bisect(numbers, number)
+    return min((abs(number - other) for other in numbers[max(at - 1, 0) : at + 1]), default=math.inf)
 
 
 def state_bytes(

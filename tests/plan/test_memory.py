@@ -25,6 +25,16 @@ def test_the_largest_is_dealt_first_to_whom_has_least() -> None:
     assert owners([3, 3, 3], 3) == [0, 1, 2]
 
 
+def test_neighbours_of_one_size_have_several_owners() -> None:
+    block = [3, 1, 4, 4]  # qkv, out, up, down
+    dealt = owners(block * 4, 2)
+    for at in range(0, len(dealt), 4):
+        first, second = (
+            sum(n for n, o in zip(block, dealt[at : at + 4], strict=True) if o == r) for r in (0, 1)
+        )
+        assert abs(first - second) == 2  # of 12: one alone could have 8
+
+
 def test_seats_differ_by_one_parameter_at_most() -> None:
     sizes = [128 * 512, 512, 128, 128 * 128, 256 * 128, 128, 640] * 4
     each = [one.optimizer / 8 for one in state_bytes(sizes, 4, 3)]

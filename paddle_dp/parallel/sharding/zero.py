@@ -47,8 +47,8 @@ class Zero:
         prefetch: int = 1,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
-        # Dealt as fleet's DygraphShardingOptimizer does, which fails for a parameter with shape [] (3.3.1).
-        dealt = sorted(parameters_of(optimizer), key=lambda parameter: int(parameter.size), reverse=True)
+        order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+        dealt = sorted(parameters_of(optimizer), key=lambda parameter: order.get(id(parameter), len(order)))
         of_dealt = deal([int(parameter.size) for parameter in dealt], self.group.nranks)
         self._owner = {id(p): owner for p, owner in zip(dealt, of_dealt, strict=True)}
         keep(optimizer, [p for p in dealt if self.owner(p) == self.group.rank])
