@@ -42,6 +42,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     idle = mesh.dp_size - -(-sampler.batch // sampler.micro_batches)
     if idle > 0:
         which = f"{mesh.dp_size} ranks" if mesh.dp_size == mesh.ranks else f"{mesh.dp_size} groups of ranks"
+        which = f"{mesh.dp_size} workers" if mesh.axes.servers else which
         text += f"; {idle} of {which} will always be without a sample, for train.batch is {sampler.batch}"
         text += f" in {sampler.micro_batches} micro-batches" if sampler.micro_batches > 1 else ""
     more = [f"and {len(run.changes) - 3} more changes"] if len(run.changes) > 3 else []

@@ -30,8 +30,8 @@ def cut(things: int, part: int, parts: int) -> tuple[int, int]:
 @lru_cache(maxsize=64)
 def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tuple[int, int]]:
     """`Sampler.cuts`; an epoch has batches of at most two sizes, so the cache makes it free."""
-    cuts = []
-    for micro_batch in range(micro_batches):
+    cuts: list[tuple[int, int]] = []
+    for micro_batch in range(micro_batches if dp_rank >= 0 else 0):
         start, stop = cut(size, micro_batch, micro_batches)
         low, high = cut(stop - start, dp_rank, dp_size)
         cuts.append((start + low, start + high))
@@ -60,7 +60,8 @@ def _in_order(samples: int) -> Indices:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The samples that data rank `dp_rank` of `dp_size` reads of `samples`, in global batches of `batch`."""
+    """The samples that data rank `dp_rank` of `dp_size` reads of `samples`, in global batches of `batch`; `dp_rank`
+    −1, of a rank that only serves the others, reads none, and has no micro-batches."""
 
     samples: int
     batch: int
@@ -76,8 +77,8 @@ class Sampler:
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"{name}: {count} is less than 1")
-        if not 0 <= self.dp_rank < self.dp_size:
-            raise ValueError(f"dp_rank: {self.dp_rank} is not one of 0 to {self.dp_size - 1}")
+        if not -1 <= self.dp_rank < self.dp_size:
+            raise ValueError(f"dp_rank: {self.dp_rank} is not one of -1 to {self.dp_size - 1}")
         if self.samples < 1:
             raise DataError("the data set is empty: its len() is 0")
         if not self.batches:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
+from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
 OTHERS = "by a person or another program: memory had not run out"
@@ -40,7 +41,8 @@ class Failure:
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
     `outside`: somebody else's deed, which the same training may well go without the next time.
     `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it. `where`:
-    what it did when a signal ended it, « in forward of step 7»; "" if that is not known.
+    what it did when a signal ended it, « in forward of step 7»; "" if that is not known. `name`: what the rank is
+    beside a rank, «server 1», if anything.
     """
 
     rank: int
@@ -53,6 +55,7 @@ class Failure:
     outside: bool = False
     waited: str = ""
     where: str = ""
+    name: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
@@ -73,7 +76,7 @@ class Failure:
         return cls(
             rank=rank, kind=type(error).__name__, message=message, exit_status=status, traceback=text,
             expected=isinstance(error, PaddleDPError | KeyboardInterrupt),
-            printed=os.fstat(2).st_size,
+            printed=os.fstat(2).st_size, name=heartbeat.name,
         )  # fmt: skip
 
     @classmethod
@@ -107,6 +110,11 @@ class Failure:
         if self.kind in ("SIGABRT", "SIGTERM", LostPeerError.__name__):
             return True
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
+
+    @property
+    def who(self) -> str:
+        """«rank 1», or «server 1 (rank 1)»."""
+        return f"{self.name} (rank {self.rank})" if self.name else f"rank {self.rank}"
 
     @property
     def in_short(self) -> str:
@@ -149,7 +157,7 @@ def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()
         return failure.message.partition("\n")[0].rstrip(".")
     if of_all(failure, ranks, consequences):
         return f"all {ranks} ranks: {failure.in_short}"
-    return f"rank {failure.rank} of {ranks} on {failure.host}: {failure.in_short}"
+    return f"{failure.who} of {ranks} on {failure.host}: {failure.in_short}"
 
 
 def describe(
@@ -169,7 +177,7 @@ def describe(
     if alike:
         lines.append(f"all {ranks} ranks{how or ' ended with it'}")
     elif ranks > 1 or how:
-        who = f"rank {failure.rank} of {ranks} on {failure.host}"
+        who = f"{failure.who} of {ranks} on {failure.host}"
         lines.append(f"{who} failed{' first' * (ranks > 1)}{how}")
     if failure.consequence and ranks > 1:
         if failure.waited:
@@ -180,7 +188,7 @@ def describe(
             others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, beside its own,"
             lines.append(f"It lost a peer: look at the other {others} for the cause.")
     later = [] if alike else [other for other in consequences if other.rank != failure.rank]
-    lines += [f"then rank {other.rank}: {other.in_short}" for other in later[:MOST]]
+    lines += [f"then {other.who}: {other.in_short}" for other in later[:MOST]]
     lines.append(f"then {len(later) - MOST} more" if len(later) > MOST else "")
     if log is not None:
         lines.append(f"log: {log}")

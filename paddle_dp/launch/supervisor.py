@@ -245,6 +245,10 @@ class Supervision:
 
     def _of(self, departure: Departure) -> Failure:
         """The failure of a rank that wrote none itself."""
+        beat = None if self.board is None else self.board.read(departure.rank - self.first_rank)
+        return replace(self._ended(departure), name="" if beat is None else beat.name)
+
+    def _ended(self, departure: Departure) -> Failure:
         log = logs.tail(self.log_of(departure.rank))
         seen = self._code_of(departure)
         code, rank, pid = seen or 0, departure.rank, departure.pid

@@ -11,9 +11,10 @@ AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """The size of each axis of the mesh; their product is the number of ranks.
+    """The size of each axis of the mesh; their product is the number of ranks that compute.
 
-    `data` and `sharding` ranks read different samples; ranks along the other axes work on the same ones.
+    `data` and `sharding` ranks read different samples; ranks along the other axes work on the same ones. In front of
+    all these ranks there may be `servers`: ranks that read nothing and update a part of the parameters each.
     """
 
     data: int = 1
@@ -21,6 +22,7 @@ class Degrees:
     sharding: int = 1
     sequence: int = 1
     tensor: int = 1
+    servers: int = 0
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -32,11 +34,14 @@ class Degrees:
 
     def __str__(self) -> str:
         split = [f"{axis} {self[axis]}" for axis in AXES if self[axis] > 1]
+        if self.servers:
+            workers = f"{self.dp_size} worker{'s' * (self.dp_size > 1)}"
+            return f"{self.servers} server{'s' * (self.servers > 1)}, {workers}"
         return " × ".join(split) or "one process"
 
     @property
     def ranks(self) -> int:
-        return prod(self[axis] for axis in AXES)
+        return self.servers + prod(self[axis] for axis in AXES)
 
     @property
     def dp_size(self) -> int:
@@ -44,8 +49,12 @@ class Degrees:
         return self.data * self.sharding
 
     def coords(self, rank: int) -> dict[str, int]:
-        """The coordinate of `rank` on each axis."""
+        """The coordinate of `rank` on each axis. Where there are servers, also its number among them as "server", −1 of
+        a rank that computes; a server is at 0 on every axis."""
         coords = dict.fromkeys(AXES, 0)
+        if self.servers:
+            coords["server"] = rank if rank < self.servers else -1
+            rank = max(rank - self.servers, 0)
         for axis in reversed(AXES):
             rank, coords[axis] = divmod(rank, self[axis])
         return coords
@@ -55,7 +64,8 @@ class Degrees:
         number = 0
         for axis in AXES:
             number = number * self[axis] + coords.get(axis, 0)
-        return number
+        server = coords.get("server", -1)
+        return number + self.servers if server < 0 else server
 
     def group(self, rank: int, axis: str) -> list[int]:
         """The ranks that differ from `rank` on `axis` only, in order, including itself."""
@@ -63,9 +73,18 @@ class Degrees:
         return [self.rank({**coords, axis: place}) for place in range(self[axis])]
 
     def dp_rank(self, rank: int) -> int:
-        """Which share of the data `rank` reads."""
+        """Which share of the data `rank` reads; −1: none, for it is a server."""
+        if rank < self.servers:
+            return -1
         coords = self.coords(rank)
         return coords["data"] * self.sharding + coords["sharding"]
 
+    def role(self, rank: int) -> str:
+        """«server 1», «worker 0» where there are servers, else ""."""
+        if not self.servers:
+            return ""
+        return f"server {rank}" if rank < self.servers else f"worker {rank - self.servers}"
+
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        """The sizes by axis, and the number of servers where there are any."""
+        return {name: size for name, size in asdict(self).items() if name in AXES or size}

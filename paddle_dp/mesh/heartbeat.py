@@ -37,6 +37,8 @@ _NUMBER = {name: number for number, name in enumerate(PHASES)}
 _RECORD = struct.Struct("<qdqqqqq48s")  # count, time, step, phase, sample, whether it waits, first step, what
 _MOVED, _SAMPLE = struct.Struct("<qd"), struct.Struct("<q")
 _AT_SAMPLE = struct.calcsize("<qdqq")
+_NAME = struct.Struct("24s")
+_AT_NAME = _RECORD.size
 _SLOT = 128
 
 
@@ -44,7 +46,8 @@ _SLOT = 128
 class Beat:
     """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
     the machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
-    sample that is read, or -1. `waits`: for other ranks. `stops`: when it is asked to, in good order."""
+    sample that is read, or -1. `waits`: for other ranks. `stops`: when it is asked to, in good order. `name`: what it
+    is beside a rank, «server 1»; "" for nothing else."""
 
     count: int
     time: float
@@ -55,6 +58,7 @@ class Beat:
     waits: bool = False
     stops: bool = False
     what: str = ""
+    name: str = ""
 
 
 class Heartbeat:
@@ -66,6 +70,7 @@ class Heartbeat:
         self._count, self.step, self.first = 0, 0, 0
         self._phase, self._what, self._waits = "start", b"", False
         self.stops = False
+        self.name = ""
         self._since = self.born = time.monotonic()
         self._spent: dict[str, float] = {}
         self.tape: Tape | None = None  # of the steps that are measured
@@ -73,6 +78,7 @@ class Heartbeat:
     def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
         """From now on this record is the one at `place` of `memory`."""
         self._memory, self._at = memory, place * _SLOT
+        self.call(self.name)
 
     def detach(self) -> None:
         """From now on nobody reads it: in a forked process, or at an entry point that does not say where it is."""
@@ -88,6 +94,11 @@ class Heartbeat:
         """What this rank did until now is on the tape, and nothing after it."""
         self._tally()
         self.tape = None
+
+    def call(self, name: str) -> None:
+        """What this rank is beside a rank, «server 1», for who speaks of it."""
+        self.name = name
+        _NAME.pack_into(self._memory, self._at + _AT_NAME, name.encode()[: _NAME.size])
 
     @property
     def phase(self) -> str:
@@ -167,10 +178,11 @@ def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
     if not count:
         return None
     said = what.rstrip(b"\0").decode(errors="ignore")
+    (name,) = _NAME.unpack_from(memory, place * _SLOT + _AT_NAME)
     return Beat(
         count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits & 1),
         stops=bool(waits & 2),
-        what=said,
+        what=said, name=name.rstrip(b"\0").decode(errors="ignore"),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,8 +62,13 @@ class Mesh:
 
     @property
     def dp_rank(self) -> int:
-        """Which share of the data this rank reads. Ranks with equal `dp_rank` read the same samples."""
+        """Which share of the data this rank reads; −1: none. Ranks with equal `dp_rank` read the same samples."""
         return self.axes.dp_rank(self.rank)
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank reads samples and computes, which a server does not."""
+        return self.dp_rank >= 0
 
     @property
     def dp_size(self) -> int:
@@ -73,11 +78,16 @@ class Mesh:
     def is_loss_rank(self) -> bool:
         """Whether this rank's losses and scores count: one rank of each reader, on the last pipeline stage."""
         coords = self.coords
+        if not self.reads:
+            return False
         return coords["pipeline"] == self.axes.pipeline - 1 and not (coords["tensor"] or coords["sequence"])
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Adds `tensor` up over the ranks, in place, and returns it."""
-        if self.ranks > 1:
+        if self.axes.servers:
+            first, *others = self.gather_tensor(tensor)
+            tensor.set_value(sum(others, first))
+        elif self.ranks > 1:
             import paddle.distributed as dist
 
             with self.waiting("an exchange between all ranks"):
@@ -94,6 +104,10 @@ class Mesh:
         """Every rank's `tensor` (equal shapes and dtypes), in rank order."""
         if self.ranks == 1:
             return [tensor]
+        if self.axes.servers:  # not over process groups, in which workers would talk to one another
+            return tensors_of(
+                self._messages.gather(bytes_of(tensor), "an exchange between all ranks"), tensor
+            )
         import paddle.distributed as dist
 
         gathered: list[paddle.Tensor] = []
@@ -107,6 +121,18 @@ class Mesh:
             return [value]
         rows = self._messages.gather(json.dumps(value).encode(), "an exchange between all ranks")
         return [json.loads(row) for row in rows]
+
+    def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
+        """Gives all ranks `source`'s values of `tensor`, in place, and returns it."""
+        if self.axes.servers:
+            mine = bytes_of(tensor) if self.rank == source else b""
+            rows = self._messages.gather(mine, "an exchange between all ranks")
+            tensor.set_value(*tensors_of(rows[source : source + 1], tensor))
+        elif self.ranks > 1:
+            import paddle.distributed as dist
+
+            dist.broadcast(tensor, source)
+        return tensor
 
     def wait(self, name: str) -> None:
         """A barrier without a time limit, for work that one rank does alone: writing a checkpoint, building a cache."""
@@ -129,13 +155,28 @@ class Mesh:
 
     @cached_property
     def _messages(self) -> Messages:
-        return Messages(range(self.ranks), self.rank, "all")
+        return Messages(range(self.ranks), self.rank, "all", hub=0 if self.axes.servers else None)
 
     @cached_property
     def _store(self) -> Any:
         from paddle.base import core
 
         return core.create_or_get_global_tcp_store()
+
+
+def bytes_of(tensor: paddle.Tensor) -> bytes:
+    """The numbers of a tensor, on whatever device it is; of bfloat16 the bits."""
+    return bytes(tensor.detach().numpy().tobytes())
+
+
+def tensors_of(rows: Iterable[bytes | bytearray], like: paddle.Tensor) -> list[paddle.Tensor]:
+    """The other way, for tensors of the shape and the dtype of `like`."""
+    import numpy as np
+    import paddle
+
+    dtype = like.detach().numpy().dtype
+    arrays = (np.frombuffer(row, dtype).reshape(like.shape) for row in rows)
+    return [paddle.to_tensor(array.copy(), dtype=like.dtype, place=like.place) for array in arrays]
 
 
 _joined: dict[str, Mesh] = {}

@@ -28,7 +28,8 @@ class Buffers:
     """Broadcasts the buffers of a model that differ between ranks.
 
     `named` returns this rank's current buffers under their whole-model names (forward may replace a buffer's tensor).
-    `groups` are groups of ranks that hold the same buffers, None for all ranks; the first rank of each is the source.
+    `groups` are groups of ranks that hold the same buffers, None for all ranks; the source is the first rank of each
+    that reads samples. A rank that reads none, a server, only takes what it is given.
     """
 
     def __init__(self, named: Callable[[], Named], mesh: Mesh, groups: Sequence[Any] = (None,)):
@@ -50,7 +51,7 @@ class Buffers:
             buffers = dict(self._named())
             for name in self._diverging:
                 if name in buffers:
-                    self._broadcast(buffers[name])
+                    self.give(buffers[name])
 
     def differences(self) -> list[str]:
         """A sentence on the buffers that have other values in one process, if any. The same on every rank. Collective:
@@ -72,7 +73,7 @@ class Buffers:
 
     def _unequal(self) -> list[str]:
         """The buffers that are not the same bits on all ranks that have them now. Collective."""
-        named = self._named()
+        named = self._named() if self._mesh.reads else []
         sums = digests(tensor for _, tensor in named)
         rows_of_ranks = self._mesh.gather(
             [[name, *pair] for (name, _), pair in zip(named, sums, strict=True)]
@@ -82,13 +83,17 @@ class Buffers:
         return list(dict.fromkeys(name for name, *pair in rows if first.setdefault(name, pair) != pair))
 
     @paddle.no_grad()
-    def _broadcast(self, tensor: paddle.Tensor) -> None:
-        """Sends the bits, as gloo does not support every dtype."""
+    def give(self, tensor: paddle.Tensor) -> None:
+        """Gives all ranks the first reader's values of a tensor, as bits: gloo does not support every dtype.
+        Collective."""
         is_bool = tensor.dtype == paddle.bool
         flat = tensor.detach().contiguous().reshape([-1])
         bits = (flat.astype("uint8") if is_bool else flat.view("uint8")).clone()
         for group in self._groups:
-            dist.broadcast(bits, group.ranks[0] if group is not None else 0, group)
+            if group is None:
+                self._mesh.broadcast(bits, self._mesh.axes.servers)
+            else:
+                dist.broadcast(bits, group.ranks[0], group)
         tensor.set_value(
             bits.astype("bool").reshape(tensor.shape)
             if is_bool

@@ -55,7 +55,7 @@ def _kept(clip: Any) -> Any:
         return clip
     if type(clip) is not ClipGradByGlobalNorm:
         raise UsageError(
-            "strategy hybrid takes ClipGradByGlobalNorm (clip) and ClipGradByValue (clip_value), not "
+            "this strategy takes ClipGradByGlobalNorm (clip) and ClipGradByValue (clip_value), not "
             f"{type(clip).__name__}."
         )
     return None

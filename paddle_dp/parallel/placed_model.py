@@ -114,6 +114,8 @@ class PlacedModel:
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """The sum over readers of a tensor that is equal on all ranks of a reader; in place."""
+        if self.mesh.axes.servers:  # which have no samples
+            return self.mesh.sum_tensor(tensor if self.mesh.reads else paddle.zeros_like(tensor))
         return self.mesh.sum_tensor(tensor) * (self.mesh.dp_size / self.mesh.ranks)
 
     def named_buffers(self) -> list[tuple[str, paddle.Tensor]]:

@@ -10,11 +10,11 @@ it, instead of the axes of the mesh:
 |                                                  | together the whole tensor, each element once             |
 | a checkpoint that is saved or loaded             | `global_shape` and `offset` of this rank's part          |
 | the comparison of replicas                       | `part`: ranks with one name and one part hold equal bits |
-| the update (ZeRO)                                | `owner`, `is_updated_at`, `is_stored_at`                 |
+| the update (ZeRO, servers)                       | `owner`, `server`, `is_updated_at`, `is_stored_at`       |
 
 While a model is placed, each axis records its part in the `Placements` that the learner is built with: tensor.layers
-the slices, pipeline.stages the copies of tied weights, sharding.zero the owners. A tensor without a record is whole
-on every rank that has it. An axis that places tensors in a new way adds a field here.
+the slices, pipeline.stages the copies of tied weights, sharding.zero the owners, server.deal the servers. A tensor
+without a record is whole on every rank that has it. An axis that places tensors in a new way adds a field here.
 
 A gradient or an optimizer state is placed as its parameter is; one of another shape (a step count) is not sliced, but
 whole on every rank that has it: `Placements.of(tensor, parameter)`.
@@ -58,13 +58,15 @@ class Placement:
     `shard`: the slice over the tensor axis; None: all of it. `owner`: the rank of the sharding axis that updates it
     (ZeRO); None: every rank that has it does, unless it is frozen. `stored_by_owner`: the other ranks of the sharding
     axis do not store its values between updates (ZeRO-3). `first_copy`: False for the copies of a tied weight on all of
-    its stages but the first.
+    its stages but the first. `server`: the number of the server that updates it (`Degrees.servers`); the workers have
+    copies. What has none, and is on all ranks (statistics, what is frozen), counts on server 0.
     """
 
     shard: Shard | None = None
     owner: int | None = None
     stored_by_owner: bool = False
     first_copy: bool = True
+    server: int | None = None
 
     def global_shape(self, local: Sequence[int]) -> Shape:
         """The whole tensor's shape, from the shape `local` of this rank's part."""
@@ -87,6 +89,8 @@ class Placement:
 
     def is_main_replica(self, at: Coordinates) -> bool:
         """Whether the rank at these coordinates is, of those that hold this part, the one that counts."""
+        if "server" in at:
+            return self.first_copy and at["server"] == (self.server or 0)
         return (
             self.first_copy
             and at["data"] == at["sequence"] == 0
@@ -96,10 +100,14 @@ class Placement:
 
     def is_updated_at(self, at: Coordinates) -> bool:
         """Whether the rank at these coordinates updates the tensor, so that it keeps the optimizer's states of it."""
+        if self.server is not None:
+            return at["server"] == self.server
         return self.owner is None or self.owner == at["sharding"]
 
     def is_stored_at(self, at: Coordinates) -> bool:
         """Whether the rank at these coordinates has the tensor's values between updates."""
+        if self.server is not None:
+            return at["server"] in (-1, self.server)
         return not self.stored_by_owner or self.is_updated_at(at)
 
 

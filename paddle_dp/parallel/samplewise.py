@@ -155,13 +155,15 @@ class Samplewise:
                 if untried
                 else []
             )
-        if min(mesh.gather(self._kept.samples if self._kept is not None else 0)) < 2:
+        kept = mesh.gather([self._kept.samples if self._kept is not None else 0] if mesh.reads else [])
+        if min(samples for of_rank in kept for samples in of_rank) < 2:
             return (
                 []
                 if self._known
                 else [_UNTRIED.format(self._loss.name, "no rank had two samples to compare")]
             )
-        return [said for said in mesh.gather(self._whole_and_halves(forward, close, backward)) if said][:1]
+        mine = self._whole_and_halves(forward, close, backward) if mesh.reads else ""
+        return [said for said in mesh.gather(mine) if said][:1]
 
     def _whole_and_halves(self, forward: Forward, close: float, backward: Backward | None) -> str:
         """What is wrong with the sum of the losses, or of the gradients, of two halves, each with a forward of its own;

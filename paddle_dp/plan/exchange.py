@@ -11,6 +11,8 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
     sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2),
                      gradients               2(n−1)/n·Ψ
     pipeline         activations             A for each boundary between stages, and each direction
+    servers          gradients, parameters   a worker sends Ψ and takes Ψ; each of s servers takes and sends n·Ψ/s for n
+                                             workers (Li et al. 2014, OSDI)
 
 Ranks of an axis of sharding send unequal parts of this, for parameters are not split: it is their mean. What is
 exchanged for metrics, the norm and a cut loss is left out: a few numbers for each sample or token.
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paddle_dp.plan.memory import owners
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory, served
 
 # In which of the micro-batches' forwards or backwards it travels; between stages: from a span to the next stage's.
 When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
@@ -73,6 +75,8 @@ def sent(
     blocks: Blocks, layout: Layout, rank: int, micro_batches: int, between: Between | None
 ) -> list[Sent]:
     """All that `rank` sends in one step. `between` None: activations, of which nothing is known, are left out."""
+    if layout.degrees.servers:
+        return [*_with_servers(blocks, layout, rank)]
     memory = rank_memory(blocks, layout, rank)
     sizes = distinct(blocks, memory.blocks, layout.degrees.tensor, frozen=False)
     found = [*_gradients(layout, memory, sizes, micro_batches)]
@@ -84,6 +88,26 @@ def sent(
     if tied := _shared_by_stages(blocks, layout, memory):
         found.append(Sent(axis="pipeline", what="gradients", bytes=tied, when="last backward", hides=False))
     return [each for each in found if each.bytes or each.taken]
+
+
+def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
+    """A worker sends all gradients and takes all parameters; a server the other way, its part, for each worker."""
+    own, degrees, serves = served(blocks, layout), layout.degrees, rank < layout.degrees.servers
+    moved = own[rank] * degrees.dp_size if serves else sum(own)
+
+    def way(what: What, width: int, when: When, out: bool, hides: bool) -> Sent:
+        size = float(moved * width)
+        return Sent(
+            axis="servers",
+            what=what,
+            bytes=size if out else 0.0,
+            received=0.0 if out else size,
+            when=when,
+            hides=hides,
+        )
+
+    yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=True)
+    yield way("parameters", layout.widths.parameter, "first forward", out=serves, hides=False)
 
 
 def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:

@@ -93,6 +93,8 @@ def distinct(
 def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     """The blocks and the memory of `rank`. A weight that two pipeline stages share is on both."""
     degrees = layout.degrees
+    if degrees.servers:
+        return _with_servers(blocks, layout, rank)
     coords = degrees.coords(rank)
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
     bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)
@@ -117,6 +119,34 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     )
 
 
+def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
+    """A worker holds the whole model and its gradients; a server its part of what is trained, with the gradients' sum
+    and the optimizer's states, and a copy of what is frozen."""
+    degrees, every = layout.degrees, range(len(blocks))
+    trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
+    serves = rank < degrees.servers
+    own = served(blocks, layout)[rank] if serves else trained
+    return RankMemory(
+        rank=rank,
+        coords=degrees.coords(rank),
+        stages=(tuple(every),),
+        parameters=own + frozen,
+        trained=own,
+        state=StateBytes(
+            parameters=float((own + frozen) * layout.widths.parameter),
+            gradients=float(own * layout.widths.gradient),
+            optimizer=float(own * layout.widths.optimizer if serves else 0),
+        ),
+    )
+
+
+def served(blocks: Blocks, layout: Layout) -> list[int]:
+    """How many of the trained parameters' elements each server has."""
+    sizes = distinct(blocks, range(len(blocks)), 1, frozen=False)
+    dealt = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
+    return [sum(size for size, owner in dealt if owner == server) for server in range(layout.degrees.servers)]
+
+
 def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
     """As if layers ran in the order of their weights, a layer being those whose names differ in the last word."""
     tensor, ranks = layout.degrees.tensor, layout.degrees.sharding
@@ -134,8 +164,10 @@ def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> fl
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
-    """The distinct ones: ranks along data, sequence and tensor hold as much as their first."""
+    """The distinct ones: ranks along data, sequence and tensor hold as much as their first; and each server."""
     degrees = layout.degrees
+    if degrees.servers:
+        return [rank_memory(blocks, layout, rank) for rank in range(degrees.servers + 1)]
     return [
         rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))
         for stage in range(degrees.pipeline)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.mesh.degrees import AXES
 from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.parallel.parameter_groups import group, told
 from paddle_dp.part import adapted, lazily
@@ -58,9 +59,11 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     else:
         shown = rank_memory(blocks, layout, rank)
     yield from _described(recipe, layout, blocks, shown)
-    if ranks > 1:
+    if layout.degrees.servers:
+        yield from _with_servers(layout, blocks, wire)
+    elif ranks > 1:
         yield from _exchange(recipe, layout, blocks, shown.rank, wire)
-    if rank is not None:
+    if rank is not None and rank >= layout.degrees.servers:  # a server runs no layer
         yield _built(recipe, layout, shown)
 
 
@@ -79,7 +82,9 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
 
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
-    coords = ", ".join(f"{axis} {coord}" for axis, coord in memory.coords.items() if layout.degrees[axis] > 1)
+    split = [axis for axis in AXES if layout.degrees[axis] > 1]
+    coords = ", ".join(f"{axis} {memory.coords[axis]}" for axis in split)
+    coords = layout.degrees.role(memory.rank) or coords
     rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} holds {memory.parameters:,} parameters"
     yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
     sizes = {
@@ -119,6 +124,26 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
         f"{alone}: a step that computes for {_time(compute.total)} lasts {best} at least, and {worst} where nothing "
         "is sent meanwhile"
     )
+
+
+def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator[str]:
+    """What each server, and a worker, send and take in a step; over a wire also the shortest step."""
+    degrees = layout.degrees
+    exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in range(degrees.servers + 1)}
+    for rank, found in exchanges.items():
+        who = degrees.role(rank) if rank < degrees.servers else "each worker"
+        out, into = (
+            " and ".join(f"{_amount(size)} of {each.what}" for each in found if (size := of(each)))
+            for of in (lambda each: each.bytes, lambda each: each.taken)
+        )
+        yield f"a step: {who} sends {out} and takes {into}"
+    if wire is None:
+        return
+    speed = wire.link.bytes_per_second
+    compute = Compute.of(0.0 if wire.compute is None else wire.compute.seconds)
+    slowest = max(bound(compute, found, speed) for found in exchanges.values())
+    computes = "" if wire.compute is None else f" a step that computes for {_time(compute.total)} lasts"
+    yield f"over {wire.link}{computes or ' a step takes'} {_time(slowest)} at least, for the busiest link is a server's"
 
 
 def _amount(size: float) -> str:

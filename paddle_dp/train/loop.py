@@ -118,8 +118,7 @@ class TrainingLoop(Rounds):
     def _shares(self) -> list[int]:
         """The samples of a full batch that each rank computes."""
         axes, sampler = self.mesh.axes, self.loader.sampler
-        of_dp_rank = [sampler.of_rank(dp_rank, axes.dp_size) for dp_rank in range(axes.dp_size)]
-        return [of_dp_rank[axes.dp_rank(rank)] for rank in range(self.mesh.ranks)]
+        return [sampler.of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(self.mesh.ranks)]
 
     def _interrupt(self, reason: str) -> NoReturn:
         """Lets the callbacks save, and raises StoppedError."""

@@ -53,7 +53,9 @@ class Meter:
 
 
 def tokens(batch: Batch) -> int:
-    """Tokens per sample, padding included; 0 unless inputs are integers [n, length]."""
+    """Tokens per sample, padding included; 0 unless inputs are integers [n, length], and on a rank without samples."""
+    if not batch.micro_batches:
+        return 0
     inputs = batch.micro_batches[0].inputs
     if isinstance(inputs, (dict, tuple)):
         return 0

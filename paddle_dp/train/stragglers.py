@@ -102,10 +102,13 @@ class Stragglers:
         return said
 
     def _others(self, rank: int) -> list[int]:
-        """Those that hold the same stage of the model."""
+        """Those that hold the same stage of the model; of a server, the other servers."""
         axes = self.mesh.axes
-        stage = axes.coords(rank)["pipeline"]
-        return [r for r in range(self.mesh.ranks) if r != rank and axes.coords(r)["pipeline"] == stage]
+
+        def kind(of: int) -> tuple[int, bool]:
+            return axes.coords(of)["pipeline"], of < axes.servers
+
+        return [r for r in range(self.mesh.ranks) if r != rank and kind(r) == kind(rank)]
 
     def _judge(
         self, one: Slowest, matters: bool, before: int, step: int, own: float, theirs: float

@@ -31,11 +31,12 @@ class Push:
         self.others = [other for other in self.ranks if other != rank]
         self._channel = channel
 
-    def send(self, to: int, number: int, tensor: paddle.Tensor) -> None:
-        """Sends a copy, which leaves before this returns or in a thread: the tensor may be changed immediately."""
-        self.send_bytes(
-            to, number, bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
-        )
+    def send_all(self, number: int, tensor: paddle.Tensor) -> None:
+        """Sends a copy to all others, which leaves before this returns or in a thread: the tensor may be changed
+        immediately."""
+        data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
+        for to in self.others:
+            self.send_bytes(to, number, data)
 
     def send_bytes(self, to: int, number: int, data: Array) -> None:
         """Sends bytes, which must not be changed before the other rank has them."""

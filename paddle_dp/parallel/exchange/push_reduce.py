@@ -32,10 +32,18 @@ class PushReduce:
     collectives, so that ranks need not have the same gradients, nor in the same order: an owner sums those that were
     sent until all have said that nothing more comes. Whatever arrives first, it adds in the order of ranks, and of one
     rank in the order in which it was sent: two runs have the same bits. 16-bit numbers are added in float32.
+    `senders`: how many of the ranks have gradients; all of them, unless it is said.
     """
 
-    def __init__(self, push: Push, parameters: Sequence[paddle.Tensor], keepers: Sequence[Sequence[int]]):
+    def __init__(
+        self,
+        push: Push,
+        parameters: Sequence[paddle.Tensor],
+        keepers: Sequence[Sequence[int]],
+        senders: int | None = None,
+    ):
         self._push, self._parameters, self._me = push, parameters, push.rank
+        self._senders = len(push.ranks) if senders is None else senders
         self._keeps = [push.rank in ranks for ranks in keepers]
         self._dtypes = [dtype_of(parameter) for parameter in parameters]
         self._pieces = cut([int(parameter.size) for parameter in parameters], keepers)
@@ -135,7 +143,7 @@ class PushReduce:
             parts[rank] = numbers
         if final:
             self._whole[number].add(rank)
-            if len(self._whole[number]) == len(self._push.ranks) and number in self._parts:
+            if len(self._whole[number]) == self._senders and number in self._parts:
                 self._add_up(number)
 
     def _add_up(self, number: int) -> None:

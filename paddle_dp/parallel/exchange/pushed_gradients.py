@@ -16,7 +16,7 @@ class PushedGradients:
     """Sums gradients over the global `ranks`, one of which is `rank`; the `keepers` of each parameter have the sum.
 
     With `each_micro_batch` gradients are exchanged in every backward, so that only keepers hold one meanwhile (ZeRO-2);
-    else in the last one of an update.
+    else in the last one of an update. `senders`: how many of the ranks have gradients, where some only keep sums.
     """
 
     def __init__(
@@ -26,10 +26,11 @@ class PushedGradients:
         parameters: Sequence[paddle.Tensor],
         keepers: Sequence[Sequence[int]],
         each_micro_batch: bool = False,
+        senders: int | None = None,
     ):
         self.each_micro_batch = each_micro_batch
         self._parameters = parameters
-        self._reduce = PushReduce(Push("gradients", ranks, rank), parameters, keepers)
+        self._reduce = PushReduce(Push("gradients", ranks, rank), parameters, keepers, senders)
         self._fires = Fires(parameters, self._ready)
         self._sent: set[int] = set()
 

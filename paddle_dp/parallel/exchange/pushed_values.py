@@ -24,8 +24,7 @@ class PushedValues:
         pairs = list(zip(self._parameters, self._owners, strict=True))
         for place, (parameter, owner) in enumerate(pairs):
             if owner == self._push.rank:
-                for other in self._push.others:
-                    self._push.send(other, place, parameter)
+                self._push.send_all(place, parameter)
         with self._push.waiting("the exchange of updated parameters"):
             for parameter, owner in pairs:
                 if owner != self._push.rank:

@@ -1,0 +1,110 @@
+"""An update of a parameter server in step: workers push gradients, servers update, workers pull the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from paddle_dp.mesh.messages import Messages
+from paddle_dp.parallel import gradients
+from paddle_dp.parallel.clip import Clip
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.given_optimizer import parameters_of
+from paddle_dp.parallel.learner import Learner, Sums
+from paddle_dp.parallel.loss import numbers
+from paddle_dp.parallel.server.deal import Deal
+from paddle_dp.parallel.server.values import PulledValues, partners
+
+
+@dataclass(kw_only=True)
+class ServedLearner(Learner):
+    """A worker's or a server's part of an update from all workers' shares of a global batch.
+
+    A gradient leaves a worker for the server that owns its parameter as soon as the last backward has it. The server
+    adds up those of all workers in the order of ranks, whichever comes first, clips by the norm over all servers,
+    updates, and sends the new values. A server has no forward: its batches have no micro-batches.
+    `clips`: the optimizer's global-norm clips, taken over because a server's optimizer sees a part of the model.
+    """
+
+    deal: Deal
+    clips: Sequence[Clip] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owners, axes = self.deal.owners, self.mesh.axes
+        self._ahead = PushedGradients(
+            partners(self.mesh),
+            self.mesh.rank,
+            self.deal.parameters,
+            [[owner] for owner in owners],
+            senders=axes.dp_size,
+        )
+        self._values = PulledValues(self.mesh, self.deal.parameters, owners)
+        self._among_servers = (
+            None if self.mesh.reads else Messages(range(axes.servers), self.mesh.rank, "servers")
+        )
+
+    @property
+    def _may_freeze(self) -> bool:
+        return True
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
+        return self._ahead.backward(last)
+
+    def _all_reduce_gradients(self) -> None:
+        self._ahead.finish()
+
+    def _step(self) -> None:
+        if self._among_servers is not None:
+            for clip, norm in zip(self.clips, self._norms_of_servers(self._among_servers), strict=True):
+                gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
+            if parameters_of(self.optimizer):  # whatever was frozen meanwhile
+                self.optimizer.step()
+        self.share_updates()
+
+    def _norms_of_servers(self, messages: Messages) -> Iterator[float]:
+        """Of the gradients of each clip, over all servers. Collective over the servers."""
+        if not self.clips:
+            return
+        mine = np.array([self._square(clip.parameters) for clip in self.clips], "float64")
+        rows = messages.gather(mine.tobytes(), "the norm of the gradients")
+        squares = np.stack([np.frombuffer(row, "float64") for row in rows]).sum(0)
+        yield from np.sqrt(squares).tolist()
+
+    def _square(self, parameters: Sequence[paddle.Tensor]) -> float:
+        return float(gradients.global_norm(parameters).astype("float64").square().item())
+
+    def share_updates(self) -> None:
+        self._values.share()
+
+    def gradient_norm(self) -> paddle.Tensor:
+        """Over the whole model: after the exchange each server has the gradients of its part, and workers none.
+        Collective."""
+        square = 0.0 if self.mesh.reads else self._square(self.trainable)
+        return paddle.to_tensor(self.mesh.sum([square])[0] ** 0.5, "float64")
+
+    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+        """As in a learner; but a server, which has no forward, hears from the workers which sums there are."""
+        names = list(seen[0]) if seen else []
+        values = numbers([row[name] for name in names for row in seen])
+        local = {name: sum(values[at * len(seen) : (at + 1) * len(seen)]) for at, name in enumerate(names)}
+        square = 0.0 if self.mesh.reads or not count else self._square(self.trainable)
+        rows = self.mesh.gather([local, square])
+        norm = sum(square for _, square in rows) ** 0.5
+        faulty = not norm < float("inf") and self.mixed.scale is None
+        self.faulty_gradients = self._faulty_gradients() if faulty else {}
+        found = dict.fromkeys(name for sums, _ in rows for name in sums)
+        totals = {name: sum(sums.get(name, 0.0) for sums, _ in rows) for name in found}
+        means = {name: total / count if count else float("nan") for name, total in totals.items()}
+        return {**means, "gradient_norm": norm}
+
+    def sync_buffers(self) -> None:
+        """Also gives servers, which save them and have no forward, the first worker's statistics and buffers.
+        Collective."""
+        super().sync_buffers()
+        for _, tensor in self._buffers():
+            self._synced_buffers.give(tensor)

@@ -1,0 +1,65 @@
+"""What layers of all workers exchange in a forward or a backward, through server 0: workers do not talk to one another.
+
+The statistics of a BatchNorm over the global batch are such a sum. The server's process answers in the threads that
+read its sockets, whatever it does meanwhile, so that it need not know a model's layers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import paddle
+
+from paddle_dp.mesh import Mesh, transport
+from paddle_dp.mesh.mesh import bytes_of, tensors_of
+from paddle_dp.mesh.messages import CHANNELS, Messages
+
+HUB = 0  # the rank of server 0
+
+
+class AmongWorkers:
+    """The workers of a mesh, as the ranks over which a layer gathers and sums (`data_group.Among`)."""
+
+    def __init__(self, mesh: Mesh):
+        workers = range(mesh.axes.servers, mesh.ranks)
+        self._messages = Messages([HUB, *workers], mesh.rank, "sums", hub=HUB) if mesh.reads else None
+        if mesh.rank == HUB:
+            passed_on.serve(list(workers))
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every worker's `tensor` (equal shapes and dtypes), in rank order. Collective over the workers."""
+        assert self._messages is not None, "a server has no forward"
+        rows = self._messages.gather(bytes_of(tensor), "an exchange between the workers")
+        return tensors_of(rows[1:], tensor)
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Sums `tensor` over the workers, in place, and returns it. Collective over the workers."""
+        first, *others = self.gather_tensor(tensor)
+        tensor.set_value(sum(others, first))
+        return tensor
+
+
+class PassedOn:
+    """In server 0: takes one message of each worker, and sends all of them to each, in rank order, again and again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, deque[bytearray]] = {}
+
+    def serve(self, workers: list[int]) -> None:
+        with self._lock:
+            self._waiting = {rank: deque() for rank in workers}
+        transport.endpoint().answer(CHANNELS["sums"], self._take)
+
+    def _take(self, rank: int, data: bytearray) -> None:
+        with self._lock:
+            self._waiting[rank].append(data)
+            if all(self._waiting.values()):
+                rows = [b"", *(bytes(waiting.popleft()) for waiting in self._waiting.values())]
+                packed = Messages.packed(rows)
+                for worker in self._waiting:
+                    transport.endpoint().send(CHANNELS["sums"], worker, packed)
+
+
+passed_on = PassedOn()

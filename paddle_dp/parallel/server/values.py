@@ -1,0 +1,42 @@
+"""New values of parameters on CPUs, from each one's server to all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.exchange.push import Push
+
+
+def partners(mesh: Mesh) -> list[int]:
+    """This rank, and those that it talks to: a worker to all servers, a server to all workers."""
+    servers = mesh.axes.servers
+    others = range(servers) if mesh.reads else range(servers, mesh.ranks)
+    return sorted([mesh.rank, *others])
+
+
+class PulledValues:
+    """The `parameters`, each updated by the server whose rank is in `owners`: a server sends its part to each worker.
+
+    A worker need not ask: with the end of its gradients it has said that it wants the values of the update after them.
+    """
+
+    def __init__(self, mesh: Mesh, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
+        self._owned = list(zip(parameters, owners, strict=True))
+        self._push, self._serves = Push("values", partners(mesh), mesh.rank), not mesh.reads
+
+    @paddle.no_grad()
+    def share(self) -> None:
+        """On a server: sends the values of its parameters. On a worker: waits for those of all servers."""
+        if self._serves:
+            for place, (parameter, owner) in enumerate(self._owned):
+                if owner == self._push.rank:
+                    self._push.send_all(place, parameter)
+            return
+        with self._push.waiting("the parameters of the servers"):
+            for parameter, owner in self._owned:
+                received = self._push.receive(owner)
+                assert received is not None
+                self._push.into(parameter, received[1])

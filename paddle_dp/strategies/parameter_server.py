@@ -1,0 +1,137 @@
+"""Servers own the parameters, workers push gradients to them and pull the parameters (a parameter server)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import Positive
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyConfig):
+    """The first ranks are servers, the others workers (docs/parameter-server.md)."""
+
+    servers: Positive = 1
+    """Ranks that own the parameters and the optimizer's states, each a part; they read no samples."""
+
+    sync_batch_norm: bool = False
+    """BatchNorm over the samples of all workers, as on one process; through server 0."""
+
+    def layout(self, ranks: int) -> Layout:
+        degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
+        return Layout(degrees=degrees, recompute=self.recompute)
+
+    @property
+    def keeps_a_part(self) -> bool:
+        return True
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        """Raises UsageError without a worker, for accelerators, and for what no rank would train."""
+        from paddle_dp.parallel.preflight import preflight_check
+
+        self._check_workers(ranks)
+        _check_device("cpu" if recipe.train.device == "auto" else recipe.train.device)
+        if recipe.guard.recompute is not None:
+            raise UsageError(
+                "guard.recompute compares ranks that compute the same samples, and a server has no model to compute "
+                "with: leave guard.recompute out under strategy.use=parameter_server."
+            )
+        preflight_check(recipe, self.layout(ranks), splits=True)
+
+    def _check_workers(self, ranks: int) -> None:
+        if ranks <= self.servers:
+            least = self.servers + 1
+            raise UsageError(
+                f"strategy.servers={self.servers} leaves no worker on {ranks} rank{'s' * (ranks > 1)}, and servers "
+                f"read no samples: start {least} ranks or more (--ranks {least}), or set a smaller strategy.servers."
+            )
+
+    def build(self, mesh: Mesh) -> ParameterServer:
+        """Gives this rank its part, also in what is said of it."""
+        from paddle_dp.mesh.heartbeat import heartbeat
+
+        self._check_workers(mesh.ranks)
+        _check_device(mesh.device)
+        mesh = replace(mesh, degrees=self.layout(mesh.ranks).degrees)
+        heartbeat.call(mesh.axes.role(mesh.rank))
+        return ParameterServer(self, mesh)
+
+
+def _check_device(device: str) -> None:
+    if device != "cpu":
+        raise UsageError(
+            f"strategy parameter_server sends gradients and parameters from the memory of hosts, and train.device is "
+            f"{device}: set train.device=cpu, or choose data_parallel, or hybrid with sharding."
+        )
+
+
+@dataclass(frozen=True)
+class ParameterServer:
+    """Places a model: whole on the workers, dealt to the servers."""
+
+    config: Config
+    mesh: Mesh
+
+    def place(self, task: Task) -> Learner:
+        """A learner for this worker's or server's part of each update. Collective."""
+        from paddle_dp.parallel import prepare
+        from paddle_dp.parallel.clip import take_clips
+        from paddle_dp.parallel.elementwise import check_by_parameter
+        from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
+        from paddle_dp.parallel.initial_weights import draw, reads_weights
+        from paddle_dp.parallel.placement import Placements
+        from paddle_dp.parallel.recompute import recomputed
+        from paddle_dp.parallel.server.deal import Deal
+        from paddle_dp.parallel.server.learner import ServedLearner
+        from paddle_dp.parallel.strategy import made_optimizer
+
+        mixed = self._try(task)
+        recomputed(task.model, self.config.recompute)
+        if reads_weights(task.model, lambda: made_optimizer(task.optimizer, task, task.model)):
+            draw(task.model)
+        prepared = prepare(task, self.mesh)
+        check_ungrouped(prepared.optimizer, "strategy.servers")
+        leave_frozen_out(prepared.optimizer)
+        noticed = [*mixed, *check_by_parameter(prepared.optimizer, servers=self.config.servers)]
+        placements, clips = Placements(), take_clips(prepared.optimizer)
+        deal = Deal(prepared.model, prepared.optimizer, self.mesh, placements)
+        at, parameters = self.mesh.coords, prepared.model.parameters()
+        draw(task.model, [p for p in parameters if placements.of(p).is_stored_at(at)])
+        for parameter in parameters:
+            if not placements.of(parameter).is_stored_at(at):
+                parameter._clear_data()
+        learner = prepared.learner(
+            ServedLearner, noticed=noticed, placements=placements, deal=deal, clips=clips
+        )
+        learner.check("after the weights were placed")
+        return learner
+
+    def _try(self, task: Task) -> list[str]:
+        """Tries the whole model on some samples, and replaces its BatchNorms. Returns sentences on what is not as on
+        one process. Raises UsageError where forward is not what the settings need."""
+        from paddle_dp.parallel.batch_norm import needs_ours, synchronize
+        from paddle_dp.parallel.blocks import check_table
+        from paddle_dp.parallel.lent_weights import check_lendable, lent
+        from paddle_dp.parallel.samplewise import mixing
+        from paddle_dp.parallel.server.sums import AmongWorkers
+
+        check_lendable(task.model, task.samples)
+        if self.config.recompute.blocks:
+            with lent(task.model):
+                check_table(task.model, task.samples, "strategy.recompute")
+        if self.config.sync_batch_norm or needs_ours(task.model):
+            synchronize(task.model, AmongWorkers(self.mesh))
+        if self.mesh.dp_size == 1:
+            return []
+        with lent(task.model):
+            return mixing(task.model, task.samples, task.dropout == "exact")
