@@ -28,8 +28,7 @@ class _Gather(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
-        total = grad.clone()
-        dist.all_reduce(total, group=ctx.samples.group)
+        total = ctx.samples.sum(grad.clone())
         me, sizes = ctx.samples.place, ctx.sizes
         first = sum(sizes[:me])
         if sizes[me] == 0:  # the row of a dummy, which is not among them
@@ -88,9 +87,19 @@ class GatheredSamples:
         most, mine = max(sizes), sizes[self.place]
         padding = paddle.zeros([most - mine, *rows.shape[1:]], rows.dtype)
         padded = paddle.concat([rows, padding]) if 0 < mine < most else rows if mine else padding
-        parts: list[paddle.Tensor] = []
-        dist.all_gather(parts, padded.contiguous(), group=self.group)
+        parts = self.each(padded.contiguous())
         return paddle.concat([part[:size] for part, size in zip(parts, sizes, strict=True) if size])
+
+    def each(self, mine: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every rank's tensor, of one shape. Collective."""
+        parts: list[paddle.Tensor] = []
+        dist.all_gather(parts, mine, group=self.group)
+        return parts
+
+    def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """The sum over the ranks, in place. Collective."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
 
 
 def _learned(rows: paddle.Tensor) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
-    """The first ranks are servers, the others workers (docs/parameter-server.md)."""
+    """The first ranks are servers, the others workers (docs/parallelism.md)."""
 
     servers: Positive = 1
     """Ranks that own the parameters and the optimizer's states, each a part; they read no samples."""

@@ -13,10 +13,13 @@ from paddle_dp.mesh.messages import Messages
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.given_optimizer import parameters_of
-from paddle_dp.parallel.learner import Learner, Sums
+from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import numbers
+from paddle_dp.parallel.passes import Sums
 from paddle_dp.parallel.server.deal import Deal
+from paddle_dp.parallel.server.sums import SamplesOfWorkers
 from paddle_dp.parallel.server.values import PulledValues, partners
 
 
@@ -47,6 +50,9 @@ class ServedLearner(Learner):
         self._among_servers = (
             None if self.mesh.reads else Messages(range(axes.servers), self.mesh.rank, "servers")
         )
+
+    def _gathered_samples(self) -> GatheredSamples:
+        return SamplesOfWorkers(self.mesh)
 
     @property
     def _may_freeze(self) -> bool:

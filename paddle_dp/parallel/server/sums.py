@@ -1,7 +1,7 @@
-"""What layers of all workers exchange in a forward or a backward, through server 0: workers do not talk to one another.
+"""What layers and losses of all workers exchange, through server 0: workers do not talk to one another.
 
-The statistics of a BatchNorm over the global batch are such a sum. The server's process answers in the threads that
-read its sockets, whatever it does meanwhile, so that it need not know a model's layers.
+The statistics of a BatchNorm over the global batch are such, and the samples that a loss compares. The server's process
+answers in the threads that read its sockets, whatever it does meanwhile, so that it need not know a model's layers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import paddle
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.mesh import bytes_of, tensors_of
 from paddle_dp.mesh.messages import CHANNELS, Messages
+from paddle_dp.parallel.gathered_samples import GatheredSamples
 
 HUB = 0  # the rank of server 0
 
@@ -38,6 +39,24 @@ class AmongWorkers:
         first, *others = self.gather_tensor(tensor)
         tensor.set_value(sum(others, first))
         return tensor
+
+
+class SamplesOfWorkers(GatheredSamples):
+    """The samples of one micro-batch on all workers, for a loss that compares them."""
+
+    def __init__(self, mesh: Mesh):
+        # A server has none, and no loss.
+        super().__init__(range(mesh.ranks), mesh.rank)
+        self.place, self._among = mesh.dp_rank, AmongWorkers(mesh)
+
+    def _sizes(self, mine: int) -> list[int]:
+        return [int(size.item()) for size in self.each(paddle.to_tensor([mine], "int64"))]
+
+    def each(self, mine: paddle.Tensor) -> list[paddle.Tensor]:
+        return self._among.gather_tensor(mine)
+
+    def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        return self._among.sum_tensor(tensor)
 
 
 class PassedOn:
