@@ -105,11 +105,8 @@ class ParameterServer:
         noticed = [*mixed, *check_by_parameter(prepared.optimizer, servers=self.config.servers)]
         placements, clips = Placements(), take_clips(prepared.optimizer)
         deal = Deal(prepared.model, prepared.optimizer, self.mesh, placements)
-        at, parameters = self.mesh.coords, prepared.model.parameters()
-        draw(task.model, [p for p in parameters if placements.of(p).is_stored_at(at)])
-        for parameter in parameters:
-            if not placements.of(parameter).is_stored_at(at):
-                parameter._clear_data()
+        draw(task.model, deal.stored(prepared.model))
+        deal.free_others(prepared.model)
         learner = prepared.learner(
             ServedLearner, noticed=noticed, placements=placements, deal=deal, clips=clips
         )

@@ -22,7 +22,7 @@ class Deal:
     """
 
     def __init__(self, model: nn.Layer, optimizer: Any, mesh: Mesh, placements: Placements):
-        servers = mesh.axes.servers
+        servers, self._at, self._placements = mesh.axes.servers, mesh.coords, placements
         trained = {id(parameter) for parameter in parameters_of(optimizer)}
         self.parameters: list[paddle.Tensor] = [p for p in model.parameters() if id(p) in trained]
         if len(self.parameters) < servers:
@@ -39,3 +39,14 @@ class Deal:
             optimizer,
             [p for p, server in zip(self.parameters, self.owners, strict=True) if server == mesh.rank],
         )
+
+    def stored(self, model: nn.Layer) -> list[paddle.Tensor]:
+        """The model's parameters that this rank stores: a server its own, and what is frozen."""
+        return [p for p in model.parameters() if self._placements.of(p).is_stored_at(self._at)]
+
+    def free_others(self, model: nn.Layer) -> None:
+        """Frees the memory of those that it does not store."""
+        kept = {id(parameter) for parameter in self.stored(model)}
+        for parameter in model.parameters():
+            if id(parameter) not in kept:
+                parameter._clear_data()
