@@ -91,10 +91,13 @@ def check_sound(
     """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `own` are finite and
     ranks that hold copies of one tensor hold the same bits. Collective, and the same error on every rank.
 
-    `own` is what each rank may have for itself, such as buffers; what is `excused` need not be finite.
+    `own` is what each rank may have for itself, such as buffers; what is `excused` need not be finite. A copy without
+    memory is a weight that was placed here and never drawn: said as one that is not finite.
     """
     copies = list(copies)
-    bad = not_finite([*((copy.name, copy.tensor) for copy in copies), *own])
+    empty = {copy.name: "it was never given a value" for copy in copies if not copy.tensor._is_initialized()}
+    there = [(copy.name, copy.tensor) for copy in copies if copy.name not in empty]
+    bad = empty | not_finite([*there, *own])
     _compare(copies, {name: what for name, what in bad.items() if name not in excused}, mesh, when)
 
 

@@ -1,11 +1,14 @@
 """Divergence is named; it is never silence."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.consistency import _on_device, digests
+from paddle_dp.errors import NotFiniteError
+from paddle_dp.parallel.consistency import Replica, _on_device, check_sound, digests
 from paddle_dp.parallel.finite import not_finite
 from tests.ranks import run_ranks
 
@@ -55,6 +58,14 @@ def test_what_is_not_finite_is_counted_and_named():
     assert not_finite(named.items()) == {"bad": "1 NaN, 2 inf of 4"}
     for dtype in ("float64", "float16", "bfloat16"):
         assert not_finite([("bad", bad.astype(dtype))]) == {"bad": "1 NaN, 2 inf of 4"}
+
+
+def test_a_weight_that_was_placed_and_never_drawn_is_named():
+    with paddle.LazyGuard():
+        layer = nn.Linear(2, 2)
+    copies = [Replica(name, parameter) for name, parameter in layer.named_parameters()]
+    with pytest.raises(NotFiniteError, match="at the start: 'weight' is not finite.*never given a value"):
+        check_sound(copies, [], SimpleNamespace(ranks=1, gather=lambda value: [value]), "at the start")
 
 
 class Branches(nn.Layer):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tools.benchmark.strategies import TASKS, WAYS, ancestors, write
+from tools.benchmark.strategies import TASKS, WAYS, Followed, ancestors, write
 from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture, read, tables
 
 
@@ -49,6 +49,22 @@ def test_each_way_is_a_strategy_of_a_task():
     names = {task.name for task in TASKS}
     assert all(set(way.tasks) <= names for way in WAYS)
     assert len({way.name for way in WAYS}) == len(WAYS)
+
+
+def test_evaluations_are_left_out_of_seconds_and_bytes():
+    follows = Followed(servers=1, ranks=1)
+    mega = 1_000_000
+    said = [
+        ({"event": "start"}, [mega, mega, mega]),
+        ({"event": "step", "samples_per_second": 5.0, "seconds": 1.0}, [3 * mega, 5 * mega, 11 * mega]),
+        ({"event": "evaluated", "step": 4, "seconds": 1.5, "loss": 0.7}, [8 * mega, 9 * mega, 20 * mega]),
+        ({"event": "step", "samples_per_second": 6.0, "seconds": 2.5}, [9 * mega, 11 * mega, 24 * mega]),
+        ({"event": "evaluated", "step": 8, "seconds": 4.0, "loss": 0.6}, [9 * mega, 11 * mega, 24 * mega]),
+    ]
+    for event, sent in said:
+        follows.event(event, sent)
+    assert follows.points[0] == Point(step=4, seconds=1.0, loss=0.7, mb=3.0, busiest_mb=10.0)
+    assert follows.points[1] == Point(step=8, seconds=2.0, loss=0.6, mb=4.5, busiest_mb=14.0)
 
 
 def test_this_process_descends_from_its_parent():

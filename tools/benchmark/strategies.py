@@ -9,8 +9,8 @@
 Each row is one whole training by `paddle-dp train`, two workers and one thread a rank, with the servers of a
 parameter_server beside them. «loopback»: all ranks on one node. Else one rank on each node: network namespaces on one
 switch (namespaces.py), whose links carry so much in each direction. Held-out loss is taken at equal steps, and the
-target is a held-out loss. Seconds are of training and its evaluations, without the start; bytes are counted at the
-interfaces: what a worker sends in the mean, and, where it differs, what the busiest node sends.
+target is a held-out loss. Seconds and bytes are those of training, without its start and its evaluations; bytes are
+counted at the interfaces: what a worker sends in the mean, and, where it differs, what the busiest node sends.
 """
 
 from __future__ import annotations
@@ -156,6 +156,41 @@ def write(found: Sequence[Training], file: Path) -> None:
         writer.writerows(row for training in found for row in training.rows())
 
 
+class Followed:
+    """What a training's events say, and what its nodes have sent at each; without its evaluations.
+
+    The last `servers` nodes only serve; through a node's interface `ranks` ranks send.
+    """
+
+    def __init__(self, servers: int, ranks: int):
+        self.points: list[Point] = []
+        self.rates: list[float] = []
+        self.accuracy = 0.0
+        self._servers, self._ranks = servers, ranks
+        self._left = 0.0, list[int]()  # seconds, and bytes by node, that do not count
+        self._now = 0.0, list[int]()
+
+    def event(self, event: dict[str, Any], sent: list[int]) -> None:
+        if event["event"] == "start":
+            self._left = 0.0, sent
+        elif event["event"] == "step":
+            self.rates.append(event["samples_per_second"])
+            self._now = event["seconds"], sent
+        elif event["event"] == "evaluated":
+            (before, so_far), (seconds, left) = self._now, self._left
+            per_rank = [
+                (count - least) / self._ranks / 1e6 for count, least in zip(so_far, left, strict=True)
+            ]
+            self.accuracy = event.get("acc1", 0.0)
+            point = Point(
+                step=event["step"], seconds=before - seconds, loss=event["loss"],
+                mb=statistics.mean(per_rank[: len(sent) - self._servers] or per_rank), busiest_mb=max(per_rank),
+            )  # fmt: skip
+            self.points.append(point)
+            gone = [count + now - then for count, now, then in zip(left, sent, so_far, strict=True)]
+            self._left = seconds + event["seconds"] - before, gone
+
+
 class Bench:
     """Jobs on one cluster, one after another."""
 
@@ -175,33 +210,16 @@ class Bench:
         ]
         words = [*task.words, f"callbacks=[{', '.join(callbacks)}]"]
         processes, logs, metrics = self.start(way, task, words, alone)
-        began = [0] * len(processes)
-        points, rates, accuracy = [], [], 0.0
+        follows = Followed(way.servers, way.ranks if alone else 1)
         try:
             for event in events(metrics, processes):
-                sent = [
-                    self.box.sent(process, device) - first
-                    for process, first in zip(processes, began, strict=True)
-                ]
-                if event["event"] == "start":
-                    began = sent
-                elif event["event"] == "step":
-                    rates.append(event["samples_per_second"])
-                elif event["event"] == "evaluated":
-                    accuracy = event.get("acc1", 0.0)
-                    # On one node all ranks send through one interface.
-                    workers = [sum(sent) / way.ranks] if alone else sent[: len(sent) - way.servers]
-                    point = Point(
-                        step=event["step"], seconds=event["seconds"], loss=event["loss"],
-                        mb=statistics.mean(workers) / 1e6, busiest_mb=max(*sent, *workers) / 1e6 if not alone else 0.0,
-                    )  # fmt: skip
-                    points.append(point)
+                follows.event(event, [self.box.sent(process, device) for process in processes])
         finally:
             end(processes)
         check(processes, logs)
         return Training(
-            way=way.name, task=task.name, link=link, points=points, accuracy=accuracy,
-            samples_per_second=statistics.median(rates[1:] or rates),
+            way=way.name, task=task.name, link=link, points=follows.points, accuracy=follows.accuracy,
+            samples_per_second=statistics.median(follows.rates[1:] or follows.rates),
         )  # fmt: skip
 
     def start(

@@ -138,9 +138,12 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
                 if link is None and across[-1] == 0:
                     continue
                 losses = [point.loss for point in one.points]
-                panel.plot(
-                    across, losses, label=one.way, color=colors(ways.index(one.way) % 20), linewidth=1.3
-                )
+                place = ways.index(one.way)
+                look: dict[str, Any] = {
+                    "color": colors(place % 20),
+                    "dashes": (1, 0) if place % 2 else (4, 1),
+                }
+                panel.plot(across, losses, label=one.way, linewidth=1.3, **look)
             panel.axhline(targets[task], color="#888888", linewidth=0.8, dashes=(3, 3))
             panel.set_xscale("log")
             panel.spines[["top", "right"]].set_visible(False)
@@ -150,7 +153,7 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
                 loc="left",
             )
         low = min(point.loss for one in found if one.task == task for point in one.points)
-        row[0].set_ylim(low * 0.97, low * 2.2)
+        row[0].set_ylim(low * 0.97, low * 1.6)
         row[0].set_ylabel("held-out loss")
     names = {
         label: line

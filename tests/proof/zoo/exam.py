@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def _answer(name: str, folder: Path, options: dict[str, Any]) -> tuple[dict[str,
     except PaddleDPError as error:  # said on every rank alike
         return {"raised": type(error).__name__, "message": str(error)}, True
     except Exception as error:  # noqa: BLE001 - one rank's own: the others hang in an exchange
-        return {"raised": type(error).__name__, "message": str(error), "alone": True}, False
+        found = {"raised": type(error).__name__, "message": str(error), "alone": True}
+        return {**found, "traceback": traceback.format_exc()}, False
     return {}, True
 
 

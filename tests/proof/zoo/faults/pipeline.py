@@ -191,6 +191,8 @@ FAULTS = (
         source="TTrace, wrong division into stages",
         setting=PIPELINE2,
         patch=block_runs_twice,
+        guard="door",
+        where=("it was never given a value",),
     ),
     Fault(
         name="local block numbers",
