@@ -64,7 +64,7 @@ def test_a_weight_that_was_placed_and_never_drawn_is_named():
     with paddle.LazyGuard():
         layer = nn.Linear(2, 2)
     copies = [Replica(name, parameter) for name, parameter in layer.named_parameters()]
-    with pytest.raises(NotFiniteError, match="at the start: 'weight' is not finite.*never given a value"):
+    with pytest.raises(NotFiniteError, match=r"start: 'weight' is not finite.*never given a value"):
         check_sound(copies, [], SimpleNamespace(ranks=1, gather=lambda value: [value]), "at the start")
 
 
