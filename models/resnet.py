@@ -10,6 +10,12 @@ from paddle.vision.models import resnet
 
 from models._checks import at_least_one
 
+# The last two convolutions of a residual block, and what is between them.
+CUTS: dict[type[nn.Layer], dict[str, str]] = {
+    resnet.BasicBlock: {"conv1": "channels", "bn1": "channels", "conv2": "rowwise"},
+    resnet.BottleneckBlock: {"conv2": "channels", "bn2": "channels", "conv3": "rowwise"},
+}
+
 
 class ResNet(resnet.ResNet):
     """Scores [n, classes] for images [n, 3, height, width]; its blocks are the stem, each residual block, the head."""
@@ -20,6 +26,11 @@ class ResNet(resnet.ResNet):
         if small_images:
             self.conv1 = nn.Conv2D(3, 64, 3, stride=1, padding=1, bias_attr=False)
             self.maxpool = nn.Identity()
+        for block in (
+            block for layer in (self.layer1, self.layer2, self.layer3, self.layer4) for block in layer
+        ):
+            block.cuts = CUTS[kind]
+        self.cuts = {"fc": "classes"}
         self.blocks: tuple[Any, ...] = (
             ("conv1", "bn1", "relu", "maxpool"),
             "layer[1-4].*",

@@ -18,6 +18,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
+from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, among
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
@@ -179,6 +180,13 @@ class HybridLearner(Learner):
         # Float64 on every rank: one that counts nothing has no gradient from which to take the dtype.
         squares = [gradients.global_norm(parameters).astype("float64").square() for parameters in counted]
         return self.mesh.sum_tensor(paddle.stack(squares)).sqrt()
+
+    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Over the ranks that hold the same part of the model; those of one sequence have a mean."""
+        DataGroup.of(self.hcg).sum_tensor(tensor)
+        if self.mesh.axes.sequence > 1:
+            dist.all_reduce(tensor, group=self.hcg.get_sep_parallel_group())
+        return tensor / self.mesh.axes.sequence
 
     def predict(self, inputs: Any) -> Any:
         with self._serving_others():

@@ -13,6 +13,7 @@ from paddle_dp.parallel import lora
 from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.initial_weights import draw, initial_weights, without_memory
 from paddle_dp.parallel.placement import Placements
+from paddle_dp.parallel.tensor.convolutions import INPUTS, channels_of, has_channels
 from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import attention_methods_of, cut_entries
@@ -82,6 +83,10 @@ def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]
             name = f"{prefix}.{cut.name}".lstrip(".")
             if isinstance(cut.value, int):
                 yield name, cut.value
+                continue
+            if has_channels(cut.value):
+                shape = cut.value.weight.shape if cut.way == "rowwise" else ()
+                yield name, int(shape[INPUTS]) if shape else channels_of(cut.value)
                 continue
             weight = dict(cut.value.named_parameters(include_sublayers=False)).get("weight")
             if weight is not None:

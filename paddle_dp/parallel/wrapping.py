@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 from paddle import nn
 
-# From the inside out: recompute draws random numbers again, and does not exchange tokens for heads again. (Hooks are
-# outside of all wrappers: Paddle runs them around `forward`.)
-ORDER = ("random numbers", "recompute", "sequence")
+# From the inside out: recompute draws random numbers and exchanges over the tensor axis again, and does not exchange
+# tokens for heads again. (Hooks are outside of all wrappers: Paddle runs them around `forward`.)
+ORDER = ("random numbers", "tensor", "recompute", "sequence")
 _wrapped: WeakKeyDictionary[nn.Layer, dict[str, str]] = WeakKeyDictionary()  # the outermost of each method
 
 Method = Callable[..., Any]

@@ -20,12 +20,19 @@ from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.words import Keys, show
 
 Model = TypeVar("Model")
-Way = Literal["colwise", "heads", "rowwise", "vocab", "classes"]
+Way = Literal["colwise", "heads", "rowwise", "channels", "vocab", "classes"]
+CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
+# Layers that treat each channel by itself, by the name of their class or of one above it.
+CHANNELWISE = (
+    "BatchNorm", "BatchNorm1D", "BatchNorm2D", "BatchNorm3D", "SyncBatchNorm",
+    "Dropout", "Dropout2D", "Dropout3D", "AlphaDropout", "FeatureAlphaDropout",
+)  # fmt: skip
 # What can be cut this way, by the name of its class or of one above it; any layer with parameters where none stands.
 CUTTABLE: dict[str, tuple[str, ...]] = {
-    "colwise": ("Linear", "Dropout", "Dropout2D", "Dropout3D", "AlphaDropout"),
+    "colwise": ("Linear", "Dropout", "AlphaDropout"),
     "heads": ("Linear",),
-    "rowwise": ("Linear",),
+    "rowwise": ("Linear", *CONVOLUTIONS),
+    "channels": (*CONVOLUTIONS, *CHANNELWISE),
     "vocab": (),
     "classes": (),
 }

@@ -6,7 +6,7 @@ Another number of ranks only sums in another order. Each of these changes has th
     permuted     the samples of each micro-batch in another order
     shares       every matrix product and convolution in shares of its rows, as ranks compute it, concatenated
 
-    blocks       every linear layer's matrix in blocks, whose products are summed and concatenated
+    blocks       every linear's and convolution's weight in blocks, whose products are summed and concatenated
 
 `shares` and `blocks` are for precisions that round each product: the sum of N rounded gradients is not the rounded sum,
 and on ranks of the tensor axis each product of a slice is rounded before they are added up. `blocks` counts only where
@@ -29,6 +29,7 @@ from paddle import nn
 from paddle_dp.batch import Batch
 from paddle_dp.data.sampler import cut
 from paddle_dp.parallel.precision.emulated_amp import ROUNDED
+from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS, instead, with_bias
 
 # The relative difference of the first loss beyond which it is not rounding, by precision: about half of the digits.
 # Unlimited in low precision.
@@ -122,15 +123,20 @@ def _in_shares(kind: type[nn.Layer], parts: int) -> Callable[..., Any]:
 
 
 def in_blocks(model: nn.Layer, parts: int) -> None:
-    """Makes every linear layer of a model compute with `parts` × `parts` blocks of its matrix, in place.
+    """Makes every linear and convolution compute with `parts` × `parts` blocks of its weight, in place.
 
     The products with some of the inputs are summed, as those of row-parallel ranks, and with some of the outputs
     concatenated, so that their inputs' gradients are summed, as those of column-parallel ranks.
     """
     for layer in model.sublayers(include_self=True):
+        kind = type(layer)
         if isinstance(layer, nn.Linear):
-            kind = type(layer)
-            layer.__class__ = type(kind.__name__, (kind,), {"forward": partialmethod(_in_blocks, parts)})
+            blocks = partialmethod(_in_blocks, parts)
+        elif isinstance(layer, CONVOLUTIONS) and layer._groups == 1:
+            blocks = partialmethod(_by_channels, kind, parts)
+        else:
+            continue
+        layer.__class__ = type(kind.__name__, (kind,), {"forward": blocks})
 
 
 def _in_blocks(layer: nn.Linear, parts: int, x: paddle.Tensor) -> paddle.Tensor:
@@ -142,3 +148,17 @@ def _in_blocks(layer: nn.Linear, parts: int, x: paddle.Tensor) -> paddle.Tensor:
         total = reduce(paddle.add, products)
         outputs.append(total if bias is None else total + bias[a:b])
     return paddle.concat([output for output in outputs if output.shape[-1]], axis=-1)
+
+
+def _by_channels(layer: Any, kind: type[nn.Layer], parts: int, x: paddle.Tensor) -> paddle.Tensor:
+    weight, bias, dim = layer.weight, layer.bias, layer._channel_dim
+    outputs, inputs = ([cut(size, part, parts) for part in range(parts)] for size in weight.shape[:2])
+    slices = [(paddle.slice(x, [dim], [c], [d]), c, d) for c, d in inputs if d > c]
+    found = []
+    for a, b in outputs:
+        products = []
+        for channels, c, d in slices if b > a else []:
+            with instead(layer, weight=weight[a:b, c:d], bias=None):
+                products.append(kind.forward(layer, channels))
+        found += [reduce(paddle.add, products)] if products else []
+    return with_bias(layer, paddle.concat(found, axis=dim), bias)

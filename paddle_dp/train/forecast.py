@@ -110,7 +110,10 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     degrees = layout.degrees
     unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
     left_out = " (activations are counted for transformers only)" if unknown else ""
-    yield f"a step sends {_amount(total)}: {parts}{left_out}" if parts else f"a step sends nothing{left_out}"
+    if parts or not unknown:
+        yield f"a step sends {_amount(total)}: {parts}{left_out}" if parts else "a step sends nothing"
+    else:
+        yield "a step sends activations, which are counted for transformers only"
     if wire is None:
         return
     speed = wire.link.bytes_per_second

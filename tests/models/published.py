@@ -3,6 +3,7 @@ folder, inputs, targets, outputs, loss and gradients: `python published.py NAME 
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,18 +70,18 @@ def _shaken(model: Any) -> Any:
 
 def main(name: str, folder: Path) -> None:
     import torch
-    import torch.nn.functional as F
 
-    model, draw = made(name).eval(), np.random.default_rng(1)
+    model = made(name).eval()
     (folder / "bin").mkdir()
     (folder / "half").mkdir()
     if name == "resnet":
-        inputs, targets = draw.normal(size=(4, 3, 64, 64)).astype("float32"), draw.integers(0, 10, 4)
         with torch.no_grad():
-            model.train()(torch.tensor(inputs))  # moves the running statistics
+            model.train()(torch.randn(4, 3, 48, 48))  # moves the running statistics
+        inputs, targets = far_from_kinks(model)
         torch.save(model.state_dict(), folder / "resnet18.pth")
         torch.save(model.state_dict(), folder / "bin" / "old.pth", _use_new_zipfile_serialization=False)
     else:
+        draw = np.random.default_rng(1)
         if name == "vit":
             inputs, targets = draw.normal(size=(4, 1, 8, 8)).astype("float32"), draw.integers(0, 10, 4)
         else:
@@ -91,19 +92,92 @@ def main(name: str, folder: Path) -> None:
         torch.save(model.state_dict(), folder / "bin" / "pytorch_model.bin")
         half = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
         torch.save(half, folder / "half" / "pytorch_model.bin")
+    double = copy.deepcopy(model).double()
+    wide = inputs.astype("float64") if inputs.dtype == np.float32 else inputs
     with torch.no_grad():
-        outputs = _scores(model.eval(), torch.tensor(inputs))
-    model, given = model.train(name == "resnet"), torch.tensor(inputs)
-    if name == "resnet":  # in float32 twenty BatchNorms round gradients by more than 1e-5
-        model, given = model.double(), given.double()
-    scores = _scores(model, given)
+        outputs = _scores(model.eval(), torch.tensor(inputs)).numpy()
+        truth = _scores(double.eval(), torch.tensor(wide)).numpy()
+    training = name == "resnet"  # elsewhere dropout is all that training changes
+    _, rounded = gradients(model.train(training), inputs, targets)
+    loss, exact = gradients(double.train(training), wide, targets)
+    more = 1e-5 * max(float(np.abs(g).max()) for g in exact.values())  # others are 0 but for rounding
+    compared = [(rounded[n], g) for n, g in exact.items() if np.abs(g).max() > more]
+    in_norm = max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in compared)
+    errors = [apart(outputs, truth), in_norm, max(apart(a, b) for a, b in compared)]
+    seen = {
+        "inputs": inputs,
+        "targets": targets,
+        "outputs": outputs,
+        "truth": truth,
+        "loss": loss,
+        "errors": errors,
+    }
+    np.savez(folder / "seen.npz", **seen)
+    np.savez(folder / "gradients.npz", **exact)
+
+
+def gradients(model: Any, inputs: Any, targets: Any) -> tuple[float, dict[str, Any]]:
+    """The loss, and its gradients by parameter."""
+    import torch
+    import torch.nn.functional as F
+
+    model.zero_grad()
+    scores = _scores(model, torch.tensor(inputs))
     loss = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), torch.tensor(targets.reshape(-1)))
     loss.backward()
-    np.savez(folder / "seen.npz", inputs=inputs, targets=targets, outputs=outputs.numpy(), loss=loss.item())
-    np.savez(
-        folder / "gradients.npz",
-        **{n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None},
-    )
+    return loss.item(), {n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def apart(found: Any, want: Any) -> float:
+    """The largest difference, relative to the largest number."""
+    return float(np.abs(found - want).max() / np.abs(want).max())
+
+
+def far_from_kinks(model: Any) -> tuple[Any, Any]:
+    """Images and classes for which rounding changes the sign of no ReLU's input, and no maximum of the pooling.
+
+    There the gradient jumps: one of the million units on the other side of 0 changes a parameter's gradient by some
+    percent, in torch's float32 as in anyone's. So images are drawn until the float64 inputs are further from 0 than
+    twice the largest error of float32 in the same layer.
+    """
+    import torch
+
+    at: list[Any] = []
+
+    def see(layer: Any, inputs: Any, output: Any) -> None:
+        if isinstance(layer, torch.nn.MaxPool2d):
+            near = torch.nn.functional.unfold(inputs[0].flatten(0, 1)[:, None], 3, padding=1, stride=2)
+            top = near.topk(2, dim=1).values
+            at.append(
+                torch.where(top[:, 1] > 0, top[:, 0] - top[:, 1], torch.inf)
+            )  # equal zeros have no gradient
+        else:
+            at.append(inputs[0].clone())
+
+    model = model.train()
+    kinks = [layer for layer in model.modules() if isinstance(layer, (torch.nn.ReLU, torch.nn.MaxPool2d))]
+    hooks = [layer.register_forward_hook(see) for layer in kinks]
+    for layer in kinks:
+        layer.inplace = False
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for seed in range(33, 1000):  # the first that does, where this was written
+        draw = np.random.default_rng(seed)
+        images = draw.normal(size=(4, 3, 48, 48)).astype("float32")
+        inputs = []
+        for dtype in (torch.float32, torch.float64):
+            at.clear()
+            with torch.no_grad():
+                model.to(dtype)(torch.tensor(images).to(dtype))
+            inputs.append([tensor.double() for tensor in at])
+            model.float().load_state_dict(state)
+        errors = [(rough - exact).nan_to_num(0).abs().max() for rough, exact in zip(*inputs, strict=True)]
+        if all(exact.abs().min() > 2 * error for exact, error in zip(inputs[1], errors, strict=True)):
+            break
+    else:
+        raise AssertionError("no images far from all kinks")
+    for hook in hooks:
+        hook.remove()
+    return images, draw.integers(0, 10, 4)
 
 
 def _scores(model: Any, inputs: Any) -> Any:

@@ -1,6 +1,12 @@
 """Our models are Hugging Face's and torchvision's: small ones with random weights, made on the spot, give the same
 outputs, losses and gradients, in any layout, and read back what is exported.
 
+Ours compute in float32, and are compared with what theirs compute in float64 (Llama's norms and positions are float32
+there, too): the difference is then our rounding alone, and stands beside that of theirs in float32. Measured are each
+tensor's largest difference relative to its largest number, and the difference's 2-norm relative to the tensor's, which
+is judged for gradients. A ResNet's images are such that rounding changes the sign of no ReLU's input
+(`published.far_from_kinks`).
+
 Needs torch, transformers and torchvision: `pip install -e '.[hf]'`.
 """
 
@@ -29,6 +35,7 @@ pytestmark = [
 MAKER = Path(__file__).with_name("published.py")
 RATE = 1000.0  # so that a weight's step is large against its rounding
 MODELS = ("gpt", "gpt untied", "llama", "llama tied", "llama linear", "bert", "bert untied", "vit", "resnet")
+COMPARED = (*MODELS, "resnet float64")
 LAYOUTS = {"tensor": "{use: hybrid, tensor: 2}", "pipeline": "{use: hybrid, pipeline: 2}"}
 RECIPE = """
 model: {model}
@@ -43,7 +50,7 @@ _folders: list[TemporaryDirectory[str]] = []  # removed when the session ends
 
 @cache
 def published(name: str) -> Path:
-    """The folder of a model that transformers made, with what it computes."""
+    """The folder of a model that transformers or torchvision made, with what it computes."""
     _folders.append(TemporaryDirectory(prefix="published-"))
     folder = Path(_folders[-1].name)
     run(name, folder)
@@ -87,10 +94,8 @@ class Seen:
 
 
 def learned(name: str, folder: str, out: str, strategy: str) -> dict[str, Any]:
-    """In every rank: begins with the weights, and does one step of plain SGD; the weights are saved before and after.
-
-    On one process also the outputs before it.
-    """
+    """In every rank: begins with the weights, computes outputs, and does one step of plain SGD; the weights are saved
+    before and after."""
     from paddle_dp import checkpoint
     from paddle_dp.mesh import join
     from paddle_dp.recipe.page import parse
@@ -100,23 +105,22 @@ def learned(name: str, folder: str, out: str, strategy: str) -> dict[str, Any]:
     mesh = join(seed=2)
     recipe = recipe_of(name, folder, Path(out) / str(mesh.rank))
     seen = Seen(folder)
-    small = "pipeline" in strategy and name != "resnet"
+    small, precision = "pipeline" in strategy and "resnet" not in name, name.split()[-1]
+    precision = precision if precision == "float64" else "float32"
     trainer = Trainer.of(
         model=recipe.model.build(), load=recipe.load, train=seen, batch=4, micro_batches=2 if small else 1,
         length="1 step", loss="cross_entropy", optimizer="sgd", strategy=parse(strategy, "").values, callbacks=[],
-        schedule={"use": "constant", "learning_rate": RATE}, precision="float64" if name == "resnet" else "float32",
-        folder=f"{out}/run",
+        schedule={"use": "constant", "learning_rate": RATE}, precision=precision, folder=f"{out}/run",
     )  # fmt: skip
-    model, outputs = trainer.learner.model, None
-    if mesh.ranks == 1:
-        model.eval()
-        inputs = seen.inputs.astype("float64") if name == "resnet" else seen.inputs
-        outputs = trainer.learner.predict(paddle.to_tensor(inputs)).numpy()
-        model.train()
+    inputs = seen.inputs.astype(precision) if "resnet" in name else seen.inputs
+    trainer.learner.model.eval()
+    outputs = trainer.learner.predict(paddle.to_tensor(inputs))
+    trainer.learner.model.train()
     before = checkpoint.save(trainer.snapshot(), Path(out) / "before", trainer.mesh)
     rows = recorded(trainer)
     trainer.fit()
     after = checkpoint.save(trainer.snapshot(), Path(out) / "after", trainer.mesh)
+    outputs = None if outputs is None else outputs.numpy()  # of the last stage; of this rank's classes
     return {"outputs": outputs, "loss": rows[0][0], "before": str(before), "after": str(after)}
 
 
@@ -127,9 +131,14 @@ def apart(ours: Any, theirs: Any) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def gradients_apart(name: str, folder: Path, found: dict[str, Any], tmp: Path) -> float:
-    """The largest difference of a parameter's gradient, relative to the largest number of that parameter's, of those
-    whose gradient is more than rounding."""
+def apart_in_norm(ours: Any, theirs: Any) -> float:
+    """The 2-norm of the difference, relative to the norm of all."""
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+def gradients_apart(name: str, folder: Path, found: dict[str, Any], tmp: Path) -> tuple[float, float]:
+    """The largest `apart_in_norm` and the largest `apart` of a parameter's gradient, of those whose gradient is more
+    than rounding."""
     from paddle_dp.checkpoint import TensorShard, load
     from paddle_dp.checkpoint.other_names import names_of, translated
     from paddle_dp.checkpoint.source import WeightsOf, source
@@ -144,44 +153,53 @@ def gradients_apart(name: str, folder: Path, found: dict[str, Any], tmp: Path) -
     wanted, _ = translated(source(file), names_of(model), {})
     before, after = (WeightsOf(load(Path(found[when]))) for when in ("before", "after"))
     largest = max(float(np.abs(gradient).max()) for gradient in theirs.values())
-    worst, seen = 0.0, 0
+    worst, highest, seen = 0.0, 0.0, 0
     named = [name for name, p in model.named_parameters() if not p.stop_gradient]  # no running statistics
     for parameter in named:
         want = wanted.read(parameter).astype("float64")
         got = (before.read(parameter).astype("float64") - after.read(parameter)) / RATE
         seen += 1
         if np.abs(want).max() > 1e-5 * largest:
-            worst = max(worst, apart(got, want))
+            worst, highest = max(worst, apart_in_norm(got, want)), max(highest, apart(got, want))
         else:  # that of keys' biases is 0: softmax does not see them
             assert np.abs(got).max() <= 1e-5 * largest, parameter
     assert seen == len(named) > 10
-    return worst
+    return worst, highest
 
 
-@pytest.mark.parametrize("name", MODELS)
+def theirs_of(name: str) -> tuple[Path, dict[str, Any], float]:
+    """The folder of a model, what it computes, and how far ours may be apart."""
+    folder = published(name.removesuffix(" float64"))
+    return folder, dict(np.load(folder / "seen.npz")), 1e-11 if name.endswith("float64") else 1e-5
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_outputs_and_gradients_are_theirs(name: str, tmp_path: Path) -> None:
-    folder = published(name)
-    seen = np.load(folder / "seen.npz")
+    folder, seen, most = theirs_of(name)
     [found] = run_ranks(learned, 1, name, str(folder), str(tmp_path / "out"), "{use: single}")
-    gradients = gradients_apart(name, folder, found, tmp_path)
-    outputs = apart(found["outputs"], seen["outputs"])
+    gradients, highest = gradients_apart(name, folder, found, tmp_path)
+    outputs = apart(found["outputs"], seen["truth"])
+    theirs = [f"{error:.1e}" for error in seen["errors"]]
     print(
-        f"{name}: outputs {outputs:.1e}, gradients {gradients:.1e}, loss {found['loss'] / seen['loss'] - 1:+.1e}"
+        f"{name}: outputs {outputs:.1e} (theirs {theirs[0]}), gradients in norm {gradients:.1e} ({theirs[1]}), "
+        f"largest {highest:.1e} ({theirs[2]})"
     )
-    assert outputs < 1e-5 and gradients < 1e-5 and found["loss"] == pytest.approx(seen["loss"], rel=1e-5)
+    assert outputs < most and gradients < most and found["loss"] == pytest.approx(seen["loss"], rel=most)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
-def test_a_layout_has_the_same_gradients(name: str, layout: str, tmp_path: Path) -> None:
-    if (name, layout) == ("resnet", "tensor"):
-        pytest.skip("ResNet has no table of cuts")
-    folder = published(name)
-    loss = float(np.load(folder / "seen.npz")["loss"])
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_layout_has_the_same_outputs_and_gradients(name: str, layout: str, tmp_path: Path) -> None:
+    folder, seen, most = theirs_of(name)
     found = run_ranks(learned, 2, name, str(folder), str(tmp_path / "out"), LAYOUTS[layout])
-    gradients = gradients_apart(name, folder, found[0], tmp_path)
-    print(f"{name}, {layout} 2: gradients {gradients:.1e}, loss {found[0]['loss'] / loss - 1:+.1e}")
-    assert gradients < 1e-5 and found[0]["loss"] == pytest.approx(loss, rel=1e-5)
+    gradients, highest = gradients_apart(name, folder, found[0], tmp_path)
+    parts = [np.asarray(each["outputs"]) for each in found if each["outputs"] is not None]
+    whole = parts[0] if parts[0].shape == seen["truth"].shape else np.concatenate(parts, axis=-1)
+    outputs = apart(whole, seen["truth"])
+    print(
+        f"{name}, {layout} 2: outputs {outputs:.1e}, gradients in norm {gradients:.1e}, largest {highest:.1e}"
+    )
+    assert outputs < most and gradients < most and found[0]["loss"] == pytest.approx(seen["loss"], rel=most)
 
 
 @pytest.mark.parametrize("name", MODELS)

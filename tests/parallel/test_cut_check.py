@@ -46,6 +46,20 @@ class Middle(nn.Layer):
         return self.head(self.second(hidden.reshape([-1, 6, 32]) if self.view else hidden))
 
 
+class Channels(nn.Layer):
+    """Convolutions over [n, channels, length]."""
+
+    def __init__(self, cuts, groups=1):
+        super().__init__()
+        self.cuts = cuts
+        self.first, self.norm = nn.Conv1D(6, 8, 3, padding=1), nn.BatchNorm1D(8)
+        self.second = nn.Conv1D(8, 4, 3, padding=1, groups=groups)
+
+    def forward(self, x):
+        return self.second(nn.functional.relu(self.norm(self.first(x))))
+
+
+BOTH = {"first": "channels", "norm": "channels"}
 MODELS = {
     "heads beside each other": lambda: Fused(True),
     "parts beside each other": lambda: Fused(False),
@@ -55,6 +69,13 @@ MODELS = {
     "norm": lambda: Middle({"first": "colwise", "second": "rowwise"}, norm=True),
     "view": lambda: Middle({"first": "colwise", "second": "rowwise"}, view=True),
     "head": lambda: Middle({"head": "colwise"}),
+    "channels": lambda: Channels({**BOTH, "second": "rowwise"}),
+    "no norm": lambda: Channels({"first": "channels", "second": "rowwise"}),
+    "no sum": lambda: Channels(BOTH),
+    "no channels": lambda: Channels({"second": "rowwise"}),
+    "groups whole": lambda: Channels({"second": "channels"}, groups=2),
+    "groups summed": lambda: Channels({**BOTH, "second": "rowwise"}, groups=2),
+    "no convolution": lambda: Middle({"first": "channels"}),
 }
 
 
@@ -66,6 +87,7 @@ def place(cases, compared=False):
 
     mesh, said = join(seed=3), []
     for case in cases:
+        paddle.seed(3)  # cut layers have drawn on each rank for itself
         inputs = paddle.to_tensor(np.random.RandomState(0).randn(2, 6, 16).astype("float32"))
         task = Task(
             model=MODELS[case](),
@@ -92,6 +114,7 @@ def test_a_fused_projection_by_parts_is_not_cut_by_heads():
 
 
 SLICES = "first is cut as colwise, so each rank holds [2, 6, 16] of its outputs [2, 6, 32], and"
+HALF = "first is cut as channels, so each rank holds [2, 4, 16] of its outputs [2, 8, 16], and"
 SAID = {
     "right": "",
     "no rows": f"{SLICES} second (Linear) got [2, 6, 16] but needs [2, 6, 32]. Cut second as rowwise, which",
@@ -100,6 +123,13 @@ SAID = {
     "view": f"{SLICES} the forward of the model (Middle) fails on them. Between colwise and rowwise, let",
     "head": "head is cut as colwise, so each rank's model returns [2, 6, 5] of its outputs [2, 6, 10]. If these are "
     "scores of classes, cut head as classes",
+    "channels": "",
+    "no norm": f"{HALF} norm (BatchNorm1D) got [2, 4, 16] but needs [2, 8, 16]. Cut norm as channels, too, or",
+    "no sum": f"norm{HALF[5:]} second (Conv1D) got [2, 4, 16] but needs [2, 8, 16]. Cut second as rowwise, which",
+    "no channels": "second (Conv1D) is cut as rowwise but got all of its inputs, [2, 8, 16]: rowwise follows channels.",
+    "groups whole": "second (Conv1D) is cut as channels but got all of them, [2, 8, 16], where it needs those that",
+    "groups summed": "a convolution of several groups does not sum over all of its inputs, so that `rowwise` cannot",
+    "no convolution": "`channels` is for convolutions, BatchNorms and dropouts, and Linear is none. Leave it whole,",
 }
 
 

@@ -25,7 +25,7 @@ def test_the_order_is_the_declared_one_from_the_inside_out() -> None:
     for kind in (ORDER[0], *ORDER):  # one kind may come twice
         wrap(layer, "forward", kind, noting(kind, notes))
     assert (layer(x) == plain).all() and notes == [*reversed(ORDER), ORDER[0]]
-    assert layer.forward.__name__ == "forward" and other(x) is not None and len(notes) == 4
+    assert layer.forward.__name__ == "forward" and other(x) is not None and len(notes) == len(ORDER) + 1
 
 
 @pytest.mark.parametrize(("first", "then"), [(ORDER[1], ORDER[0]), (ORDER[2], ORDER[1])])

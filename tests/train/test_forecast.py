@@ -75,6 +75,9 @@ def test_what_a_step_sends_and_how_long_it_lasts_at_least():
     assert f"{6 + took:.3g} ms where nothing is sent meanwhile" in lines[1]
 
 
+ACTIVATIONS = "a step sends activations, which are counted for transformers only"
+
+
 def test_activations_are_counted_for_transformers_and_their_heads():
     recipe = read_recipe(CONFIGS / "llama_tiny.yaml")
     layout = layout_of(recipe, 2)
@@ -82,7 +85,14 @@ def test_activations_are_counted_for_transformers_and_their_heads():
     model = recipe.model.config
     assert found is not None and found.attention == 2 + 2 * model.kv_heads / model.heads
     assert found.numbers == recipe.train.batch // layout.degrees.dp_size * model.length * model.width
-    assert "activations are counted for transformers only" in said("large_classifier", 2)[-1]
+    assert said("large_classifier", 2)[-1] == ACTIVATIONS
+
+
+def test_a_rank_of_cut_convolutions_is_built_with_the_parameters_that_were_computed():
+    lines = said(
+        "resnet18_random", 2, 1, "strategy.use=hybrid", "strategy.tensor=2", "model.small_images=true"
+    )
+    assert lines[1].startswith("rank 1 (tensor 1) holds 5,") and lines[-1].startswith("built: 5,")
 
 
 def test_a_strategy_without_degrees_is_data_alone():

@@ -20,7 +20,7 @@ from paddle import nn
 from paddle_dp.parallel.dropout import masks
 from paddle_dp.parallel.dropout.masks import Keys, Ranges
 
-Kind = Literal["tokens", "colwise", "heads"]
+Kind = Literal["tokens", "colwise", "channels", "heads"]
 Axis = Literal["tensor", "sequence"]
 
 
@@ -28,9 +28,10 @@ Axis = Literal["tensor", "sequence"]
 class Slice:
     """The part of an activation that a rank holds along one axis: number `rank` of `ranks` equal slices.
 
-    `kind` says of what: of the `tokens` ([n, t / ranks, …]); of the last dim (`colwise`); or of the `heads`
-    of an attention ([n, heads / ranks, t, t], [n, t, heads / ranks, …], [n, t, heads / ranks · …] or
-    [n · heads / ranks, t, t]), for which `lengths` are the possible values of t.
+    `kind` says of what: of the `tokens` ([n, t / ranks, …]); of the last dim (`colwise`); of the `channels`
+    ([n, channels / ranks, height, width]); or of the `heads` of an attention ([n, heads / ranks, t, t],
+    [n, t, heads / ranks, …], [n, t, heads / ranks · …] or [n · heads / ranks, t, t]), for which `lengths` are the
+    possible values of t.
     """
 
     kind: Kind
@@ -42,6 +43,8 @@ class Slice:
         """The dim that is cut, in the shape of one sample: its rows in dim 0, then the other dims."""
         if self.kind == "colwise":
             return len(shape) - 1
+        if self.kind == "channels":
+            return 1
         rows = shape[0] > 1  # dim 0 is samples · tokens or samples · heads
         if self.kind == "tokens":
             return 0 if rows or len(shape) == 1 else 1
@@ -58,6 +61,7 @@ class Slice:
 _ORDER: Mapping[Kind, tuple[Axis, ...]] = {
     "tokens": ("sequence", "tensor"),
     "colwise": ("tensor", "sequence"),
+    "channels": ("tensor", "sequence"),
     "heads": ("tensor", "sequence"),
 }
 

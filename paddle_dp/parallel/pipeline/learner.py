@@ -13,7 +13,6 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
@@ -159,10 +158,6 @@ class PipelineLearner(HybridLearner):
         for tied in self.local_stages.tied:
             if not tied.parameter.stop_gradient:  # the same on all stages; a frozen one has no gradient
                 tied.add_up()
-
-    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """Over the ranks that hold the same stage."""
-        return DataGroup.of(self.hcg).sum_tensor(tensor)
 
     def _same_buffers(self) -> Sequence[Any]:
         groups = {

@@ -81,6 +81,12 @@ class BlockParallelizer(TensorParallelizer):
 
     kinds = (ColwiseLinear, RowwiseLinear, GatherFromSequenceParallel)
 
+    def _check_tokens_whole(self, whole: nn.Layer) -> None:
+        raise UsageError(
+            f"strategy.sequence_parallel: a {type(whole).__name__} works on pixels, and between this model's blocks a "
+            "rank would hold its tokens only. Set strategy.sequence_parallel=false, or leave the layer whole."
+        )
+
     def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
         """x A of this rank's tokens → of all tokens."""
         return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(narrow)))

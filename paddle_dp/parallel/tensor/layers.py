@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import paddle
 from paddle import nn
@@ -26,11 +26,13 @@ from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.initial_weights import InitialWeights
 from paddle_dp.parallel.placement import Placements, Shard
 from paddle_dp.parallel.precision.amp import default_dtype
+from paddle_dp.parallel.tensor import convolutions
 from paddle_dp.parallel.tensor.rng import draw_slice
-from paddle_dp.parallel.tensor.shared_input import shared
+from paddle_dp.parallel.tensor.shared_input import copied
 from paddle_dp.part.annotation import attention_methods_of, cut_entries
 
-DROPOUTS = (nn.Dropout, nn.Dropout2D, nn.Dropout3D, nn.AlphaDropout)
+DROPOUTS = (nn.Dropout, nn.AlphaDropout)
+CHANNEL_DROPOUTS = (*DROPOUTS, nn.Dropout2D, nn.Dropout3D, nn.FeatureAlphaDropout)
 
 
 class CopyToTensorParallel(nn.Layer):
@@ -56,15 +58,14 @@ class ColwiseLinear(ColumnParallelLinear):
         return self.linear(copied(x, self.model_parallel_group), self.weight, self.bias)
 
 
-def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
-    """Megatron's f: the tensor itself, the same on all ranks; its gradients are all-reduced."""
-    return shared(x, lambda given: mp_ops._c_identity(given, group=group), ("copied", *group.ranks))
-
-
 def before_exchanges(model: nn.Layer) -> set[int]:
     """The ids of parameters whose gradients are there just before the layer's input gradients are exchanged."""
     kinds = (ColumnParallelLinear, ColumnSequenceParallelLinear, CopyToTensorParallel)
-    layers = (layer for layer in model.sublayers(include_self=True) if isinstance(layer, kinds))
+    layers = (
+        layer
+        for layer in model.sublayers(include_self=True)
+        if isinstance(layer, kinds) or layer in convolutions.copying
+    )
     return {id(parameter) for layer in layers for parameter in layer.parameters(include_sublayers=False)}
 
 
@@ -134,8 +135,11 @@ class TensorParallelizer:
         self._adapt(whole, layer, {lora.A: None, lora.B: 1}, self._copied)
         return layer
 
-    def rowwise(self, whole: nn.Linear) -> nn.Layer:
-        """Each rank holds the weights of some inputs; the ranks' products are summed over the axis."""
+    def rowwise(self, whole: Any) -> nn.Layer:
+        """Each rank holds the weights of some inputs, of a linear or a convolution; the ranks' products are summed over
+        the axis."""
+        if isinstance(whole, convolutions.CONVOLUTIONS):
+            return self._summed_convolution(whole)
         self._check_divides(whole.weight.shape[0], "inputs")
         with default_dtype(whole.weight.dtype):
             layer = self.kinds[1](
@@ -147,6 +151,47 @@ class TensorParallelizer:
             layer.bias = whole.bias
         self._adapt(whole, layer, {lora.A: 0, lora.B: None}, self._summed)
         return layer
+
+    def channels(self, whole: Any) -> nn.Layer:
+        """Each rank holds some channels: of a convolution's outputs, or of what a BatchNorm normalizes. A dropout on
+        them draws this rank's slice of the masks. Raises UsageError for other layers."""
+        if isinstance(whole, CHANNEL_DROPOUTS):
+            last = getattr(whole, "data_format", "NCHW").endswith("C")
+            draw_slice(whole, "colwise" if last else "channels", self.group, "forward")
+            return whole
+        if not convolutions.has_channels(whole):
+            raise UsageError(
+                f"strategy.tensor: `channels` is for convolutions, BatchNorms and dropouts, and {type(whole).__name__} "
+                "is none. Leave it whole, or cut the layer before it otherwise."
+            )
+        self._check_tokens_whole(whole)
+        self._check_divides(
+            convolutions.channels_of(whole), "groups" if getattr(whole, "_groups", 1) > 1 else "channels"
+        )
+        names = [name for name, _ in whole.named_parameters(include_sublayers=False)]
+        for name in names:
+            self._slice(whole, name, convolutions.OUTPUTS)
+        if isinstance(whole, convolutions.CONVOLUTIONS):
+            convolutions.takes_all(whole, self.group)
+        for local in getattr(whole, "_local", []):  # the layer that a SyncBatchNorm stands for
+            for name in names:
+                setattr(local, name, getattr(whole, name))
+        return cast(nn.Layer, whole)
+
+    def _summed_convolution(self, whole: Any) -> nn.Layer:
+        self._check_tokens_whole(whole)
+        if whole._groups > 1:
+            raise UsageError(
+                "strategy.tensor: a convolution of several groups does not sum over all of its inputs, so that "
+                "`rowwise` cannot cut it. Where the channels before it are cut, cut it as `channels`."
+            )
+        self._check_divides(whole.weight.shape[convolutions.INPUTS], "inputs")
+        self._slice(whole, "weight", convolutions.INPUTS)
+        convolutions.sums(whole, self.group)
+        return cast(nn.Layer, whole)
+
+    def _check_tokens_whole(self, whole: nn.Layer) -> None:
+        """Raises UsageError where activations are sequence shards."""
 
     def vocab(self, whole: nn.Layer) -> nn.Layer:
         """Each rank holds some tokens of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
@@ -175,9 +220,7 @@ class TensorParallelizer:
             if name in cut_already:
                 continue
             self._check_divides(parameter.shape[-1], "classes")
-            shape = [*parameter.shape[:-1], parameter.shape[-1] // self.group.nranks]
-            setattr(whole, name, whole.create_parameter(shape, dtype=parameter.dtype))
-            self._take(whole, name, parameter, parameter.ndim - 1)
+            self._slice(whole, name, parameter.ndim - 1)
         return self.kinds[2](whole, self.group)
 
     def _adapt(
@@ -192,9 +235,8 @@ class TensorParallelizer:
             if dim is None:
                 layer.add_parameter(word, factor)
                 continue
-            shape = [n // self.group.nranks if at == dim else n for at, n in enumerate(factor.shape)]
-            layer.add_parameter(word, layer.create_parameter(shape, dtype=factor.dtype))
-            self._take(layer, word, factor, dim)
+            layer.add_parameter(word, factor)
+            self._slice(layer, word, dim)
         lora.LowRank(low_rank.scale, between).attach(layer)
 
     def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
@@ -212,6 +254,13 @@ class TensorParallelizer:
                 f"strategy.tensor: {self.group.nranks} ranks do not divide the {size} {what} of a layer that is cut. "
                 "Choose another strategy.tensor, or leave the layer whole."
             )
+
+    def _slice(self, layer: nn.Layer, name: str, dim: int) -> None:
+        """Puts this rank's slice in a parameter's place."""
+        whole = getattr(layer, name)
+        shape = [size // self.group.nranks if at == dim else size for at, size in enumerate(whole.shape)]
+        setattr(layer, name, layer.create_parameter(shape, dtype=whole.dtype))
+        self._take(layer, name, whole, dim)
 
     def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
         """Gives `layer` its slice of a whole parameter, under the whole one's name."""
@@ -243,6 +292,7 @@ WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
     "colwise": TensorParallelizer.colwise,
     "heads": TensorParallelizer.colwise,  # outputs are ordered by heads, so whole heads are a slice of columns
     "rowwise": TensorParallelizer.rowwise,
+    "channels": TensorParallelizer.channels,
     "classes": TensorParallelizer.classes,
     "vocab": TensorParallelizer.vocab,
 }

@@ -14,9 +14,17 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_dp.parallel.batch_norm import is_batch_norm
+from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS
 from paddle_dp.part.annotation import cut_entries
 
-SLICED = ("colwise", "heads", "classes", "vocab")  # ways after which a rank holds only some of the outputs
+SLICED = (
+    "colwise",
+    "heads",
+    "channels",
+    "classes",
+    "vocab",
+)  # ways after which a rank holds only some of the outputs
 
 
 @dataclass
@@ -82,23 +90,32 @@ def failed_layer(model: nn.Layer, ways: Mapping[str, str], whole: Flow, part: Fl
     *outer, name = part.running or [""]
     got, needed = part.inputs.get(name), whole.inputs.get(name)
     if ways.get(name) == "rowwise" and got is not None and got == needed:
+        before = "channels" if isinstance(layers[name], CONVOLUTIONS) else "colwise"
         return (
-            f"{_label(layers, name)} is cut as rowwise but got all of its inputs, {got}: rowwise follows colwise. "
-            f"Cut the layer before it as colwise, or leave {name} whole"
+            f"{_label(layers, name)} is cut as rowwise but got all of its inputs, {got}: rowwise follows {before}. "
+            f"Cut the layer before it as {before}, or leave {name} whole"
+        )
+    if ways.get(name) == "channels" and got is not None and got == needed:
+        return (
+            f"{_label(layers, name)} is cut as channels but got all of them, {got}, where it needs those that the "
+            f"layer before it makes on this rank. Cut that layer as channels, or leave {name} whole"
         )
     source = _source(ways, part, got)
     if source is None:
         return None
     slices = f"{source} is cut as {ways[source]}, so each rank holds {part.outputs[source]} of its outputs "
     slices += f"{whole.outputs.get(source)}"
-    if got is None or got == needed or got[-1] != part.outputs[source][-1]:
+    way = ways[source]
+    if got is None or got == needed or _width(way, got) != _width(way, part.outputs[source]):
         where = name if got == needed or not outer else outer[-1]
         return (
-            f"{slices}, and the forward of {_label(layers, where)} fails on them. Between colwise and rowwise, let "
-            "forward read sizes from its tensors, or from a number that `cuts` names as well; or leave "
+            f"{slices}, and the forward of {_label(layers, where)} fails on them. Between {way} and rowwise, "
+            "let forward read sizes from its tensors, or from a number that `cuts` names as well; or leave "
             f"{source} whole"
         )
-    if isinstance(layers[name], nn.Linear):
+    if way == "channels" and is_batch_norm(layers[name]):
+        advice = f"Cut {name} as channels, too, or leave {source} whole"
+    elif isinstance(layers[name], (nn.Linear, *CONVOLUTIONS)):
         advice = f"Cut {name} as rowwise, which sums the ranks' products, or leave {source} whole"
     else:
         advice = f"A {_kind(layers[name])} needs all of them: leave {source} whole"
@@ -120,8 +137,17 @@ def wrong_output(ways: Mapping[str, str], whole: Flow, part: Flow, shape: list[i
 def _source(ways: Mapping[str, str], part: Flow, shape: list[int] | None) -> str | None:
     """The last layer that returned slices; if possible, one whose slices are as wide as `shape`."""
     sources = [name for name in part.outputs if ways.get(name) in SLICED]
-    matching = [name for name in sources if shape and part.outputs[name][-1:] == shape[-1:]]
+    matching = [
+        name
+        for name in sources
+        if shape and _width(ways[name], part.outputs[name]) == _width(ways[name], shape)
+    ]
     return next(reversed(matching or sources), None)
+
+
+def _width(way: str, shape: list[int]) -> list[int]:
+    """How many there are of what a layer of this way cuts, in the shape of its output or of what becomes of it."""
+    return shape[1:2] if way == "channels" else shape[-1:]
 
 
 def _label(layers: Mapping[str, nn.Layer], name: str) -> str:

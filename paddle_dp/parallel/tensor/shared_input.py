@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import paddle
+from paddle.distributed.fleet.layers.mpu import mp_ops
+
+from paddle_dp.parallel.hcg import Group
 
 Exchange = Callable[[paddle.Tensor], paddle.Tensor]
 _MADE = "exchanged_for_cut_layers"  # the attribute of an input, which lives as long as the input does
@@ -29,3 +32,8 @@ def shared(x: paddle.Tensor, exchange: Exchange, key: object) -> paddle.Tensor:
         setattr(x, _MADE, made)
     found: paddle.Tensor = made[1]
     return found
+
+
+def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
+    """Megatron's f: the tensor itself, the same on all ranks; its gradients are all-reduced."""
+    return shared(x, lambda given: mp_ops._c_identity(given, group=group), ("copied", *group.ranks))

@@ -1,0 +1,98 @@
+"""Convolutions, norms and dropouts of cut channels: two ranks learn what one learns, whatever stands between them."""
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from tests.parity import recorded, weights
+from tests.ranks import run_ranks
+
+CUTS = {
+    "wide": "channels", "norm": "channels", "drop": "channels", "drop2d": "channels", "each": "channels",
+    "narrow": "rowwise", "flat": "channels", "rows": "rowwise",
+}  # fmt: skip
+TENSOR = "{use: hybrid, tensor: 2}"
+
+
+class Net(nn.Layer):
+    """Biases in every convolution, one of them with a group for each channel; columns of cut channels in the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2D(1, 4, 3, padding=1)
+        self.wide, self.norm = nn.Conv2D(4, 8, 3, padding=1), nn.BatchNorm2D(8)
+        self.drop, self.drop2d = nn.Dropout(0.2), nn.Dropout2D(0.2)
+        self.each = nn.Conv2D(8, 8, 3, padding=1, stride=2, groups=8)
+        self.narrow, self.after = nn.Conv2D(8, 4, 3, padding=1), nn.BatchNorm2D(4)
+        self.flat, self.rows = nn.Conv2D(4, 4, 2, stride=2), nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.drop2d(self.drop(nn.functional.relu(self.norm(self.wide(self.stem(x))))))
+        x = self.after(self.narrow(nn.functional.relu(self.each(x))))
+        return self.rows(self.flat(nn.functional.relu(x)).flatten(1))
+
+
+class Pictures:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        draw = np.random.default_rng(index)
+        return draw.normal(size=(1, 8, 8)).astype("float32"), np.int64(index % 3)
+
+
+def train(folder, strategy, precision, sync=False):
+    """Losses and norms of each step, and where the weights are saved."""
+    from paddle_dp import checkpoint
+    from paddle_dp.recipe.page import parse
+    from paddle_dp.train import Trainer
+
+    paddle.seed(5)
+    settings = {**parse(strategy, "").values, **({"sync_batch_norm": True} if sync else {})}
+    trainer = Trainer.of(
+        model=Net(), train=Pictures(), batch=4, length="6 steps", loss="cross_entropy", cuts=CUTS, callbacks=[],
+        optimizer={"use": "momentum", "clip": 0.5}, schedule={"use": "constant", "learning_rate": 0.05},
+        strategy=settings, precision=precision, folder=folder,
+    )  # fmt: skip
+    rows = recorded(trainer)
+    trainer.fit("3 steps")
+    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
+    held = sum(int(p.size) for _, p in trainer.learner.named_parameters())
+    return {"rows": rows, "saved": str(saved), "held": held}
+
+
+def trained_both_ways(folder, strategy):
+    """In float64 and in bfloat16, which CPUs emulate."""
+    return [train(f"{folder}/{kind}", strategy, kind) for kind in ("float64", "bfloat16")]
+
+
+def test_two_ranks_of_cut_channels_learn_what_one_process_learns(tmp_path):
+    one = trained_both_ways(tmp_path / "one", "{use: single}")
+    for many in run_ranks(trained_both_ways, 2, str(tmp_path / "cut"), TENSOR):
+        for found, want, rtol in zip(many, one, (1e-11, 2e-2), strict=True):
+            np.testing.assert_allclose(found["rows"], want["rows"], rtol=rtol)
+            assert found["held"] < 0.6 * want["held"]
+            ours, theirs = weights(found["saved"]), weights(want["saved"])
+            assert set(ours) == set(theirs) and "model/norm._mean" in theirs
+            for name, value in theirs.items():
+                np.testing.assert_allclose(ours[name], value, atol=rtol, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", [TENSOR, "{use: hybrid, tensor: 2, sharding: 2, sharding_stage: 3}"])
+def test_samples_over_ranks_of_cut_channels(strategy, tmp_path):
+    """Data or sharding beside tensor: running statistics are those of the ranks with the same channels."""
+    one = train(f"{tmp_path}/one", "{use: single}", "float64")
+    many = run_ranks(train, 4, str(tmp_path / "four"), strategy, "float64", sync=True)
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=1e-11)
+    ours, theirs = weights(many[0]["saved"]), weights(one["saved"])
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=1e-11, err_msg=name)
+    local = run_ranks(train, 4, str(tmp_path / "local"), strategy, "float64")
+    means = weights(local[0]["saved"])
+    assert not np.allclose(means["model/norm._variance"], theirs["model/norm._variance"], atol=1e-6)
+    np.testing.assert_allclose(means["model/norm._mean"], theirs["model/norm._mean"], atol=0.05)
