@@ -103,6 +103,11 @@ class SyncBatchNorm(nn.Layer):
         self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
         self._local = [local]  # in a list: not a sublayer, so that the names of the state stay the same
 
+    def share_parameters(self) -> None:
+        """Once its parameters were replaced by others: the local layer, too, computes with these."""
+        for name, parameter in self.named_parameters(include_sublayers=False):
+            setattr(self._local[0], name, parameter)
+
     def over_samples(self, x: paddle.Tensor) -> paddle.Tensor:
         """The sum of each channel, [channels]; x is contiguous, so this is faster than a sum over several axes."""
         if self.channels_last:

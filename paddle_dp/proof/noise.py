@@ -29,7 +29,7 @@ from paddle import nn
 from paddle_dp.batch import Batch
 from paddle_dp.data.sampler import cut
 from paddle_dp.parallel.precision.emulated_amp import ROUNDED
-from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS, instead, with_bias
+from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS, channel_dim, instead, is_grouped, with_bias
 
 # The relative difference of the first loss beyond which it is not rounding, by precision: about half of the digits.
 # Unlimited in low precision.
@@ -132,7 +132,7 @@ def in_blocks(model: nn.Layer, parts: int) -> None:
         kind = type(layer)
         if isinstance(layer, nn.Linear):
             blocks = partialmethod(_in_blocks, parts)
-        elif isinstance(layer, CONVOLUTIONS) and layer._groups == 1:
+        elif isinstance(layer, CONVOLUTIONS) and not is_grouped(layer):
             blocks = partialmethod(_by_channels, kind, parts)
         else:
             continue
@@ -151,7 +151,7 @@ def _in_blocks(layer: nn.Linear, parts: int, x: paddle.Tensor) -> paddle.Tensor:
 
 
 def _by_channels(layer: Any, kind: type[nn.Layer], parts: int, x: paddle.Tensor) -> paddle.Tensor:
-    weight, bias, dim = layer.weight, layer.bias, layer._channel_dim
+    weight, bias, dim = layer.weight, layer.bias, channel_dim(layer)
     outputs, inputs = ([cut(size, part, parts) for part in range(parts)] for size in weight.shape[:2])
     slices = [(paddle.slice(x, [dim], [c], [d]), c, d) for c, d in inputs if d > c]
     found = []

@@ -32,17 +32,22 @@ def has_channels(layer: Any) -> bool:
     return isinstance(layer, CONVOLUTIONS) or is_batch_norm(layer)
 
 
+def is_grouped(layer: Any) -> bool:
+    """Whether each of several groups of a convolution's outputs is made of some of its inputs only."""
+    return isinstance(layer, CONVOLUTIONS) and layer._groups > 1
+
+
 def channels_of(layer: Any) -> int:
     """How many channels, or groups of them, the ranks must divide where a layer is cut as `channels`."""
     if isinstance(layer, CONVOLUTIONS):
-        return int(layer.weight.shape[OUTPUTS] if layer._groups == 1 else layer._groups)
+        return int(layer._groups if is_grouped(layer) else layer.weight.shape[OUTPUTS])
     return int(layer._mean.shape[0])
 
 
 def takes_all(layer: nn.Layer, group: Group) -> None:
     """A convolution whose outputs are cut. It has the same input on all ranks, whose gradients are summed; one of
     several groups of channels has its own groups' inputs, as they are cut."""
-    if layer._groups > 1:
+    if is_grouped(layer):
         layer._groups //= group.nranks
         return
 
@@ -74,12 +79,17 @@ def _exchange(layer: nn.Layer, around: Any) -> None:
     wrap(layer, "forward", "tensor", around)
 
 
+def channel_dim(layer: Any) -> int:
+    """The dim of a convolution's inputs and outputs that is their channels."""
+    return int(layer._channel_dim)
+
+
 def with_bias(layer: nn.Layer, outputs: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """A convolution's outputs plus a bias for each channel."""
     if bias is None:
         return outputs
     shape = [1] * outputs.ndim
-    shape[layer._channel_dim] = -1
+    shape[channel_dim(layer)] = -1
     return outputs + bias.reshape(shape)
 
 

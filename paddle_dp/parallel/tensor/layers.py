@@ -22,6 +22,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import ColumnSequenc
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import lora
+from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.initial_weights import InitialWeights
 from paddle_dp.parallel.placement import Placements, Shard
@@ -166,21 +167,19 @@ class TensorParallelizer:
             )
         self._check_tokens_whole(whole)
         self._check_divides(
-            convolutions.channels_of(whole), "groups" if getattr(whole, "_groups", 1) > 1 else "channels"
+            convolutions.channels_of(whole), "groups" if convolutions.is_grouped(whole) else "channels"
         )
-        names = [name for name, _ in whole.named_parameters(include_sublayers=False)]
-        for name in names:
+        for name in [name for name, _ in whole.named_parameters(include_sublayers=False)]:
             self._slice(whole, name, convolutions.OUTPUTS)
         if isinstance(whole, convolutions.CONVOLUTIONS):
             convolutions.takes_all(whole, self.group)
-        for local in getattr(whole, "_local", []):  # the layer that a SyncBatchNorm stands for
-            for name in names:
-                setattr(local, name, getattr(whole, name))
+        if isinstance(whole, SyncBatchNorm):
+            whole.share_parameters()
         return cast(nn.Layer, whole)
 
     def _summed_convolution(self, whole: Any) -> nn.Layer:
         self._check_tokens_whole(whole)
-        if whole._groups > 1:
+        if convolutions.is_grouped(whole):
             raise UsageError(
                 "strategy.tensor: a convolution of several groups does not sum over all of its inputs, so that "
                 "`rowwise` cannot cut it. Where the channels before it are cut, cut it as `channels`."
