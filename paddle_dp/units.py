@@ -237,3 +237,33 @@ class Recompute(Quantity):
         if self.attention:
             return "selective"
         return {0: "none", 1: "full"}.get(self.blocks, f"every {self.blocks} blocks")
+
+
+@dataclass(frozen=True)
+class Compress(Quantity):
+    """What is exchanged instead of whole gradients: `none`, `bfloat16` or `float16` numbers, or `power_sgd rank 4`, two
+    factors of so many columns of each matrix."""
+
+    kind: str = "none"
+    rank: int = 0  # of power_sgd
+    example: ClassVar[str] = "power_sgd rank 4"
+    _low_rank: ClassVar[re.Pattern[str]] = re.compile(r"power_sgd(?:\s+rank\s+([1-9][0-9]*))?")
+
+    @classmethod
+    def parse(cls, text: Any) -> Compress:
+        word = str(text).strip()
+        if word in ("none", "bfloat16", "float16"):
+            return cls(word)
+        if match := cls._low_rank.fullmatch(word):
+            return cls("power_sgd", int(match[1] or 4))
+        raise ValueError(f"'{text}' is not one of none, bfloat16, float16, '{cls.example}'")
+
+    @classmethod
+    def pattern(cls) -> str:
+        return r"\s*(none|bfloat16|float16|power_sgd(\s+rank\s+[1-9][0-9]*)?)\s*"
+
+    def __str__(self) -> str:
+        return f"power_sgd rank {self.rank}" if self.kind == "power_sgd" else self.kind
+
+    def __bool__(self) -> bool:
+        return self.kind != "none"

@@ -16,7 +16,8 @@ LENGTH = struct.Struct("<Q")
 # Below 0: the bridge counts from 0.
 CHANNELS = {
     "all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6, "replicas": -7, "claims": -8,
-    "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "samples": -20, "batches": -21,
+    "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "factors": -14,
+    "samples": -20, "batches": -21,
 }  # fmt: skip
 
 

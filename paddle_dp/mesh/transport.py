@@ -160,6 +160,7 @@ class Outgoing:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._changed = connection, threading.Condition()
         self._queue: collections.deque[memoryview] = collections.deque()
+        self.bytes = 0  # of messages that were given to it
         self._broken = self._threaded = False
 
     def send(self, group: int, *data: memoryview) -> None:
@@ -169,7 +170,9 @@ class Outgoing:
         Messages to a peer that is gone are dropped: `receive` raises the error.
         """
         with self._changed:
-            message = [memoryview(HEADER.pack(group, sum(map(len, data)))), *data]
+            length = sum(map(len, data))
+            message = [memoryview(HEADER.pack(group, length)), *data]
+            self.bytes += HEADER.size + length
             if not self._queue and not self._broken:
                 message = self._write(message)
             self._queue.extend(message)
@@ -242,6 +245,11 @@ def open_endpoint(store: Any) -> Endpoint:
     if not _endpoint:
         _endpoint.append(Endpoint(store, Environment.read().rank))
     return _endpoint[0]
+
+
+def sent_bytes() -> int:
+    """The bytes of all messages that this process has sent."""
+    return sum(outgoing.bytes for one in _endpoint for outgoing in list(one._outgoing.values()))
 
 
 def endpoint() -> Endpoint:

@@ -30,3 +30,6 @@ class SavedBeside(Protocol):
         """Writes a shared one into a tensor of its shape."""
 
     def own_into(self, name: str, tensor: paddle.Tensor) -> None: ...
+
+    def sum_into(self, name: str, tensor: paddle.Tensor) -> bool:
+        """The sum of what all ranks saved as their own, whatever their number was; False where there is none."""

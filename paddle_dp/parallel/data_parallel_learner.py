@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
+import paddle
 import paddle.distributed as dist
 
+from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
+from paddle_dp.parallel.exchange import owed
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
+from paddle_dp.parallel.exchange.buckets import ALONE, WHOLE, Sizes
+from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.exchange.low_rank import LowRankGradients
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.units import Compress
 
 
 @dataclass(kw_only=True)
@@ -25,19 +33,60 @@ class DataParallelLearner(Learner):
     last micro-batch only, so that a parameter which an earlier one used on one rank is updated on that rank alone.
     With `absent`, a gradient that a rank lacks counts as zeros here, and one that all lack stays absent; else it is an
     error.
+
+    `way`: the recipe's word for the exchange, `sizes` those of its buckets, if it is `bucketed`; `compress`: what is
+    exchanged instead of whole gradients.
     """
 
     absent: bool = False
+    way: str = "pushed"
+    sizes: Sizes | None = None
+    compress: Compress = field(default_factory=Compress)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        names = {id(parameter): name for name, parameter in self._named_trainable}
+        self._names = [names[id(parameter)] for parameter in self.trainable]
+        self._errors = ErrorMemory(self.trainable) if self.compress else None
+        self._low_rank: LowRankGradients | None = None
+        self._ahead = self._exchange()
+
+    def _exchange(self) -> GradientExchange:
+        """The exchange of this rank's gradients. Collective."""
+        kind, errors = self.compress.kind, self._errors
+        if kind == "power_sgd":
+            assert errors is not None
+            named = list(zip(self._names, self.trainable, strict=True))
+            self._low_rank = LowRankGradients(named, self.compress.rank, self._whole, errors)
+            return self._low_rank
+        if self.compress:
+            return self._whole(self.trainable, "gradients", kind, errors)
+        if self.way in ("after", "per_parameter"):
+            beside, sizes = self.way == "per_parameter", ALONE if self.way == "per_parameter" else WHOLE
+            return BucketedGradients(self._group(), self.trainable, sizes=sizes, beside=beside)
+        if self.way == "bucketed":
+            return BucketedGradients(self._group(), self.trainable, sizes=self.sizes)
+        return self._whole(self.trainable, "gradients")
+
+    def _whole(
+        self,
+        tensors: list[paddle.Tensor],
+        channel: str,
+        wire: str | None = None,
+        errors: ErrorMemory | None = None,
+    ) -> GradientExchange:
+        """The fastest exchange of these tensors' gradients on this device."""
+        if self.mesh.device != "cpu":
+            return BucketedGradients(self._group(), tensors, wire=wire, errors=errors)
         ranks = list(range(self.mesh.ranks))
-        self._ahead: GradientExchange
-        if self.mesh.device == "cpu":
-            keepers = [ranks] * len(self.trainable)
-            self._ahead = PushedGradients(ranks, self.mesh.rank, self.trainable, keepers)
-        else:
-            self._ahead = BucketedGradients(dist.new_group(ranks), self.trainable)
+        keepers = [ranks] * len(tensors)
+        return PushedGradients(ranks, self.mesh.rank, tensors, keepers, False, None, wire, errors, channel)
+
+    def _group(self) -> Any:
+        """All ranks: on an accelerator in a group of its own, between whose collectives no others come."""
+        if self.mesh.device != "cpu":
+            return dist.new_group(list(range(self.mesh.ranks)))
+        return dist.get_group(0)
 
     @property
     def _may_freeze(self) -> bool:
@@ -46,12 +95,42 @@ class DataParallelLearner(Learner):
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         return self.parallel_model.no_sync()
 
-    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
-        return self._ahead.backward(last)
+    def _begin(self) -> None:
+        if self._errors is not None:
+            self._errors.begin(self.mixed.scale.scale if self.mixed.scale else 1.0)
+
+    @contextmanager
+    def _exchanging(self, last: bool) -> Iterator[None]:
+        with self._waiting(computes=True) if last else nullcontext(), self._ahead.backward(last):
+            yield
+
+    def _waiting(self, computes: bool = False) -> AbstractContextManager[None]:
+        """Around collectives over gloo, for which this rank waits; pushes tell it themselves."""
+        waits = isinstance(self._ahead, BucketedGradients) and self.mesh.device == "cpu"
+        return self.mesh.waiting("the exchange of gradients", computes) if waits else nullcontext()
 
     def _all_reduce_gradients(self) -> None:
-        without = {id(self.trainable[place]) for place in self._ahead.finish()}
+        with self._waiting():
+            without = {id(self.trainable[place]) for place in self._ahead.finish()}
         if not self.absent:
             lacking = [name for name, parameter in self._named_trainable if id(parameter) in without]
             check_gradients(lacking, self.mesh, first=not self._gradients_checked)
             self._gradients_checked = True
+
+    def _step(self) -> None:
+        super()._step()
+        if self._errors is not None:
+            self._errors.keep()
+        if self._low_rank is not None:
+            self._low_rank.keep()
+
+    def beside(self) -> Beside:
+        factors = {} if self._low_rank is None else owed.factors_of(self._low_rank.right, self._names)
+        errors = {} if self._errors is None else owed.errors_of(self._errors, self._names)
+        return Beside(shared=factors, own=errors)
+
+    def load_beside(self, saved: SavedBeside) -> None:
+        if self._errors is not None:
+            owed.restore_errors(self._errors, self._names, self.mesh.ranks, saved)
+        if self._low_rank is not None:
+            owed.restore_factors(self._low_rank.right, self._names, saved)

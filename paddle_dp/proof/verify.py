@@ -34,7 +34,8 @@ def verify(
     0: the same. 1: different. 3: nothing was learned, so nothing is proven, or the numbers are finite up to some step
     only. 4: one side failed in float64, and the other did not.
 
-    Raises UsageError for fewer than 2 ranks or 1 step, RecipeError for a recipe with mistakes, JobError (exit status 4)
+    Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that asks for something else than one process
+    learns, RecipeError for a recipe with mistakes, JobError (exit status 4)
     when a side could not be run, or 2 where a side refused the layout, or the machine has too little memory or disk:
     the ranks go first, so nothing is computed for a layout that cannot be.
     """

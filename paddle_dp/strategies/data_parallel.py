@@ -5,23 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from paddle_dp.errors import UsageError
 from paddle_dp.strategies._base import StrategyConfig
-from paddle_dp.units import Bytes, Recompute
+from paddle_dp.units import Bytes, Compress, Recompute
 
 if TYPE_CHECKING:
     from paddle import nn
 
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
+    from paddle_dp.parallel.exchange.buckets import Sizes
+    from paddle_dp.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
+    exchange: Literal["auto", "pushed", "bucketed", "after", "per_parameter"] = "auto"
+    """How ranks add up their gradients: `bucketed`, all-reduced in buckets that backward fills one after the other;
+    `per_parameter`, each alone, when backward has it; `after`, all at once behind backward; `pushed` (CPUs only), each
+    in pieces straight to the ranks that add these up, while backward runs. `auto`: `pushed` on CPUs, else `bucketed`.
+    On CPUs backward waits for an all-reduce, on accelerators it goes on beside it."""
+
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
-    """Gradients that are all-reduced together; on CPUs each is sent alone, as soon as it is there."""
+    """Gradients of a bucket (exchange `bucketed`)."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
     """The same for the last gradients; smaller, so that the last exchange is short."""
+
+    compress: Compress = Compress.parse("none")
+    """What is exchanged instead of whole gradients: `none`, `bfloat16` or `float16` numbers, or `power_sgd rank 4`, two
+    factors of so many columns of each large matrix. What that loses, each rank adds to its next gradients."""
 
     find_unused_parameters: bool = False
     """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
@@ -32,6 +45,36 @@ class Config(StrategyConfig):
 
     init: Literal["broadcast", "seed"] = "broadcast"
     """How initial weights are made equal: `broadcast` rank 0's, or draw them from one `seed` on each rank."""
+
+    def __post_init__(self) -> None:
+        if self.compress and self.exchange != "auto":
+            raise ValueError(
+                f"exchange: {self.exchange} is a way for whole gradients, and compressed ones (compress: "
+                f"{self.compress}) have their own: leave it out"
+            )
+
+    def not_promised(self, recipe: Recipe) -> str:
+        if not self.compress:
+            return ""
+        return (
+            f"strategy.compress={self.compress} does not promise one process's result: {self.approximates}. It is "
+            "promised, and compared, with strategy.compress=none. Otherwise compare held-out numbers of whole trainings "
+            "(docs/exchange.md)."
+        )
+
+    @property
+    def approximates(self) -> str:
+        """What compression does, as a part of a sentence."""
+        return "ranks exchange an approximation of their gradients, and what it leaves out later"
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        """Raises UsageError, beside what no strategy trains, for an exchange that the device has not."""
+        if self.exchange == "pushed" and device != "cpu":
+            raise UsageError(
+                "strategy.exchange is pushed, which sends what lies in a host's memory, and these ranks' gradients lie "
+                "on accelerators: leave it out (auto is bucketed there)."
+            )
+        super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> DataParallel:
         return DataParallel(self, mesh)
@@ -67,14 +110,33 @@ class DataParallel:
         prepared = prepare(task, self.mesh)
         absent = again != Recompute() or self.config.find_unused_parameters
         noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
-        kind: type[Learner] = Learner
-        fields: dict[str, Any] = {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
-        if absent or self.mesh.device == "cpu":
-            kind, fields = DataParallelLearner, {"absent": absent}
+        if self.config.compress:
+            noticed.append(
+                f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
+            )
+        kind: type[Learner] = DataParallelLearner
+        fields: dict[str, Any] = {"absent": absent, "compress": self.config.compress}
+        fields |= {"way": self._way, "sizes": self._sizes}
+        if self._way == "bucketed" and not (absent or self.config.compress):
+            kind, fields = Learner, {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
         parallel_model = self._wrap(prepared.model)
         learner = prepared.learner(kind, parallel_model=parallel_model, noticed=noticed, **fields)
         learner.check("after the weights were made equal")
         return learner
+
+    @property
+    def _way(self) -> str:
+        """The word for this device's exchange."""
+        if self.config.exchange != "auto":
+            return self.config.exchange
+        return "pushed" if self.mesh.device == "cpu" else "bucketed"
+
+    @property
+    def _sizes(self) -> Sizes:
+        from paddle_dp.parallel.exchange.buckets import Sizes
+
+        most, last = self.config.comm_buffer_size, self.config.last_comm_buffer_size
+        return Sizes(int(most.count), int(last.count))
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
         import paddle

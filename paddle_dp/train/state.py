@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.beside import Beside
 from paddle_dp.parallel.ema import Averages
 from paddle_dp.parallel.placed_model import Placed
 from paddle_dp.parallel.placement import Placement
@@ -68,18 +70,40 @@ class _Beside:
 
     def __init__(self, checkpoint: Checkpoint, mesh: Mesh):
         self._checkpoint = checkpoint
+        self._all = frozenset(name for name in checkpoint.names if name.startswith(_BESIDE))
         self._own = f"{_BESIDE}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
         self.shared = self._under(f"{_BESIDE}{_SHARED}/")
         self.own = self._under(self._own) if self._own else frozenset()
 
     def _under(self, prefix: str) -> frozenset[str]:
-        return frozenset(n.removeprefix(prefix) for n in self._checkpoint.names if n.startswith(prefix))
+        return frozenset(n.removeprefix(prefix) for n in self._all if n.startswith(prefix))
 
     def shared_into(self, name: str, tensor: Any) -> None:
         self._fill(tensor, f"{_BESIDE}{_SHARED}/{name}")
 
     def own_into(self, name: str, tensor: Any) -> None:
         self._fill(tensor, f"{self._own}{name}")
+
+    def sum_into(self, name: str, tensor: Any) -> bool:
+        of_ranks = [f"{_BESIDE}{rank}/{name}" for rank in range(self._checkpoint.ranks)]
+        there = [each for each in of_ranks if each in self._all]
+        total = tensor.clone()
+        for number, each in enumerate(there):
+            self._fill(total, each)
+            tensor.set_value(tensor + total if number else total)
+        return bool(there)
+
+    def left_out(self, learner: Learner) -> str:
+        """A sentence on what has no place in this strategy; "" where all of it has."""
+        used = learner.beside() if self._all else Beside()
+        saved = {name.split("/")[2] for name in self._all}
+        without = sorted(saved - {name.split("/")[0] for name in (*used.shared, *used.own)})
+        if not without:
+            return ""
+        return (
+            f"{self._checkpoint.folder} has what another strategy, or another number of ranks, keeps beside weights and "
+            f"optimizer ({', '.join(without)}): it is left out."
+        )
 
     def _fill(self, tensor: Any, name: str) -> None:
         fill(tensor, self._checkpoint, name, tuple(tensor.shape), (0,) * len(tensor.shape))
@@ -196,7 +220,11 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
-    learner.load_beside(_Beside(checkpoint, learner.mesh))
+    beside = _Beside(checkpoint, learner.mesh)
+    learner.load_beside(beside)
+    left_out = beside.left_out(learner)
+    if left_out and learner.mesh.is_main:
+        print(left_out, file=sys.stderr, flush=True)
     learner.rate.steps = progress.step
     state = checkpoint.state
     if learner.schedule is not None and state["schedule"] is not None:

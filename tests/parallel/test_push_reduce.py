@@ -42,13 +42,18 @@ class Wire:
         return nullcontext()
 
 
+def wires_of_two():
+    """The pushes of two ranks, to each other."""
+    queues = SimpleQueue(), SimpleQueue()
+    return [Wire(rank, queues[rank], queues[1 - rank]) for rank in (0, 1)]
+
+
 def two():
     """Two ranks, each with a parameter that both keep, of which rank 0 is the one that adds up."""
-    wires = SimpleQueue(), SimpleQueue()
     made = []
-    for rank in (0, 1):
+    for wire in wires_of_two():
         parameter = paddle.create_parameter([3], "float32")
-        made.append((parameter, PushReduce(Wire(rank, wires[rank], wires[1 - rank]), [parameter], [[0, 1]])))
+        made.append((parameter, PushReduce(wire, [parameter], [[0, 1]])))
     return made
 
 

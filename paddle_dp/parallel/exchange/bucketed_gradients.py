@@ -12,9 +12,13 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, fill
+from paddle_dp.mesh.traffic import traffic
+from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, fill
+from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.lanes import Lanes
+from paddle_dp.parallel.exchange.memory import dtype_of
+from paddle_dp.parallel.exchange.narrow_sum import NarrowSum
 from paddle_dp.parallel.hcg import Group
 
 # What travels at once where each micro-batch is exchanged, as a part of all gradients, and for each lane in bytes: its
@@ -33,6 +37,11 @@ class BucketedGradients:
     `held`: places of gradients right behind which a layer exchanges activations, for which compute waits: a bucket that
     one of them completes leaves behind that exchange, and travels while the next layers compute.
     With `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
+    `sizes`: the buckets' sizes, where they are given. `beside` False: nothing leaves before backward has ended.
+    `wire`: the dtype in which they travel, and in which the collective adds them. With `errors` they travel in `wire`,
+    too, are added in 32 bits, and what is lost is remembered there (`NarrowSum`).
+
+    On CPUs, over gloo, it works as well; a bucket that leaves is then waited for (3.3.1).
     """
 
     def __init__(  # noqa: PLR0913 - groups, what they exchange, and how the layout does
@@ -44,24 +53,30 @@ class BucketedGradients:
         each_micro_batch: bool = False,
         lanes: Lanes | None = None,
         held: Collection[int] = (),
+        *,
+        sizes: Sizes | None = None,
+        beside: bool = True,
+        wire: str | None = None,
+        errors: ErrorMemory | None = None,
     ):
         self._lanes = lanes or Lanes([group])
         self.each_micro_batch = each_micro_batch
         self._group, self._replicas, self._me = group, replicas, group.ranks[group.rank]
         self._parameters, self._owners = parameters, owners
+        self._beside, self._wire, self._errors = beside, wire, errors
+        self._dtypes = [self._dtype_in_bucket(parameter) for parameter in parameters]
         kinds = [
-            (owners[place] if owners is not None else -1, parameter.dtype)
-            for place, parameter in enumerate(parameters)
+            (owners[place] if owners is not None else -1, dtype) for place, dtype in enumerate(self._dtypes)
         ]
-        sizes = [int(parameter.size) for parameter in parameters]
         width = max((int(parameter.element_size()) for parameter in parameters), default=4)
-        self._buckets = fill(sizes, kinds, width, len(set(owners)) if owners is not None else 1)
+        counts = [int(parameter.size) for parameter in parameters]
+        self._buckets = fill(counts, kinds, width, len(set(owners)) if owners is not None else 1, sizes)
         self._held = frozenset(held)
-        self._may_travel = min(width * sum(sizes) // WAITING, MOST_WAITING * len(self._lanes.groups))
+        self._may_travel = min(width * sum(counts) // WAITING, MOST_WAITING * len(self._lanes.groups))
         self._of_place = {place: number for number, one in enumerate(self._buckets) for place in one.places}
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
-        self._fires = Fires(parameters, self._ready)
+        self._fires = Fires(parameters if beside else [], self._ready)
         self._had: set[int] = set()  # places of which this rank had a gradient in this update
         self._sums: dict[int, paddle.Tensor] = {}  # by place: of buckets that this rank keeps
         self._travelling: deque[tuple[Bucket, paddle.Tensor, Any]] = deque()
@@ -75,7 +90,7 @@ class BucketedGradients:
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """Around a micro-batch's backward, `last` of an update: buckets leave while it runs."""
-        if not (last or self.each_micro_batch):
+        if not (last or self.each_micro_batch) or not self._beside:
             yield
             return
         with self._fires.watched():
@@ -97,8 +112,11 @@ class BucketedGradients:
             anywhere = self._agree(self._replies, anywhere)
             self._add_replicas()
         for place, total in self._sums.items():
+            parameter = self._parameters[place]
             if anywhere[place]:
-                self._parameters[place]._copy_gradient_from(total)  # the same memory
+                parameter._copy_gradient_from(_as(total, dtype_of(parameter)))  # the same memory
+            elif self._errors is not None:
+                self._errors.take_back(place)
         self._had, self._sums = set(), {}
         return [place for place, mine in enumerate(had) if not mine]
 
@@ -124,16 +142,24 @@ class BucketedGradients:
         parameter = self._parameters[place]
         if parameter.grad is not None:
             self._had.add(place)
-            self._view(place).copy_(parameter.grad, False)
+            self._view(place).copy_(_as(parameter.grad, self._dtypes[place]), False)
             parameter.clear_gradient(False)
         else:
             self._view(place).zero_()
+        if self._errors is not None and (error := self._errors.of(place)) is not None:
+            self._view(place).add_(error)
+
+    def _dtype_in_bucket(self, parameter: paddle.Tensor) -> str:
+        """In which a gradient is added up: with errors, they are of its own numbers, not of what travels."""
+        if self._errors is not None:
+            return wide(parameter)
+        return self._wire or dtype_of(parameter)
 
     def _view(self, place: int) -> paddle.Tensor:
         number = self._of_place[place]
         bucket = self._buckets[number]
         if number not in self._flat:
-            self._flat[number] = paddle.empty([bucket.size], self._parameters[place].dtype)
+            self._flat[number] = paddle.empty([bucket.size], self._dtypes[place])
         return _part(self._flat[number], bucket, place, self._parameters[place].shape)
 
     @paddle.no_grad()
@@ -143,13 +169,23 @@ class BucketedGradients:
             bucket, flat = self._buckets[self._next], self._flat.pop(self._next)
             self._next += 1
             owner = bucket.kind[0]  # type: ignore[index]
-            if self._owners is None:
+            task: Any
+            if self._errors is not None:
+                task = NarrowSum(flat, str(self._wire), self._group)
+            elif self._owners is None:
                 task = dist.all_reduce(flat, group=self._group, sync_op=False)
             else:
                 task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
+            self._count(flat)
             self._travelling.append((bucket, flat, task))
             if self.each_micro_batch:
                 self._settle(self._may_travel)
+
+    def _count(self, flat: paddle.Tensor) -> None:
+        """Adds what a bucket sends to the bytes of this process."""
+        width = 2 if self._errors is not None else int(flat.element_size())
+        count = traffic.all_reduced if self._owners is None else traffic.reduced
+        count(int(flat.size) * width, len(self._group.ranks))
 
     def _end_round(self) -> None:
         """After a round's last backward: sends what is left."""
@@ -169,11 +205,22 @@ class BucketedGradients:
             bucket, flat, task = self._travelling.popleft()
             travelling -= _bytes(flat)
             task.wait()
+            if isinstance(task, NarrowSum):
+                self._remember(bucket, task.lost)
             if self._owners is not None and self._me != bucket.kind[0]:  # type: ignore[index]
                 continue
             for place in bucket.places:
                 part = _part(flat, bucket, place, self._parameters[place].shape)
+                if (
+                    self._wire is not None and self.each_micro_batch
+                ):  # the sums of micro-batches are not rounded
+                    part = _as(part, wide(self._parameters[place]))
                 self._sums[place] = self._sums[place].add_(part) if place in self._sums else part
+
+    def _remember(self, bucket: Bucket, lost: paddle.Tensor) -> None:
+        assert self._errors is not None
+        for place in bucket.places:
+            self._errors.lose(place, _part(lost, bucket, place, self._parameters[place].shape))
 
     @paddle.no_grad()
     def _exchange_late(self, places: Sequence[int]) -> None:
@@ -185,13 +232,18 @@ class BucketedGradients:
             )
             dist.all_reduce(late, group=self._group)
             if place in self._sums:
-                self._sums[place] = self._sums[place] + late
+                self._sums[place] = self._sums[place] + _as(late, dtype_of(self._sums[place]))
             parameter.clear_gradient(False)
 
     @paddle.no_grad()
     def _add_replicas(self) -> None:
         """Sums what this rank keeps over the ranks that keep the same."""
         order = sorted(self._sums)
+        if self._wire is not None:
+            self._sums = {place: _as(total, self._wire) for place, total in self._sums.items()}
+        assert self._replicas is not None
+        for total in self._sums.values():
+            traffic.all_reduced(int(total.size) * int(total.element_size()), len(self._replicas.ranks))
         tasks = [dist.all_reduce(self._sums[place], group=self._replicas, sync_op=False) for place in order]
         for task in tasks:
             task.wait()
@@ -208,3 +260,8 @@ def _part(flat: paddle.Tensor, bucket: Bucket, place: int, shape: Sequence[int])
     view = flat._slice(start, start + size)
     view.get_tensor()._set_dims(list(shape))
     return view
+
+
+def _as(tensor: paddle.Tensor, dtype: str) -> paddle.Tensor:
+    """In a dtype; itself, where it has that."""
+    return tensor if dtype_of(tensor) == dtype else tensor.astype(dtype)

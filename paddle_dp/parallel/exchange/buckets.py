@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 SMALLEST, LARGEST = 1 << 18, 25 << 20  # bytes of a bucket
 # A bucket is this part of all gradients, between those bounds: the link is idle until the first one is full, nothing
 # hides the last one, and what layers exchange, for which compute waits, may wait for one.
 PARTS = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes from which on a bucket is full; `last`: of the one that backward fills last, where that is another size."""
+
+    most: int
+    last: int = 0
+
+
+WHOLE = Sizes(1 << 62)  # one bucket of all
+ALONE = Sizes(1)  # one for each gradient
 
 
 @dataclass(frozen=True)
@@ -22,25 +34,50 @@ class Bucket:
     size: int
 
 
-def fill(sizes: Sequence[int], kinds: Sequence[Hashable], width: int, owners: int = 1) -> list[Bucket]:
+def fill(
+    sizes: Sequence[int],
+    kinds: Sequence[Hashable],
+    width: int,
+    owners: int = 1,
+    given: Sizes | None = None,
+) -> list[Bucket]:
     """The buckets of gradients of these `sizes`, in elements of `width` bytes, in the order in which they are complete
-    when backward computes the last gradient first; each of one kind.
+    when backward computes the last gradient first; each of one kind. `given`: the buckets' sizes; without, they follow
+    from that of all gradients.
 
     A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. It is a function
     of the model and the layout alone: the bits of a fused all-reduce depend on where in it a gradient lies.
     """
     cap = min(max(width * sum(sizes) // PARTS // owners, SMALLEST), LARGEST)
+    cap = cap if given is None else given.most
+    last = _last(sizes, width, given.last) if given is not None and given.last else 0
     filling: dict[Hashable, list[int]] = {}
     full: list[list[int]] = []
     for place in reversed(range(len(sizes))):
+        if place == last - 1:
+            full += _in_order(filling)
+            filling = {}
         bucket = filling.setdefault(kinds[place], [])
         bucket.append(place)
         if width * sum(sizes[one] for one in bucket) >= cap:
             full.append(filling.pop(kinds[place]))
-    full += sorted(filling.values(), key=lambda bucket: -bucket[-1])
+    full += _in_order(filling)
     buckets = []
     for places in full:
         starts = [sum(sizes[one] for one in places[:count]) for count in range(len(places))]
         size = sum(sizes[one] for one in places)
         buckets.append(Bucket(kinds[places[0]], tuple(places), tuple(starts), size))
     return buckets
+
+
+def _in_order(filling: Mapping[Hashable, list[int]]) -> list[list[int]]:
+    """Buckets that are not full, in the order in which backward ends with them."""
+    return sorted(filling.values(), key=lambda bucket: -bucket[-1])
+
+
+def _last(sizes: Sequence[int], width: int, most: int) -> int:
+    """How many gradients, from the first layer on, fill a bucket of `most` bytes."""
+    for count in range(len(sizes)):
+        if width * sum(sizes[:count]) >= most:
+            return count
+    return len(sizes)

@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 
 Array = np.ndarray[Any, Any]
+LARGEST_HALF = 65504.0  # float16's largest number
 
 
 def bytes_of(tensor: paddle.Tensor) -> Array:
@@ -47,11 +48,20 @@ def numbers_of(data: Any, dtype: str) -> Array:
 def bytes_from(numbers: Array, dtype: str) -> Array:
     """The other way: contiguous numbers as bytes, rounded to nearest even; those of 32 and 64 bits where they lie."""
     if dtype == "bfloat16":
-        bits = numbers.view(np.uint32)
+        bits = numbers.astype(np.float32, copy=False).view(np.uint32)
         rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
         rounded[np.isnan(numbers)] = 0x7FC0
         return rounded.astype(np.uint16).view(np.uint8)
-    return (numbers.astype(np.float16) if dtype == "float16" else numbers).view(np.uint8)
+    return numbers.astype(dtype, copy=False).view(np.uint8)
+
+
+def narrowed(numbers: Array, dtype: str) -> Array:
+    """`bytes_from`, of which what is lost is remembered: what float16 has no number for becomes its largest one."""
+    if (
+        dtype == "float16" and (np.abs(numbers) >= LARGEST_HALF).any()
+    ):  # of infinities and NaN nothing is hidden
+        numbers = np.where(np.isfinite(numbers), numbers.clip(-LARGEST_HALF, LARGEST_HALF), numbers)
+    return bytes_from(numbers, dtype)
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:

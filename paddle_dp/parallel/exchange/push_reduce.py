@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
+from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.memory import (
     Array,
     bytes_from,
     bytes_of,
     dtype_of,
     moved_gradient,
+    narrowed,
     numbers_of,
 )
 from paddle_dp.parallel.exchange.pieces import cut
@@ -33,6 +35,9 @@ class PushReduce:
     sent until all have said that nothing more comes. Whatever arrives first, it adds in the order of ranks, and of one
     rank in the order in which it was sent: two runs have the same bits. 16-bit numbers are added in float32.
     `senders`: how many of the ranks have gradients; all of them, unless it is said.
+
+    With `wire`, a dtype, gradients travel in it: each rank's is rounded to it once, its own part too, and so is the sum
+    where it travels to other keepers. `errors` remembers what that loses, and gives it to the next gradient.
     """
 
     def __init__(
@@ -41,11 +46,14 @@ class PushReduce:
         parameters: Sequence[paddle.Tensor],
         keepers: Sequence[Sequence[int]],
         senders: int | None = None,
+        wire: str | None = None,
+        errors: ErrorMemory | None = None,
     ):
         self._push, self._parameters, self._me = push, parameters, push.rank
         self._senders = len(push.ranks) if senders is None else senders
         self._keeps = [push.rank in ranks for ranks in keepers]
         self._dtypes = [dtype_of(parameter) for parameter in parameters]
+        self._wires, self._errors = [wire or dtype for dtype in self._dtypes], errors
         self._pieces = cut([int(parameter.size) for parameter in parameters], keepers)
         self._of_place: dict[int, list[int]] = defaultdict(list)
         for number, piece in enumerate(self._pieces):
@@ -60,6 +68,7 @@ class PushReduce:
         self._late: dict[int, dict[int, Array]] = {}
         self._whole: dict[int, set[int]] = defaultdict(set)  # the ranks that have sent all of a piece
         self._sums: dict[int, Array] = {}
+        self._rounded: dict[int, Array] = {}  # what sums lost that have left, by number
         self._ended: set[int] = set()  # ranks that send no more parts
         self._done: set[int] = set()  # and no more sums
 
@@ -71,18 +80,36 @@ class PushReduce:
         if parameter.grad is None:
             return
         gradient = moved_gradient(parameter)
-        data, width = bytes_of(gradient), gradient.element_size()
+        data, dtype = self._to_be_sent(place, gradient), self._wires[place]
+        width = data.nbytes // max(int(gradient.size), 1)
         for number in self._of_place[place]:
             piece = self._pieces[number]
             part = data[piece.start * width : piece.stop * width]
             if piece.owner == self._me:
-                self._add(number, self._me, numbers_of(part, self._dtypes[place]), final)
+                self._add(number, self._me, numbers_of(part, dtype), final)
             else:
                 kind = LAST_PART if final else PART
                 self._push.send_bytes(piece.owner, KINDS * number + kind, part)
         if self._keeps[place]:
             self._held.setdefault(place, gradient)
         self.take()
+
+    def _to_be_sent(self, place: int, gradient: paddle.Tensor) -> Array:
+        """The bytes of a gradient that travel; of its numbers as they are, those in its own memory."""
+        data, dtype, wire = bytes_of(gradient), self._dtypes[place], self._wires[place]
+        if self._errors is None:
+            return data if wire == dtype else bytes_from(numbers_of(data, dtype), wire)
+        before = self._errors.of(place)
+        parameter = self._parameters[place]
+        now = paddle.empty(parameter.shape, wide(parameter))
+        lost = _numbers_in(now)
+        np.copyto(lost, numbers_of(data, dtype))
+        if before is not None:
+            lost += _numbers_in(before)
+        sent = narrowed(lost, wire)
+        lost -= numbers_of(sent, wire)
+        self._errors.lose(place, now)
+        return sent
 
     def take(self) -> None:
         """Takes what has arrived."""
@@ -106,6 +133,7 @@ class PushReduce:
             if self._sums_travel:
                 self._end()
                 self._take_until(self._done)
+        self._remember_rounding()
         for place, gradient in sorted(self._held.items()):
             self._parameters[place]._copy_gradient_from(gradient)  # the same memory
         self._begin()
@@ -128,9 +156,9 @@ class PushReduce:
             return
         (number, kind), data = divmod(received[0], KINDS), received[1]
         if kind == SUM:
-            self._keep(number, np.frombuffer(data, np.uint8))
+            self._keep(number, np.frombuffer(data, np.uint8), self._wires[self._pieces[number].place])
         else:
-            numbers = numbers_of(data, self._dtypes[self._pieces[number].place])
+            numbers = numbers_of(data, self._wires[self._pieces[number].place])
             self._add(number, rank, numbers, kind == LAST_PART)
 
     def _add(self, number: int, rank: int, numbers: Array, final: bool) -> None:
@@ -168,18 +196,39 @@ class PushReduce:
     def _give(self, number: int, total: Array) -> None:
         self._sums[number] = total
         piece = self._pieces[number]
-        data = bytes_from(total, self._dtypes[piece.place])
+        if piece.keepers == (self._me,):  # it does not travel, and so is not rounded for that
+            dtype = self._dtypes[piece.place]
+            self._keep(number, bytes_from(total, dtype), dtype)
+            return
+        dtype = self._wires[piece.place]
+        data = bytes_from(total, dtype) if self._errors is None else narrowed(total, dtype)
+        if self._errors is not None:
+            self._rounded[number] = total - numbers_of(data, dtype)
         for rank in piece.keepers:
             if rank != self._me:
                 self._push.send_bytes(rank, KINDS * number + SUM, data)
-        self._keep(number, data)
+        self._keep(number, data, dtype)
 
-    def _keep(self, number: int, data: Array) -> None:
-        """Writes a sum into the memory of the gradient."""
+    def _remember_rounding(self) -> None:
+        """What sums lost is an error of this rank, which rounded them."""
+        for number, lost in self._rounded.items():
+            piece = self._pieces[number]
+            assert self._errors is not None
+            _numbers_in(self._errors.opened(piece.place))[piece.start : piece.stop] += lost
+
+    def _keep(self, number: int, data: Array, dtype: str) -> None:
+        """Writes a sum, bytes of this dtype, into the memory of the gradient."""
         piece = self._pieces[number]
         if piece.place not in self._held:
             parameter = self._parameters[piece.place]
             self._held[piece.place] = paddle.empty(parameter.shape, parameter.dtype)
         held = self._held[piece.place]
-        width = held.element_size()
-        bytes_of(held)[piece.start * width : piece.stop * width] = data
+        width, own = held.element_size(), self._dtypes[piece.place]
+        bytes_of(held)[piece.start * width : piece.stop * width] = (
+            data if own == dtype else bytes_from(numbers_of(data, dtype), own)
+        )
+
+
+def _numbers_in(tensor: paddle.Tensor) -> Array:
+    """The numbers of a float32 or float64 tensor, where they lie."""
+    return numbers_of(bytes_of(tensor), dtype_of(tensor))

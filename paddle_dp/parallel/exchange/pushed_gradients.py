@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import paddle
 
+from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
@@ -17,9 +18,10 @@ class PushedGradients:
 
     With `each_micro_batch` gradients are exchanged in every backward, so that only keepers hold one meanwhile (ZeRO-2);
     else in the last one of an update. `senders`: how many of the ranks have gradients, where some only keep sums.
+    `wire`, `errors`: they travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - ranks, what they exchange, and how
         self,
         ranks: Sequence[int],
         rank: int,
@@ -27,12 +29,17 @@ class PushedGradients:
         keepers: Sequence[Sequence[int]],
         each_micro_batch: bool = False,
         senders: int | None = None,
+        wire: str | None = None,
+        errors: ErrorMemory | None = None,
+        channel: str = "gradients",
     ):
         self.each_micro_batch = each_micro_batch
         self._parameters = parameters
-        self._reduce = PushReduce(Push("gradients", ranks, rank), parameters, keepers, senders)
+        self._reduce = PushReduce(Push(channel, ranks, rank), parameters, keepers, senders, wire, errors)
         self._fires = Fires(parameters, self._ready)
-        self._sent: set[int] = set()
+        self._whole = wire is not None  # the sum of two rounded parts is not the rounded sum
+        self._sent: set[int] = set()  # places
+        self._later: set[int] = set()
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
@@ -43,8 +50,9 @@ class PushedGradients:
         with self._fires.watched():
             yield
         if self.each_micro_batch:
-            for place in self._fires.end():
-                self._ready(place, False)
+            for place in sorted({*self._fires.end(), *self._later}):
+                self._send(place, False)
+            self._later = set()
 
     def finish(self) -> list[int]:
         """After an update's last backward: keepers have the sums then. Returns the places of which this rank had no
@@ -55,10 +63,16 @@ class PushedGradients:
             for place, parameter in enumerate(self._parameters)
             if parameter.grad is None and place not in self._sent
         ]
-        self._sent = set()
+        self._sent, self._later = set(), set()
         self._reduce.finish()
         return without
 
     def _ready(self, place: int, final: bool) -> None:
+        if self._whole and not final:
+            self._later.add(place)
+        else:
+            self._send(place, final)
+
+    def _send(self, place: int, final: bool) -> None:
         self._sent.add(place)
         self._reduce.send(place, final and not self.each_micro_batch)

@@ -9,6 +9,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.exchange.lanes import Lanes
 
 
@@ -28,6 +29,7 @@ class TravellingValues:
     ):
         """`owners`: a global rank for each of the parameters."""
         self._weights, self._owners, self._lanes = parameters, owners, lanes
+        self._ranks = len(lanes.groups[0].ranks)
         self._tasks: dict[int, Any] = {}  # by place: of what is on its way
         self._read: set[int] = set()  # between the last `begin` and `share`, by their layers
         self._noting = False
@@ -45,6 +47,7 @@ class TravellingValues:
         self.settle()
         self._noting = False
         for place, (parameter, owner) in enumerate(zip(self._weights, self._owners, strict=True)):
+            traffic.reduced(int(parameter.size) * int(parameter.element_size()), self._ranks)
             self._tasks[place] = dist.broadcast(parameter, owner, self._lanes.of(owner), sync_op=False)
 
     def wait(self, places: Iterable[int]) -> None:

@@ -1,0 +1,78 @@
+"""What gradients lost when they were compressed: each rank adds its own loss to its next gradients (error feedback).
+
+Karimireddy et al., arXiv:1901.09847: without it a biased compression stops at another point than the optimum, or never
+stops; with it every part of a gradient is sent in the end, only later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+
+
+class ErrorMemory:
+    """The errors of one rank, in the dtype of the sums, by the place of a parameter.
+
+    A step's errors are `pending` until the update is made (`keep`): one that is left out, because a guard refuses it or
+    a gradient overflowed, changes nothing, here as in the optimizer. What matters is the sum of all ranks' errors,
+    which is what is owed to the weights; so any rank may keep what any other lost, as the one does that rounds a sum.
+    Errors are of gradients times `scale`, the loss scale.
+    """
+
+    def __init__(self, parameters: Sequence[paddle.Tensor]):
+        self.parameters = parameters
+        self.scale = 1.0
+        self._kept: dict[int, paddle.Tensor] = {}
+        self._pending: dict[int, paddle.Tensor] = {}
+
+    def begin(self, scale: float) -> None:
+        """Before an update's backward: forgets what an update that was left out has lost."""
+        self._pending = {}
+        if scale != self.scale:
+            self._kept = {place: error * (scale / self.scale) for place, error in self._kept.items()}
+            self.scale = scale
+
+    def keep(self) -> None:
+        """The update was made."""
+        self._kept |= self._pending
+        self._pending = {}
+
+    def of(self, place: int) -> paddle.Tensor | None:
+        """The error that is to be added to a gradient; None: none."""
+        return self._pending.get(place, self._kept.get(place))
+
+    def lose(self, place: int, error: paddle.Tensor) -> None:
+        """What is now lost of a gradient to which `of` was added, in its shape."""
+        self._pending[place] = error
+
+    def take_back(self, place: int) -> None:
+        """What was lost was not used: no rank had a gradient."""
+        self._pending.pop(place, None)
+
+    def opened(self, place: int) -> paddle.Tensor:
+        """The pending error, to be changed in place."""
+        if place not in self._pending:
+            kept = self._kept.get(place)
+            parameter = self.parameters[place]
+            self._pending[place] = (
+                paddle.zeros(parameter.shape, wide(parameter)) if kept is None else kept.clone()
+            )
+        return self._pending[place]
+
+    def saved(self, place: int) -> paddle.Tensor:
+        """The kept error of a gradient without loss scale; zeros where nothing was lost."""
+        error = self._kept.get(place)
+        if error is None:
+            return paddle.zeros(self.parameters[place].shape, wide(self.parameters[place]))
+        return error / self.scale if self.scale != 1.0 else error
+
+    def restore(self, place: int, error: paddle.Tensor) -> None:
+        """The other way."""
+        self._kept[place] = error * self.scale if self.scale != 1.0 else error
+        self._pending.pop(place, None)
+
+
+def wide(parameter: paddle.Tensor) -> str:
+    """The dtype in which gradients of a parameter are added up, and errors kept: float32, or float64 for that."""
+    return "float64" if parameter.dtype == paddle.float64 else "float32"

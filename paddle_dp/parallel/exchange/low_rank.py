@@ -1,0 +1,160 @@
+"""Gradients of matrices as products of two thin factors (PowerSGD, Vogels et al., arXiv:1905.13727): what is sent."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import paddle
+
+from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+
+Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
+"""What sums the gradients of some tensors over the ranks; the text is a channel of `mesh.messages.CHANNELS`."""
+TWICE = 2  # times as many numbers a matrix must have as its factors, or it is sent whole
+NOTHING = 1e-6  # of a column: what is left of it beside the columns before, when these explain it
+
+
+def is_worthwhile(shape: Sequence[int], rank: int) -> bool:
+    """Whether a gradient of this shape is sent as two factors of `rank` columns."""
+    rows, columns = matrix(shape)
+    return len(shape) > 1 and TWICE * (rows + columns) * rank <= rows * columns
+
+
+def matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """The shape [first dim, all others] of a tensor as a matrix."""
+    rows = int(shape[0]) if shape else 1
+    return rows, int(np.prod(shape[1:], dtype=np.int64))
+
+
+class LowRankGradients:
+    """Sums gradients over ranks: of large matrices their best known approximation of `rank` columns, others whole.
+
+    For a gradient M [n, m] of each rank, to which its error is added (Q [m, rank] is that of the update before):
+
+        P = sum of M Q over the ranks, its columns made orthonormal
+        Q = sum of Mᵀ P over the ranks
+        gradient = P Qᵀ       error of a rank = M - P Pᵀ M
+
+    which is one turn of a power iteration: Q comes closer to the first singular vectors from update to update. Each
+    rank computes P and Qᵀ for itself, from the same bits; so all must be processors of one kind. The sums are those of
+    `exchange`, twice: of P beside the gradients that are sent whole, which may travel while backward runs, and of Q.
+    A rank without a gradient adds nothing, and keeps its error; where no rank has one, there is none.
+    """
+
+    each_micro_batch = False
+
+    def __init__(
+        self, named: Sequence[tuple[str, paddle.Tensor]], rank: int, exchange: Exchange, errors: ErrorMemory
+    ):
+        self._parameters, self._errors = [p for _, p in named], errors
+        chosen = [is_worthwhile(parameter.shape, rank) for parameter in self._parameters]
+        self.places = [place for place, low in enumerate(chosen) if low]
+        self._whole = [place for place, low in enumerate(chosen) if not low]
+        self.right: dict[int, paddle.Tensor] = {}  # Q, by place
+        self._next: dict[int, paddle.Tensor] = {}  # Q of an update that is not yet made
+        self._left_sums: list[paddle.Tensor] = []
+        self._right_sums: list[paddle.Tensor] = []
+        for place in self.places:
+            name, parameter = named[place]
+            rows, columns = matrix(parameter.shape)
+            self.right[place] = _drawn(name, columns, rank, wide(parameter))
+            self._left_sums.append(_empty(rows, rank, parameter))
+            self._right_sums.append(_empty(columns, rank, parameter))
+        whole = [self._parameters[place] for place in self._whole]
+        self._first = exchange([*self._left_sums, *whole], "gradients")
+        self._second = exchange(self._right_sums, "factors")
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Around a micro-batch's backward, `last` of an update: what is sent whole leaves while it runs."""
+        with self._first.backward(last):
+            yield
+
+    def keep(self) -> None:
+        """The update was made: the next one begins with its Q."""
+        self.right |= self._next
+        self._next = {}
+
+    @paddle.no_grad()
+    def finish(self) -> list[int]:
+        """After an update's last backward: all ranks have the sums then. Returns the places of which this rank had no
+        gradient. Collective."""
+        self._next = {}
+        mine: dict[int, paddle.Tensor] = {}
+        for place, left in zip(self.places, self._left_sums, strict=True):
+            parameter = self._parameters[place]
+            if parameter.grad is not None:
+                mine[place] = self._with_error(place, parameter.grad)
+                left._copy_gradient_from(paddle.matmul(mine[place], self.right[place]))
+        lacking = self._first.finish()
+        lefts: dict[int, paddle.Tensor] = {}
+        for place, left, right in zip(self.places, self._left_sums, self._right_sums, strict=True):
+            if left.grad is not None:
+                lefts[place] = orthonormal(left.grad)
+                left.clear_gradient(False)
+            if place in mine:
+                own = paddle.matmul(mine[place], lefts[place], transpose_x=True)
+                right._copy_gradient_from(own)
+                lost = mine[place] - paddle.matmul(lefts[place], own, transpose_y=True)
+                self._errors.lose(place, lost.reshape(self._parameters[place].shape))
+        self._second.finish()
+        for place, right in zip(self.places, self._right_sums, strict=True):
+            if place in lefts:
+                self._approximate(place, lefts[place], right.grad)
+                right.clear_gradient(False)
+        count = len(self.places)
+        of_whole = [self._whole[number - count] for number in lacking if number >= count]
+        return sorted([*of_whole, *(place for place in self.places if place not in mine)])
+
+    def _with_error(self, place: int, gradient: paddle.Tensor) -> paddle.Tensor:
+        wider = gradient.astype(wide(gradient))
+        error = self._errors.of(place)
+        return (wider if error is None else wider + error).reshape(list(matrix(gradient.shape)))
+
+    def _approximate(self, place: int, left: paddle.Tensor, right: paddle.Tensor) -> None:
+        """Gives a parameter its gradient, from the two factors, and keeps the right one for the next update: a column
+        that this gradient has not filled stays as it was, for from zeros none would come again."""
+        parameter = self._parameters[place]
+        whole = paddle.matmul(left, right, transpose_y=True).reshape(parameter.shape)
+        parameter._copy_gradient_from(whole.astype(parameter.dtype))
+        filled = (right != 0).any(0, keepdim=True)
+        self._next[place] = paddle.where(filled, scaled(right), self.right[place])
+
+
+def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
+    """Columns [n, rank] that span the same, by Gram and Schmidt, twice, for once leaves much of what is nearly
+    parallel; zeros for a column that those before explain."""
+    made: list[paddle.Tensor] = []
+    columns = scaled(columns)
+    for number in range(columns.shape[1]):
+        column = columns[:, number : number + 1]
+        before = column.norm()
+        if made:
+            others = paddle.concat(made, 1)
+            for _ in range(2):
+                column = column - paddle.matmul(others, paddle.matmul(others, column, transpose_x=True))
+        length = column.norm()
+        explained = (length <= NOTHING * before).astype(column.dtype)
+        made.append(column / (length + explained) * (1 - explained))
+    return paddle.concat(made, 1)
+
+
+def scaled(columns: paddle.Tensor) -> paddle.Tensor:
+    """Each column over its largest number, so that no square of a small gradient's numbers underflows."""
+    largest = columns.abs().max(0, keepdim=True)
+    return columns / paddle.where(largest > 0, largest, paddle.ones_like(largest))
+
+
+def _drawn(name: str, rows: int, rank: int, dtype: str) -> paddle.Tensor:
+    """Normal numbers, the same on all ranks and in each run."""
+    draw = np.random.default_rng(zlib.crc32(name.encode()))
+    return paddle.to_tensor(draw.standard_normal([rows, rank]), dtype)
+
+
+def _empty(rows: int, rank: int, like: paddle.Tensor) -> paddle.Tensor:
+    """A tensor whose gradient is a factor: it takes no memory of its own."""
+    return paddle.create_parameter([rows, rank], wide(like), is_bias=True)

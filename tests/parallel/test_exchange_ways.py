@@ -1,0 +1,89 @@
+"""Every way to exchange gradients under data_parallel is one process; compressed ones are the same on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.part import read_part
+from paddle_dp.proof.verify import verify
+from paddle_dp.recipe import read_recipe
+from tests.parity import assert_same, train, train_each, truth, weights
+from tests.ranks import run_ranks
+
+DIGITS = Path(__file__).parents[2] / "configs/digits_mlp.yaml"
+SMALL = "comm_buffer_size: 20 KB, last_comm_buffer_size: 4 KB"  # of 200 KB
+WHOLE = [
+    "{use: data_parallel, exchange: after}",
+    "{use: data_parallel, exchange: per_parameter, recompute: every 2 blocks}",
+    f"{{use: data_parallel, exchange: bucketed, {SMALL}}}",
+    f"{{use: data_parallel, exchange: bucketed, recompute: full, {SMALL}}}",
+]
+COMPRESSED = ["bfloat16", "float16", "power_sgd rank 2"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategies"),
+    [
+        (2, WHOLE[1:2]),
+        pytest.param(2, WHOLE, marks=pytest.mark.long),
+        pytest.param(3, WHOLE, marks=pytest.mark.long),
+    ],
+)
+def test_each_way_is_one_process(ranks, strategies, tmp_path):
+    for many in zip(*run_ranks(train_each, ranks, str(tmp_path), strategies), strict=True):
+        assert_same(many, truth())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("compress", COMPRESSED)
+def test_two_compressed_runs_have_the_same_bits_on_all_ranks_and_go_on_from_a_checkpoint(
+    compress, ranks, tmp_path
+):
+    strategy = f"{{use: data_parallel, compress: {compress}, recompute: every 2 blocks}}"
+    first, again = (run_ranks(train, ranks, str(tmp_path / name), strategy) for name in ("first", "again"))
+    assert all(
+        found["rows"] == first[0]["rows"] == other["rows"] for found, other in zip(first, again, strict=True)
+    )
+    run_ranks(train, ranks, str(tmp_path / "parts"), strategy, "4 steps")
+    parts = run_ranks(train, ranks, str(tmp_path / "parts"), strategy, resume=True)
+    assert first[0]["rows"][4:] == parts[0]["rows"]
+    ours, theirs = (weights(found[0]["saved"]) for found in (first, parts))
+    assert set(ours) == set(theirs) and any("/error/" in name for name in ours)
+    assert not [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compress", COMPRESSED)
+def test_a_compressed_run_goes_on_on_other_ranks_and_without_compression(compress, tmp_path):
+    compressed = f"{{use: data_parallel, compress: {compress}}}"
+    first = run_ranks(train, 2, str(tmp_path), compressed, "4 steps")
+    owed = {name: value for name, value in weights(first[0]["saved"]).items() if "/error/" in name}
+    assert {name.split("/")[1] for name in owed} == {"0", "1"} and any(v.any() for v in owed.values())
+    third = run_ranks(train, 3, str(tmp_path), compressed, "7 steps", resume=True)
+    now = {name: value for name, value in weights(third[0]["saved"]).items() if "/error/" in name}
+    assert {name.split("/")[1] for name in now} == {"0", "1", "2"}
+    last = run_ranks(train, 2, str(tmp_path), "{use: hybrid, sharding: 2}", resume=True)
+    assert len(last[0]["rows"]) == 3
+    assert not any("/error/" in name for name in weights(last[0]["saved"]))
+
+
+def test_a_compressed_gradient_has_no_other_exchange():
+    with pytest.raises(RecipeError, match=r"compress: power_sgd rank 4.* have their own: leave it out"):
+        read_part("strategies", {"use": "data_parallel", "exchange": "after", "compress": "power_sgd"})
+
+
+def test_a_push_sends_what_lies_on_a_host():
+    recipe = read_recipe(DIGITS, ["strategy.exchange=pushed"])
+    with pytest.raises(UsageError, match=r"strategy.exchange is pushed.*accelerators"):
+        recipe.strategy.refuse(recipe, 2, "gpu")
+
+
+def test_verify_says_at_the_door_that_compression_is_not_one_process():
+    with pytest.raises(
+        UsageError, match=r"nothing was compared: strategy.compress=bfloat16 does not.*compress=none"
+    ):
+        verify(DIGITS, ["strategy.compress=bfloat16"])
