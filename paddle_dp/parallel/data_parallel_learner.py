@@ -46,17 +46,17 @@ class DataParallelLearner(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = {id(parameter): name for name, parameter in self._named_trainable}
-        self._names = [names[id(parameter)] for parameter in self.trainable]
+        self._place_names = [names[id(parameter)] for parameter in self.trainable]
         self._errors = ErrorMemory(self.trainable) if self.compress else None
         self._low_rank: LowRankGradients | None = None
-        self._ahead = self._exchange()
+        self._ahead = self._made_exchange()
 
-    def _exchange(self) -> GradientExchange:
+    def _made_exchange(self) -> GradientExchange:
         """The exchange of this rank's gradients. Collective."""
         kind, errors = self.compress.kind, self._errors
         if kind == "power_sgd":
             assert errors is not None
-            named = list(zip(self._names, self.trainable, strict=True))
+            named = list(zip(self._place_names, self.trainable, strict=True))
             self._low_rank = LowRankGradients(named, self.compress.rank, self._whole, errors)
             return self._low_rank
         if self.compress:
@@ -99,9 +99,12 @@ class DataParallelLearner(Learner):
         if self._errors is not None:
             self._errors.begin(self.mixed.scale.scale if self.mixed.scale else 1.0)
 
+    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
+        return self._exchange_waited_for() if last else self._ahead.backward(False)
+
     @contextmanager
-    def _exchanging(self, last: bool) -> Iterator[None]:
-        with self._waiting(computes=True) if last else nullcontext(), self._ahead.backward(last):
+    def _exchange_waited_for(self) -> Iterator[None]:
+        with self._waiting(computes=True), self._ahead.backward(True):
             yield
 
     def _waiting(self, computes: bool = False) -> AbstractContextManager[None]:
@@ -125,12 +128,12 @@ class DataParallelLearner(Learner):
             self._low_rank.keep()
 
     def beside(self) -> Beside:
-        factors = {} if self._low_rank is None else owed.factors_of(self._low_rank.right, self._names)
-        errors = {} if self._errors is None else owed.errors_of(self._errors, self._names)
+        factors = {} if self._low_rank is None else owed.factors_of(self._low_rank.right, self._place_names)
+        errors = {} if self._errors is None else owed.errors_of(self._errors, self._place_names)
         return Beside(shared=factors, own=errors)
 
     def load_beside(self, saved: SavedBeside) -> None:
         if self._errors is not None:
-            owed.restore_errors(self._errors, self._names, self.mesh.ranks, saved)
+            owed.restore_errors(self._errors, self._place_names, self.mesh.ranks, saved)
         if self._low_rank is not None:
-            owed.restore_factors(self._low_rank.right, self._names, saved)
+            owed.restore_factors(self._low_rank.right, self._place_names, saved)

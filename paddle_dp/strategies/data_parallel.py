@@ -58,8 +58,8 @@ class Config(StrategyConfig):
             return ""
         return (
             f"strategy.compress={self.compress} does not promise one process's result: {self.approximates}. It is "
-            "promised, and compared, with strategy.compress=none. Otherwise compare held-out numbers of whole trainings "
-            "(docs/exchange.md)."
+            "promised, and compared, with strategy.compress=none. Otherwise compare held-out numbers of whole "
+            "trainings (docs/exchange.md)."
         )
 
     @property

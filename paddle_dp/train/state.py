@@ -101,8 +101,8 @@ class _Beside:
         if not without:
             return ""
         return (
-            f"{self._checkpoint.folder} has what another strategy, or another number of ranks, keeps beside weights and "
-            f"optimizer ({', '.join(without)}): it is left out."
+            f"{self._checkpoint.folder} has what another strategy, or another number of ranks, keeps beside weights "
+            f"and optimizer ({', '.join(without)}): it is left out."
         )
 
     def _fill(self, tensor: Any, name: str) -> None:
