@@ -18,17 +18,21 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from paddle_dp.data.arrays import describe
+from paddle_dp.data.collate import beside
 from paddle_dp.data.randomness import globals_kept
-from paddle_dp.data.sample import Dataset, describe, file_names, is_stacked, read_samples
+from paddle_dp.data.sample import Dataset, file_names, given_samples, is_stacked, read_samples
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError
 from paddle_dp.structure import leaves
 
+COLLATING = "collating"
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
 SECONDS = 0.2  # spent on samples; names and sizes of files get another quarter of it
 _PATIENCE = 5  # times these, on a machine that is busy with other things
+_BESIDE = 8  # samples that are collated together, to see whether one's row depends on the others
 _TAKE_BYTES = 2**22  # of samples in one call of `take`
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,6 +44,7 @@ def fingerprint(
     """{"sample 0": "inputs float32[1, 64] 1f0c2a77, targets int64[1] 7b21e4d0", …, "samples 12, 9, 6, 3": "0e11c5aa"}:
     what epoch 0 reads. First four samples with dtype, shape and CRC-32, then groups of samples, each half as large as
     all before it together, until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …".
+    `COLLATING`: what a collate_fn does with the first samples together.
 
     Equal data give equal text under each key that two fingerprints have in common; a slower process has fewer keys. If
     a sample cannot be read, its text says why. Every sample is read twice (with `take`, which is never random, once); a
@@ -93,10 +98,30 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
 
     groups = in_order if isinstance(dataset, Stream) else order
     texts = _walk(groups(len(dataset)), "samples", sample, seconds)
+    texts |= _collating(dataset, seed)
     name_of = file_names(dataset)
     if name_of is not None:
         texts |= _walk(order(len(dataset)), "files", lambda indices: _files(name_of, indices), seconds / 4)
     return texts
+
+
+def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
+    """{COLLATING: what the data set's collate_fn does with the first samples}; {} for a data set without one."""
+    indices = range(min(_BESIDE, len(dataset)))
+    try:
+        with globals_kept():
+            samples = given_samples(dataset, indices, seed, 0)
+            if not samples:
+                return {}
+            told = beside(samples, seed)
+            if samples[0].whole:
+                batch = read_samples(dataset, np.array(indices), seed, 0)
+                told = f"of whole batches: {_crc(batch, 0):08x}"
+            if isinstance(dataset, Stream):
+                dataset.forget()
+            return {COLLATING: told or "of single samples"}
+    except DataError as error:
+        return {COLLATING: f"{UNREAD}: {error}"}
 
 
 def _walk(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.sample import Dataset, InProcess, Part, Source
 from paddle_dp.data.sampler import Sampler
+from paddle_dp.data.whole_batches import WholeBatches
 from paddle_dp.data.worker_pool import Prefetched
 from paddle_dp.mesh.copies import is_cpu, on_host, one_ahead, to_device
 from paddle_dp.mesh.device import current_place
@@ -31,9 +32,10 @@ class Loader:
 
     Workers keep `prefetch` batches under way and live from the first `read` until `close`; the batches are the same
     with and without them. `timeout`: seconds that one sample may take before its worker counts as hung.
+    `whole_batches`: the data set's collate_fn is given whole global batches, which every rank reads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings of a recipe, as keywords
         self,
         dataset: Dataset,
         sampler: Sampler,
@@ -41,6 +43,7 @@ class Loader:
         num_workers: int = 0,
         prefetch: int = 2,
         timeout: float = 120.0,
+        whole_batches: bool = False,
         place: Any = None,
     ):
         if len(dataset) != sampler.samples:
@@ -54,7 +57,9 @@ class Loader:
         self.dataset, self.sampler, self._place = dataset, sampler, place
         self.num_workers = num_workers
         self._source: Source = InProcess(dataset, sampler)
-        if num_workers:
+        if whole_batches:
+            self._source = WholeBatches(dataset, sampler, num_workers, prefetch, timeout)
+        elif num_workers:
             self._source = Prefetched(dataset, sampler, num_workers, prefetch, timeout)
 
     @classmethod
@@ -62,7 +67,7 @@ class Loader:
         """A loader of global batches of `batch` samples, this rank's slice of each when `mesh` has several.
 
         Settings are those of `Sampler` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers,
-        prefetch, timeout, place).
+        prefetch, timeout, whole_batches, place).
         """
         names = ("seed", "shuffle", "drop_last", "micro_batches")
         of_sampler = {name: settings.pop(name) for name in names if name in settings}
@@ -89,7 +94,7 @@ class Loader:
         return one_ahead(self._batches(epoch, shares, place), place)
 
     def _batches(self, epoch: int, shares: Iterator[tuple[int, int]], place: Any) -> Iterator[Batch]:
-        begun_shares: deque[tuple[int, Sampler]] = deque()
+        begun_shares: deque[Part] = deque()
 
         def parts() -> Iterator[Part]:
             sampler = self.sampler
@@ -97,7 +102,7 @@ class Loader:
                 if dp_rank != sampler.dp_rank:
                     sampler = replace(sampler, dp_rank=dp_rank)
                 begun_shares.append((k, sampler))
-                yield sampler.reads(epoch, k)
+                yield k, sampler
 
         source = self._source.read(epoch, parts())
         while True:

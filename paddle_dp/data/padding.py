@@ -7,13 +7,11 @@ model makes of padding would be another number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from paddle_dp.data.sample import Array, Arrays, Classified, Named, as_arrays
-from paddle_dp.data.stream import Stream
+from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.structure import named_leaves, structure_of, unflatten
@@ -21,45 +19,13 @@ from paddle_dp.structure import named_leaves, structure_of, unflatten
 Pads = Mapping[str, Pad]
 
 
-class Padded:
-    """`dataset` with the arrays that `pads` names, by the names of their leaves, padded at the end of their first dim.
+def pad(sample: Any, pads: Pads) -> Any:
+    """(input, target) with the arrays that `pads` names padded at the end of their first dim.
 
     Names are those of a sample's structure: «inputs» and «targets» where these are single arrays, «inputs.ids» or just
-    «ids» of a dict, «inputs[0]» of a tuple.
+    «ids» of a dict, «inputs[0]» of a tuple. Raises DataError for an array that is longer than its padding makes it,
+    UsageError for a name that no array has. What is no sample is left to the reader's own error.
     """
-
-    def __init__(self, dataset: Any, pads: Pads):
-        self.dataset, self.pads = dataset, pads
-        if isinstance(dataset, Classified):
-            self.classes = dataset.classes
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return pad(self.dataset[index], self.pads)
-
-
-class PaddedNamed(Padded):
-    """The same of a data set whose samples have names."""
-
-    def name_of(self, index: int) -> str:
-        name: str = self.dataset.name_of(index)
-        return name
-
-
-def padded(dataset: Any, pads: Pads) -> Any:
-    """The data set, which may be a `Stream`, with its samples padded; as it is where nothing is to be padded."""
-    if not pads or dataset is None:
-        return dataset
-    if isinstance(dataset, Stream):
-        return Stream(dataset.source, len(dataset), partial(pad, pads=pads))
-    return (PaddedNamed if isinstance(dataset, Named) else Padded)(dataset, pads)
-
-
-def pad(sample: Any, pads: Pads) -> Any:
-    """(input, target) with padding. Raises DataError for an array that is longer than its padding makes it, UsageError
-    for a name that no array has. What is no sample is left to the reader's own error."""
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         return sample
     parts = {"inputs": as_arrays(sample[0]), "targets": as_arrays(sample[1])}

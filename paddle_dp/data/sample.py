@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.data.arrays import Arrays, Pair, describe, pair_of
+from paddle_dp.data.collate import Uncollated, collated, row
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.structure import leaves, mapped, named_leaves
-
-Array = np.ndarray[Any, Any]
-Arrays = Any
-"""An array, or a structure of arrays."""
-Pair = tuple[Arrays, Arrays]
-_NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 is a V
-_UNKNOWN = (np.uint32, np.uint64, np.longdouble, np.clongdouble)  # to Paddle 3.3.1
+from paddle_dp.structure import leaves, mapped
 
 
 class Dataset(Protocol):
@@ -74,44 +69,6 @@ def class_names(dataset: Dataset) -> tuple[str, ...]:
     return tuple(dataset.classes or ())
 
 
-def as_arrays(value: Any) -> Arrays:
-    """A part of a sample as an array, or as a structure of arrays: a dict, or a tuple or list with arrays in it.
-
-    A list of plain numbers is an array. Two arrays are never made one: they are two inputs.
-    """
-    if isinstance(value, Mapping):
-        named = {str(key): as_arrays(value[key]) for key in value}
-        if len(named) < len(value):
-            raise ValueError(f"two of the keys {', '.join(map(repr, value))} are the same word")
-        return named
-    if isinstance(value, (tuple, list)) and (any(map(_is_part, value)) or _are_of_types(value)):
-        return tuple(map(as_arrays, value))
-    return as_array(value)
-
-
-def _are_of_types(values: Sequence[Any]) -> bool:
-    """Whether NumPy's numbers have different types, as a class and a weight: an array would make them one."""
-    return len({value.dtype for value in values if isinstance(value, np.generic)}) > 1
-
-
-def _is_part(value: Any) -> bool:
-    """Whether an entry of a tuple is an array, or has one in it."""
-    if isinstance(value, (tuple, list)):
-        return any(map(_is_part, value))
-    return isinstance(value, Mapping) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
-
-
-def as_array(value: Any) -> Array:
-    """A part of a sample as an array in the machine's order of bytes; a Python float, and a list of them, becomes
-    float32, as in Paddle. Raises ValueError for uint16."""
-    array = np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
-    if array.dtype == np.uint16 and isinstance(value, (np.ndarray, np.generic)):
-        raise ValueError("it is of type uint16, which Paddle takes for the bits of bfloat16: give int32")
-    if array.dtype == np.float64 and isinstance(value, (list, tuple)):
-        return array.astype(np.float32)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
 def name(dataset: Dataset, index: int) -> str:
     """«sample 17 (path/of/17.jpg)», or «sample 17» if the data set has no names."""
     name_of = file_names(dataset)
@@ -123,48 +80,58 @@ def name(dataset: Dataset, index: int) -> str:
 
 def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
     """`read_sample`, with random numbers that only (seed, epoch, index) decide."""
-    if isinstance(dataset, Stream):
-        return read_sample(dataset.of_epoch(seed, epoch), index)
-    seed_sample(seed, epoch, index)
-    return read_sample(dataset, index)
+    sample = _given_seeded(dataset, seed, epoch, index)
+    if isinstance(sample, Uncollated):
+        _seed_batch(dataset, seed, epoch, index)
+    return _pair(dataset, index, sample)
 
 
 def read_sample(dataset: Dataset, index: int) -> Pair:
     """`dataset[index]` as input and target, each an array or a structure of arrays. Raises DataError, with the
     sample's name, if it cannot be read."""
+    return _pair(dataset, index, given(dataset, index))
+
+
+def given(dataset: Dataset, index: int) -> Any:
+    """`dataset[index]`, whatever it is. Raises DataError, with the sample's name, if it cannot be read."""
     try:
-        sample = dataset[index]
+        return dataset[index]
     except DataError as error:
         raise DataError(f"sample {index}: {error}") from error
     except Exception as error:
         raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
-    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-        what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
-        several = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in what else ""
-        raise DataError(f"{name(dataset, index)} is {what}: return (input, target){several}")
+
+
+def given_samples(dataset: Dataset, indices: Iterable[int], seed: int, epoch: int) -> list[Uncollated]:
+    """These samples before they are collated; [] for a data set without a collate_fn."""
+    found: list[Uncollated] = []
+    for index in indices:
+        if is_stacked(dataset):
+            break
+        sample = _given_seeded(dataset, seed, epoch, index)
+        if not isinstance(sample, Uncollated):
+            break
+        found.append(sample)
+    return found
+
+
+def _given_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Any:
+    if isinstance(dataset, Stream):
+        return given(dataset.of_epoch(seed, epoch), index)
+    seed_sample(seed, epoch, index)
+    return given(dataset, index)
+
+
+def _seed_batch(dataset: Dataset, seed: int, epoch: int, first: int) -> None:
+    """For the collating of samples of which this is the first: other numbers than any sample's."""
+    seed_sample(seed, epoch, len(dataset) + first)
+
+
+def _pair(dataset: Dataset, index: int, sample: Any) -> Pair:
     try:
-        pair = as_arrays(sample[0]), as_arrays(sample[1])
-    except ValueError as error:  # lists of unequal lengths
-        raise DataError(f"{name(dataset, index)} is no array: {error}") from None
-    for word, part in zip(("inputs", "targets"), pair, strict=True):
-        if not leaves(part):
-            raise DataError(f"{name(dataset, index)} has no {word}: they are {part}, without an array")
-        for where, leaf in named_leaves(part):
-            if leaf.dtype.kind not in _NUMBERS or leaf.dtype in _UNKNOWN:
-                at = f" at {where}" if where else ""
-                raise DataError(
-                    f"{name(dataset, index)} is of type {leaf.dtype}{at}, which no tensor can hold"
-                )
-    return pair
-
-
-def describe(arrays: Arrays) -> str:
-    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»."""
-    if isinstance(arrays, dict):
-        return "{" + ", ".join(f"{key}: {describe(arrays[key])}" for key in sorted(arrays)) + "}"
-    if isinstance(arrays, (tuple, list)):
-        return "(" + ", ".join(map(describe, arrays)) + ")"
-    return f"{arrays.dtype}{list(arrays.shape)}"
+        return row(collated([sample]), 0) if isinstance(sample, Uncollated) else pair_of(sample)
+    except DataError as error:
+        raise DataError(f"{name(dataset, index)} {error}") from error.__cause__
 
 
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
@@ -186,9 +153,33 @@ def _one_by_one(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pa
     pairs = []
     for index in indices.tolist():
         heartbeat.at(index)
-        pairs.append(read_seeded(dataset, seed, epoch, index))
+        sample = _given_seeded(dataset, seed, epoch, index)
+        if isinstance(sample, Uncollated):
+            if sample.whole:
+                return read_batch(dataset, indices, seed, epoch)
+            _seed_batch(dataset, seed, epoch, index)
+        pairs.append(_pair(dataset, index, sample))
     inputs, targets = zip(*pairs, strict=True)
     return stack(dataset, indices, inputs), stack(dataset, indices, targets)
+
+
+def read_batch(
+    dataset: Dataset,
+    indices: Indices,
+    seed: int,
+    epoch: int,
+    at: Callable[[int], None] = heartbeat.at,
+) -> Pair:
+    """The samples collated as one batch, each read with random numbers of its own; `at` is told of each."""
+    samples = []
+    for index in indices.tolist():
+        at(index)
+        samples.append(_given_seeded(dataset, seed, epoch, index))
+    _seed_batch(dataset, seed, epoch, int(indices[0]))
+    try:
+        return collated(samples)
+    except DataError as error:
+        raise DataError(f"samples {_some(indices)} {error}") from error.__cause__
 
 
 def take(dataset: Any, indices: Indices) -> Pair:
@@ -197,6 +188,10 @@ def take(dataset: Any, indices: Indices) -> Pair:
         inputs, targets = dataset.take(indices)
     except Exception as error:
         raise DataError(f"samples {_some(indices)}: {type(error).__name__}: {error}") from error
+    try:
+        inputs, targets = pair_of((inputs, targets))
+    except DataError as error:
+        raise DataError(f"samples {_some(indices)}: what take gave {error}") from error.__cause__
     counts = [_rows(part) for part in (inputs, targets)]
     if counts != [len(indices)] * 2:
         got = f"{counts[0]} inputs and {counts[1]} targets"
@@ -205,8 +200,8 @@ def take(dataset: Any, indices: Indices) -> Pair:
 
 
 def _rows(arrays: Arrays) -> int:
-    """The rows of all its arrays; -1 where these differ."""
-    counts = {len(leaf) for leaf in leaves(arrays)}
+    """The rows of all its arrays; -1 where these differ, or one has none."""
+    counts = {len(leaf) if leaf.ndim else -1 for leaf in leaves(arrays)}
     return counts.pop() if len(counts) == 1 else -1
 
 
@@ -228,7 +223,7 @@ def _alike(one: Arrays, other: Arrays) -> bool:
     return describe(one) == describe(other)
 
 
-PAD = " (loader.pad makes arrays of unequal lengths equal)"
+PAD = " (loader.pad makes arrays of unequal lengths equal; a collate_fn may under loader.collate: batch)"
 
 
 def _some(indices: Indices) -> str:
@@ -241,8 +236,8 @@ MicroArrays = tuple[Arrays, Arrays, int]
 """One micro-batch in arrays: inputs, targets, and how many of the samples count (see MicroBatch)."""
 
 
-Part = list[tuple[Indices, int]]
-"""What is read of one global batch, as `Sampler.reads` gives it."""
+Part = tuple[int, Sampler]
+"""A data rank's share of one global batch: its number, and whose share."""
 
 
 class Source(Protocol):
@@ -267,11 +262,11 @@ class InProcess:
         self._read = reader(dataset)
 
     def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
-        for part in parts:
+        for k, sampler in parts:
             with self._keep():
                 micro_batches = [
                     (*self._read(self.dataset, indices, self.sampler.seed, epoch), count)
-                    for indices, count in part
+                    for indices, count in sampler.reads(epoch, k)
                 ]
             yield micro_batches
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paddle_dp.data.sample import Array, Arrays, Pair, describe
+from paddle_dp.data.arrays import Array, Arrays, Pair, describe
 from paddle_dp.structure import Structure, leaves, mapped, structure_of, unflatten
 
 _ALIGNED = 64

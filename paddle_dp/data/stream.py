@@ -17,6 +17,7 @@ from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.errors import DataError, UsageError
 
 SAID = 2.0  # seconds of counting after which it is said
+MORE = "Let it give as many in each epoch; or set loader.samples to what an epoch of the training is to have."
 LARGEST = 10**8  # samples that are counted; a longer stream probably has no end
 
 
@@ -43,9 +44,12 @@ class Stream:
     A sample is read with random numbers of its own, as of any data set, and so are those that are passed over.
     """
 
-    def __init__(self, source: Any, samples: int, each: Callable[[Any], Any] | None = None):
-        """`each` is what is done to a sample that is read, such as padding."""
-        self.source, self.each, self._samples = source, each, samples
+    def __init__(
+        self, source: Any, samples: int, each: Callable[[Any], Any] | None = None, whole: str | None = None
+    ):
+        """`each` is what is done to a sample that is read, such as padding. `whole`: the samples are all that it has;
+        who said so, for the message where it has more."""
+        self.source, self.each, self._samples, self._whole = source, each, samples, whole
         self._key: tuple[int, int, int] | None = None  # process, seed and epoch of the iterator
         self._iterator: Iterator[Any] = iter(())
         self._next = 0  # the index of the sample that it gives next
@@ -56,6 +60,12 @@ class Stream:
         """This one; from now on `stream[i]` is of this epoch."""
         self._of = seed, epoch
         return self
+
+    def then(self, do: Callable[[Any], Any]) -> Stream:
+        """This one with `do` done to each sample, after what is done already."""
+        before = self.each
+        both = do if before is None else lambda sample: do(before(sample))
+        return Stream(self.source, self._samples, both, self._whole)
 
     def forget(self) -> None:
         """The next sample is read from the stream's beginning, whichever it is."""
@@ -84,7 +94,22 @@ class Stream:
                 ) from None
             self._key = key
             self._next += 1
+            if self._next == self._samples and self._whole:
+                self._check_end(self._whole, epoch)
         return self._last if self.each is None else self.each(self._last)
+
+    def _check_end(self, said: str, epoch: int) -> None:
+        """Raises DataError if there is a sample more: it would never be read, and nobody be told."""
+        seed_sample(self._of[0], epoch, self._next)
+        try:
+            next(self._iterator)
+        except StopIteration:
+            return
+        self._key = None
+        raise DataError(
+            f"the stream has more than {self._samples} samples in epoch {epoch}, and the rest would never be read: "
+            f"{said}. {MORE}"
+        )
 
     def _begin(self, key: tuple[int, int, int], index: int) -> None:
         self._key, self._next = None, 0
@@ -125,7 +150,12 @@ def as_dataset(given: Any, samples: int | None, what: str, again: Callable[[], A
             f"{what}: {type(given).__name__} can be read only once, and is read in every epoch, by every worker. Give "
             "the function that makes it, or an object whose __iter__ does."
         )
-    return Stream(given, samples or _length(given) or _counted(given, what))
+    if samples:
+        return Stream(given, samples)
+    if length := _length(given):
+        return Stream(given, length, whole=f"its len() is {length}")
+    counted = _counted(given, what)
+    return Stream(given, counted, whole=f"{counted} were counted, in epoch 0")
 
 
 def is_stream(given: Any) -> bool:

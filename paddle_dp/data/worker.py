@@ -23,6 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +36,7 @@ _TICK = 1.0  # seconds between two checks of a silent worker
 _parents_ends: set[int] = set()  # of the pipes to all workers: a worker must not keep another's open
 
 Reply = dict[str, Any]
+"""JSON; under "arrays", a list of arrays of numbers, which go beside the text."""
 Progress = np.ndarray[Any, Any]
 Answer = Callable[[Reply], None]
 WorkerMain = Callable[[BinaryIO, Answer, Progress], None]
@@ -84,6 +86,8 @@ class Worker:
                 raise WorkerHungError
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         reply: Reply = json.loads(self._exactly(length))
+        if "arrays" in reply:
+            reply["arrays"] = [self._array(*spec) for spec in reply["arrays"]]
         return reply
 
     def busy_seconds(self) -> float:
@@ -94,15 +98,20 @@ class Worker:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _exactly(self, size: int) -> bytes:
-        parts = b""
-        while len(parts) < size:
-            part = os.read(self._replies, size - len(parts))
-            if not part:
+    def _array(self, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self._exactly(prod(shape) * np.dtype(dtype).itemsize), dtype).reshape(shape)
+
+    def _exactly(self, size: int) -> bytearray:
+        """The next bytes. Raises WorkerEndedError where there are fewer."""
+        content = bytearray(size)
+        rest = memoryview(content)
+        while rest:
+            got = os.readv(self._replies, [rest])
+            if not got:
                 self._await_end(1.0)
                 raise WorkerEndedError(self._how_it_ended())
-            parts += part
-        return parts
+            rest = rest[got:]
+        return content
 
     def end(self) -> None:
         """Kills the worker and whatever it started; waits a second for it, since one blocked in the kernel stays."""
@@ -142,11 +151,23 @@ class Worker:
 
 def _run(serve: WorkerMain, commands: int, replies: int, progress: Progress) -> None:
     def reply(content: Reply) -> None:
+        arrays = [np.ascontiguousarray(array) for array in content.get("arrays", ())]
+        if arrays:
+            content = {**content, "arrays": [[array.dtype.str, array.shape] for array in arrays]}
         text = json.dumps(content).encode()
-        os.write(replies, _LENGTH.pack(len(text)) + text)
+        _write(replies, _LENGTH.pack(len(text)) + text)
+        for array in arrays:
+            _write(replies, array.reshape(-1).view(np.uint8))
 
     with open(commands, "rb") as stream:
         serve(stream, reply, progress)
+
+
+def _write(pipe: int, content: Any) -> None:
+    """All of it, also what a pipe takes in parts."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
 
 
 _PR_SET_PDEATHSIG = 1

@@ -17,12 +17,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from paddle_dp.data.arrays import Arrays, Pair
 from paddle_dp.data.sample import (
     PAD,
-    Arrays,
     Dataset,
     MicroArrays,
-    Pair,
     Part,
     is_stacked,
     name,
@@ -55,17 +54,18 @@ class Prefetched:
 
     def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each of the parts of global batches; views, valid until the next batch is taken."""
-        first = next(parts, None)
+        reads = (sampler.reads(epoch, k) for k, sampler in parts)
+        first = next(reads, None)
         if first is None:
             return
         pool = self._idle_pool(epoch, int(first[0][0][0]))
-        parts = chain([first], parts)
-        pending: deque[Part] = deque()
+        rest = chain([first], reads)
+        pending: deque[list[tuple[Indices, int]]] = deque()
 
         def begin() -> None:
-            if (part := next(parts, None)) is not None:
-                pending.append(part)
-                pool.begin(epoch, np.concatenate([indices for indices, _ in part]))
+            if (read := next(rest, None)) is not None:
+                pending.append(read)
+                pool.begin(epoch, np.concatenate([indices for indices, _ in read]))
 
         try:
             for _ in range(self.prefetch):
@@ -104,19 +104,12 @@ class WorkerError(Exception):
     """A worker's traceback, as the `__cause__` of the DataError that this process raises."""
 
 
-class WorkerPool:
-    """Processes that read samples of `dataset`, seeded by (seed, epoch, index), into slots of shared memory."""
+class Pool:
+    """Processes that read samples of `dataset`, seeded by (seed, epoch, index)."""
 
     def __init__(self, dataset: Dataset, seed: int, timeout: float):
         self.dataset, self.seed, self.timeout = dataset, seed, timeout
         self._workers: list[Worker] = []
-        self._pending: deque[tuple[int, int, deque[int]]] = deque()  # epoch, slot, workers still filling it
-        self._begun = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a batch is being read."""
-        return bool(self._pending)
 
     @property
     def ended(self) -> bool:
@@ -126,6 +119,46 @@ class WorkerPool:
     def busy_seconds(self) -> float:
         """The CPU seconds of all workers so far."""
         return sum(worker.busy_seconds() for worker in self._workers)
+
+    def end(self) -> None:
+        """Ends all workers at once, whatever they are doing."""
+        while self._workers:
+            self._workers.pop().end()
+
+    def _receive(self, number: int, epoch: int) -> Reply:
+        """The worker's next reply. Raises DataError with the worker, the sample and the reason if it failed."""
+        worker = self._workers[number]
+        try:
+            reply = worker.receive(self.timeout)
+        except WorkerHungError:
+            hung = f"stood still for {self.timeout:g} s (loader.timeout, for one sample) and was ended"
+            raise DataError(f"{self._named(number, epoch)} {hung}") from None
+        except WorkerEndedError as error:
+            raise DataError(f"{self._named(number, epoch)} {error}") from None
+        if "error" in reply:
+            raise DataError(reply["error"]) from WorkerError("\n" + reply["traceback"])
+        return reply
+
+    def _named(self, number: int, epoch: int) -> str:
+        """«data worker 1 (process 4711), at sample 17 of epoch 0,»."""
+        worker = self._workers[number]
+        begun, index = worker.progress.tolist()
+        at = f"at {name(self.dataset, index)} of epoch {epoch}" if begun else "before its first sample"
+        return f"data worker {number} (process {worker.pid}), {at},"
+
+
+class WorkerPool(Pool):
+    """Workers that fill slots of shared memory."""
+
+    def __init__(self, dataset: Dataset, seed: int, timeout: float):
+        super().__init__(dataset, seed, timeout)
+        self._pending: deque[tuple[int, int, deque[int]]] = deque()  # epoch, slot, workers still filling it
+        self._begun = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is being read."""
+        return bool(self._pending)
 
     def start(self, workers: int, rows: int, slots: int, sample: tuple[int, int]) -> None:
         """Makes a buffer for samples like `sample`, (epoch, index), and forks the workers."""
@@ -176,31 +209,8 @@ class WorkerPool:
         return self._buffer.slots[slot].inputs, self._buffer.slots[slot].targets
 
     def end(self) -> None:
-        """Ends all workers at once, whatever they are doing."""
-        while self._workers:
-            self._workers.pop().end()
+        super().end()
         self._pending.clear()
-
-    def _receive(self, number: int, epoch: int) -> Reply:
-        """The worker's next reply. Raises DataError with the worker, the sample and the reason if it failed."""
-        worker = self._workers[number]
-        try:
-            reply = worker.receive(self.timeout)
-        except WorkerHungError:
-            hung = f"stood still for {self.timeout:g} s (loader.timeout, for one sample) and was ended"
-            raise DataError(f"{self._named(number, epoch)} {hung}") from None
-        except WorkerEndedError as error:
-            raise DataError(f"{self._named(number, epoch)} {error}") from None
-        if "error" in reply:
-            raise DataError(reply["error"]) from WorkerError("\n" + reply["traceback"])
-        return reply
-
-    def _named(self, number: int, epoch: int) -> str:
-        """«data worker 1 (process 4711), at sample 17 of epoch 0,»."""
-        worker = self._workers[number]
-        begun, index = worker.progress.tolist()
-        at = f"at {name(self.dataset, index)} of epoch {epoch}" if begun else "before its first sample"
-        return f"data worker {number} (process {worker.pid}), {at},"
 
 
 _COMMAND = struct.Struct("<qqqq")
@@ -220,7 +230,7 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
         spec = SampleSpec.of((_some(inputs, 0), _some(targets, 0)))
         return {"spec": [[part.dtype, part.shape] for part in spec.arrays], "structure": spec.structure}
 
-    return _answering(read_spec)
+    return answering(read_spec)
 
 
 def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
@@ -232,7 +242,7 @@ def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
         fill_rows(dataset, (seed, epoch), rows, buffer.spec, progress)
         return {}
 
-    return _answering(fill)
+    return answering(fill)
 
 
 def _fill_taken(
@@ -266,7 +276,7 @@ def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: Pair) -> None:
         )
 
 
-def _answering(do: Callable[[int, int, int, int, Progress], Reply]) -> WorkerMain:
+def answering(do: Callable[[int, int, int, int, Progress], Reply]) -> WorkerMain:
     """A main function that calls `do` for each command and replies with its result or its error."""
 
     def serve(commands: BinaryIO, reply: Answer, progress: Progress) -> None:

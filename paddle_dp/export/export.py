@@ -12,7 +12,8 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import Checkpoint
-from paddle_dp.data.sample import class_names, describe, read_sample
+from paddle_dp.data.arrays import describe
+from paddle_dp.data.sample import class_names, read_sample
 from paddle_dp.errors import ExportError, NotFiniteError
 from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity

@@ -53,8 +53,9 @@ class Few:
 class Watch(Callback):
     """Records each step's loss, gradient norm and samples."""
 
-    def __init__(self, samples: Few, mesh: Mesh):
-        self.samples, self.mesh = samples, mesh
+    def __init__(self, samples: Few, mesh: Mesh, whole: bool):
+        """`whole`: every rank reads whole global batches."""
+        self.samples, self.mesh, self.whole = samples, mesh, whole
         self.rows: list[dict[str, Any]] = []
         self._read: list[int] = []  # for the batch that is learned from
 
@@ -63,7 +64,8 @@ class Watch(Callback):
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *given: Any, **named: Any) -> Any:
-            self._read = taken(self.samples.read, sum(part.rows for part in batch.micro_batches))
+            rows = batch.samples if self.whole else sum(part.rows for part in batch.micro_batches)
+            self._read = taken(self.samples.read, rows)
             return train_batch(batch, *given, **named)
 
         learner.train_batch = watched  # type: ignore[method-assign]
@@ -148,14 +150,15 @@ class Rehearsal:
             change(made)
             return made
 
+        loader = LoaderSettings(collate=self.setup.loader.collate)
         watches: list[Callback] = []
 
         def callbacks(run: Any) -> list[Callback]:
-            watches.append(Watch(found[0], run.mesh))
+            watches.append(Watch(found[0], run.mesh, loader.collate == "batch"))
             return watches
 
         settings = replace(
-            self.setup, dataset=dataset, task=task, callbacks=callbacks, loader=LoaderSettings(), drop_last=False,
+            self.setup, dataset=dataset, task=task, callbacks=callbacks, loader=loader, drop_last=False,
             length=Length(STEPS, "steps"),
         )  # fmt: skip
         trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)

@@ -99,7 +99,7 @@ class Side:
         self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
         self.given = Given(recipe.train.precision)
         read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
-        read |= {"task": self._task, "loader": LoaderSettings()}
+        read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
         self.assembly = Assembly(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}

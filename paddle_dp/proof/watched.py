@@ -158,11 +158,15 @@ class Watched:
             [m.rows for m in batch.micro_batches],
             [m.samples for m in batch.micro_batches],
         )
-        read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)
+        cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
+        if self.side.assembly.setup.loader.collate == "batch":  # every rank has read all of it
+            every = taken(self.side.chosen.read, batch.samples)
+            read = [number for start, stop in cuts for number in every[start:stop]]
+        else:
+            read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)
         self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
         with self.hooks or nullcontext():
             self.learner.train_batch(self._in_order(batch), collect_metrics=True)
-        cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))

@@ -127,6 +127,10 @@ class LoaderSettings:
     """Arrays of unequal lengths by name, such as ids and labels of dicts, or inputs and targets:
     `{ids: {length: 128, mask: ids_mask}}`."""
 
+    collate: Literal["samples", "batch"] = "samples"
+    """What a data set's `collate_fn` is given: `samples`, one at a time, which may not depend on one another; `batch`,
+    the whole global batch, which every rank reads then ([add-a-part.md](add-a-part.md))."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:

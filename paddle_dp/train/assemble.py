@@ -184,6 +184,7 @@ class Assembly:
             num_workers=settings.num_workers,
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
+            whole_batches=settings.collate == "batch",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 
 from paddle_dp.checkpoint.other_names import names_of
-from paddle_dp.data.padding import padded
+from paddle_dp.data.prepared import prepared
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner, Task
@@ -60,14 +60,14 @@ def setup(recipe: Recipe) -> Setup:
 
 
 def dataset(recipe: Recipe, split: str) -> Any:
-    """The recipe's data set, or its stream as one, with padding; None where nothing is held out."""
+    """The recipe's data set, or its stream as one, as the loader reads it; None where nothing is held out."""
 
     def build() -> Any:
         return recipe.dataset.build(split)
 
     samples = recipe.loader.samples if split == "train" else None
     named = f"dataset {recipe.dataset.name}, {split}"
-    return padded(as_dataset(build(), samples, named, again=build), recipe.loader.pad)
+    return prepared(as_dataset(build(), samples, named, again=build), recipe.loader)
 
 
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:

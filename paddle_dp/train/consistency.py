@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import Optimizer
 
-from paddle_dp.data.fingerprint import RANDOM, UNREAD, fingerprint
+from paddle_dp.data.collate import BESIDE
+from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
@@ -108,6 +109,9 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     mine = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")  # a slow disk may take longer than a collective waits
     tables = mesh.gather(mine) if mesh.ranks > 1 else [mine]
+    for table in tables:
+        if (told := table.get(COLLATING, "")).startswith(BESIDE):
+            raise UsageError(f"the {split} data: {told}")
     shared = [key for key in mine if all(key in table for table in tables)]
     comparable = [key for key in shared if _is_comparable([table[key] for table in tables])]
     compare({f"{key} of the {split} data": mine[key] for key in comparable}, mesh, SAME_DATA)

@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from paddle_dp.data.sample import describe
+from paddle_dp.data.arrays import describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.parallel.loss import Loss, as_loss, loss_of, number

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.data.padding import padded
+from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import UsageError
@@ -72,6 +72,7 @@ class Trainer(TrainingLoop):
         resume: bool | str = False,
         accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         guard: Guard | Mapping[str, Any] | None = None,
         load: Load | Mapping[str, Any] | str | Path | None = None,
         ema: Ema | Mapping[str, Any] | None = None,
@@ -92,6 +93,8 @@ class Trainer(TrainingLoop):
             folder: where logs and checkpoints go. resume: the newest checkpoint in it (True; "auto": if there
                 is one, which is what a script needs that may be started again), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
+            collate_fn: makes (inputs, targets) of a list of samples, whatever `d[i]` gives; of one at a time, or, with
+                loader={"collate": "batch"}, of a whole global batch (docs/add-a-part.md).
             load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
             adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
             ema: an average of the weights, evaluated and saved beside them, such as {"decay": 0.999}.
@@ -163,13 +166,14 @@ class Trainer(TrainingLoop):
             folder=run_folder,
             strategy=asked.strategy,
             asked=asked,
-            dataset=lambda split: padded(
+            dataset=lambda split: prepared(
                 as_dataset(
                     train if split == "train" else test,
                     settings_of_loader.samples if split == "train" else None,
                     f"Trainer.of.{split}",
                 ),
-                settings_of_loader.pad,
+                settings_of_loader,
+                collate_fn,
             ),
             task=task,
             batch=settings.batch,

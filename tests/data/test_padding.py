@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from paddle_dp.data.padding import Padded, PaddedNamed, pad, padded
+from paddle_dp.data.each import EachNamed
+from paddle_dp.data.padding import pad
+from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import class_names, read_sample, read_samples, read_seeded
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, RecipeError, UsageError
 from paddle_dp.recipe import read_recipe
-from paddle_dp.recipe.schema import Pad
+from paddle_dp.recipe.schema import LoaderSettings, Pad
 from paddle_dp.recipe.write import recipe_text
 
 
@@ -28,7 +30,7 @@ PADS = {"ids": Pad(length=5, mask="ids_mask"), "targets": Pad(length=5, value=-1
 
 
 def test_samples_of_unequal_lengths_are_stacked_with_masks_beside_them():
-    data = padded(Texts(), PADS)
+    data = prepared(Texts(), LoaderSettings(pad=PADS))
     inputs, targets = read_samples(data, np.array([0, 3]), 0, 0)
     assert inputs["ids"].tolist() == [[1, 0, 0, 0, 0], [1, 2, 3, 4, 0]]
     assert inputs["ids_mask"].tolist() == [[True] + [False] * 4, [True] * 4 + [False]]
@@ -51,11 +53,11 @@ def test_what_is_longer_is_named_with_its_sample():
         def name_of(self, i):
             return f"{i}.txt"
 
-    data = padded(Files(), {"ids": Pad(length=3)})
-    assert isinstance(data, PaddedNamed)
+    data = prepared(Files(), LoaderSettings(pad={"ids": Pad(length=3)}))
+    assert isinstance(data, EachNamed)
     with pytest.raises(DataError, match=r"sample 4: ids is 5 long, and loader\.pad\.ids\.length is 3"):
         read_sample(data, 4)
-    assert not isinstance(padded(Texts(), PADS), PaddedNamed)
+    assert not isinstance(prepared(Texts(), LoaderSettings(pad=PADS)), EachNamed)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_streams_are_padded_too():
     def generate():
         yield from (Texts()[i] for i in range(5))
 
-    stream = padded(as_dataset(generate, None, "train"), PADS)
+    stream = prepared(as_dataset(generate, None, "train"), LoaderSettings(pad=PADS))
     assert [stream[i][0]["ids"].tolist()[:2] for i in (0, 4, 1)] == [[1, 0], [1, 2], [1, 2]]
 
 
@@ -105,7 +107,7 @@ def test_a_padded_stream_is_still_told_its_epoch_and_its_position():
         def iterate_from(self, position):
             return (({"ids": np.full(1, 10 * self.epoch + i)}, np.ones(1)) for i in range(position, 9))
 
-    stream = padded(as_dataset(Told(), None, "train"), PADS)
+    stream = prepared(as_dataset(Told(), None, "train"), LoaderSettings(pad=PADS))
     assert (len(stream), class_names(stream)) == (9, ("a", "b"))
     assert read_seeded(stream, 0, 3, 7)[0]["ids"].tolist() == [37, 0, 0, 0, 0]
 
@@ -120,9 +122,8 @@ def test_a_value_that_the_array_cannot_hold_is_refused(dtype, value):
 
 def test_without_pads_a_data_set_stays_what_it_is():
     data = Texts()
-    assert padded(data, {}) is data
-    assert padded(None, PADS) is None
-    assert isinstance(padded(data, PADS), Padded)
+    assert prepared(data, LoaderSettings()) is data
+    assert prepared(None, LoaderSettings(pad=PADS)) is None
 
 
 def test_the_words_of_a_recipe(tmp_path):

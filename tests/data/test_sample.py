@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paddle_dp.data.sample import as_array, class_names, read_sample, read_samples
+from paddle_dp.data.arrays import as_array
+from paddle_dp.data.sample import class_names, read_sample, read_samples
 from paddle_dp.errors import DataError
 
 

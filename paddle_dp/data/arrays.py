@@ -1,0 +1,86 @@
+"""What a data set gives, as arrays: one for inputs and one for targets, or structures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.errors import DataError
+from paddle_dp.structure import leaves, named_leaves
+
+Array = np.ndarray[Any, Any]
+Arrays = Any
+"""An array, or a structure of arrays."""
+Pair = tuple[Arrays, Arrays]
+_NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 is a V
+_UNKNOWN = (np.uint32, np.uint64, np.longdouble, np.clongdouble)  # to Paddle 3.3.1
+
+
+def pair_of(sample: Any) -> Pair:
+    """Input and target, each an array or a structure of arrays. Raises DataError, whose text goes on a sample's name,
+    «is no array: …»."""
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
+        several = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in what else ""
+        raise DataError(f"is {what}: return (input, target){several}")
+    try:
+        pair = as_arrays(sample[0]), as_arrays(sample[1])
+    except ValueError as error:  # lists of unequal lengths
+        raise DataError(f"is no array: {error}") from None
+    for word, part in zip(("inputs", "targets"), pair, strict=True):
+        if not leaves(part):
+            raise DataError(f"has no {word}: they are {part}, without an array")
+        for where, leaf in named_leaves(part):
+            if leaf.dtype.kind not in _NUMBERS or leaf.dtype in _UNKNOWN:
+                at = f" at {where}" if where else ""
+                raise DataError(f"is of type {leaf.dtype}{at}, which no tensor can hold")
+    return pair
+
+
+def as_arrays(value: Any) -> Arrays:
+    """A part of a sample as an array, or as a structure of arrays: a dict, or a tuple or list with arrays in it.
+
+    A list of plain numbers is an array. Two arrays are never made one: they are two inputs.
+    """
+    if isinstance(value, Mapping):
+        named = {str(key): as_arrays(value[key]) for key in value}
+        if len(named) < len(value):
+            raise ValueError(f"two of the keys {', '.join(map(repr, value))} are the same word")
+        return named
+    if isinstance(value, (tuple, list)) and (any(map(_is_part, value)) or _are_of_types(value)):
+        return tuple(map(as_arrays, value))
+    return as_array(value)
+
+
+def _are_of_types(values: Sequence[Any]) -> bool:
+    """Whether NumPy's numbers have different types, as a class and a weight: an array would make them one."""
+    return len({value.dtype for value in values if isinstance(value, np.generic)}) > 1
+
+
+def _is_part(value: Any) -> bool:
+    """Whether an entry of a tuple is an array, or has one in it."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_part, value))
+    return isinstance(value, Mapping) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
+
+
+def as_array(value: Any) -> Array:
+    """A part of a sample as an array in the machine's order of bytes; a Python float, and a list of them, becomes
+    float32, as in Paddle. Raises ValueError for uint16."""
+    array = np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
+    if array.dtype == np.uint16 and isinstance(value, (np.ndarray, np.generic)):
+        raise ValueError("it is of type uint16, which Paddle takes for the bits of bfloat16: give int32")
+    if array.dtype == np.float64 and isinstance(value, (list, tuple)):
+        return array.astype(np.float32)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def describe(arrays: Arrays) -> str:
+    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»."""
+    if isinstance(arrays, dict):
+        return "{" + ", ".join(f"{key}: {describe(arrays[key])}" for key in sorted(arrays)) + "}"
+    if isinstance(arrays, (tuple, list)):
+        return "(" + ", ".join(map(describe, arrays)) + ")"
+    return f"{arrays.dtype}{list(arrays.shape)}"

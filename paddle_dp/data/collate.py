@@ -1,0 +1,111 @@
+"""A data set's own way to make a batch: `collate_fn(samples) → (inputs, targets)`, as `paddle.io.DataLoader` takes it.
+
+A global batch is cut into micro-batches, and each of them among the ranks. So there are two ways that are the same on
+any number of ranks: each sample is collated by itself, and may not depend on the others; or all ranks collate the
+whole global batch, and each keeps its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from paddle_dp.data.arrays import Pair, describe, pair_of
+from paddle_dp.data.randomness import seed_sample
+from paddle_dp.errors import DataError
+from paddle_dp.structure import leaves, mapped
+
+CollateFn = Callable[[list[Any]], Any]
+BESIDE = "what collate_fn makes of a sample depends on the samples beside it"
+
+
+@runtime_checkable
+class Collates(Protocol):
+    """A data set that makes a batch of its samples itself."""
+
+    def collate_fn(self, samples: list[Any], /) -> Any:
+        """(inputs, targets), whose arrays have one row for each of the samples, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncollated:
+    """What a data set gave, and what makes it a row; `whole`: of a whole global batch, not alone."""
+
+    sample: Any
+    collate: CollateFn
+    whole: bool
+
+
+def collated(samples: Sequence[Uncollated]) -> Pair:
+    """Inputs [n, …] and targets [n, …] of n samples. Raises DataError, whose text goes on the samples' names."""
+    try:
+        batch = samples[0].collate([one.sample for one in samples])
+    except Exception as error:
+        raise DataError(f"cannot be collated: {type(error).__name__}: {error}") from error
+    try:
+        pair = pair_of(batch)
+    except DataError as error:
+        raise DataError(f"cannot be collated: what collate_fn returned {error}") from error.__cause__
+    if any(leaf.shape[:1] != (len(samples),) for leaf in leaves(pair)):
+        raise DataError(
+            f"cannot be collated: collate_fn made {describe(pair)} of {len(samples)}. Every array needs one row for "
+            "each sample, in their order: a batch is cut into micro-batches, and those among the ranks."
+        )
+    return pair
+
+
+def row(pair: Pair, number: int) -> Pair:
+    """One sample of a batch."""
+    inputs, targets = (mapped(lambda array: np.asarray(array[number]), part) for part in pair)
+    return inputs, targets
+
+
+def beside(samples: Sequence[Uncollated], word: int) -> str:
+    """A sentence if a sample's row is another one when another sample of the batch changes; "" otherwise.
+
+    Each of the samples is replaced by its neighbour, with the same random numbers. What cannot be collated is left to
+    the reader's own error.
+    """
+    if len(samples) < 2 or samples[0].whole:
+        return ""
+    try:
+        plain = _rows(samples, word)
+        for changed in range(len(samples)):
+            others = [*samples]
+            others[changed] = samples[changed - 1]
+            rows = _rows(others, word)
+            for number in range(len(samples)):
+                if number != changed and not _equal(plain[number], rows[number]):
+                    return f"{BESIDE}: {_difference(plain[number], rows[number])}. {_ADVICE}"
+    except DataError:
+        return ""
+    return ""
+
+
+_ADVICE = (
+    "A rank has only its share of a batch, so that would be another batch on another number of ranks. Set "
+    "loader.collate to batch: every rank then collates the whole global batch, and keeps its rows. Or, where it pads "
+    "to the longest, let it pad to a length that is always the same."
+)
+
+
+def _rows(samples: Sequence[Uncollated], word: int) -> list[Pair]:
+    seed_sample(word, 0, 0)
+    pair = collated(samples)
+    return [row(pair, number) for number in range(len(samples))]
+
+
+def _equal(one: Pair, other: Pair) -> bool:
+    return describe(one) == describe(other) and all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in zip(leaves(one), leaves(other), strict=True)
+    )
+
+
+def _difference(one: Pair, other: Pair) -> str:
+    if describe(one) != describe(other):
+        return f"{describe(one)} beside some, {describe(other)} beside others"
+    return "the same shapes with other numbers"

@@ -1,0 +1,42 @@
+"""A data set as a loader reads it: with padding, and with its own way to make batches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from paddle_dp.data.collate import CollateFn, Collates, Uncollated
+from paddle_dp.data.each import each
+from paddle_dp.data.padding import pad
+from paddle_dp.data.stream import Stream
+from paddle_dp.errors import UsageError
+from paddle_dp.recipe.schema import LoaderSettings
+
+
+def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | None = None) -> Any:
+    """The data set, which may be a `Stream`, as `settings` say; None, and one to which nothing is done, as it is.
+
+    `collate_fn`: in place of the data set's own. Raises UsageError for padding of samples that a collate_fn takes.
+    """
+    if dataset is None:
+        return None
+    collate = _collate_of(dataset) if collate_fn is None else collate_fn
+    if collate is None:
+        if settings.collate == "batch":
+            raise UsageError(
+                "loader.collate: batch says what a collate_fn is given, and there is none: give the data set a method "
+                "collate_fn(samples) → (inputs, targets), or leave loader.collate out."
+            )
+        return each(dataset, partial(pad, pads=settings.pad)) if settings.pad else dataset
+    if settings.pad:
+        raise UsageError(
+            "loader.pad pads the samples of a data set, and this one has a collate_fn, which gets them as they are: "
+            "let that pad, or remove one of the two."
+        )
+    return each(dataset, partial(Uncollated, collate=collate, whole=settings.collate == "batch"))
+
+
+def _collate_of(dataset: Any) -> CollateFn | None:
+    """Its own, or None."""
+    source = dataset.source if isinstance(dataset, Stream) else dataset
+    return source.collate_fn if isinstance(source, Collates) else None

@@ -1,0 +1,136 @@
+"""Reads whole global batches, for a collate_fn that looks at all of their samples, and keeps this data rank's rows.
+
+Every data rank reads every sample: that is what it costs to be the same on any number of ranks. Worker processes make
+one batch each, whose arrays may have another shape each time, so they come through a pipe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from paddle_dp.data.arrays import Arrays, Pair
+from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.sample import Dataset, MicroArrays, read_batch
+from paddle_dp.data.sampler import Sampler
+from paddle_dp.data.worker import Progress, Reply, Worker, WorkerMain
+from paddle_dp.data.worker_pool import Pool, answering, command
+from paddle_dp.structure import leaves, mapped, structure_of, unflatten
+
+
+class WholeBatches:
+    """A source of batches that are collated whole, here (`workers=0`) or ahead; see Loader for the settings."""
+
+    def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, prefetch: int, timeout: float):
+        self.dataset, self.sampler = dataset, sampler
+        self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
+        self._pool: BatchPool | None = None
+
+    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
+        """The micro-batches of each global batch from `start` on."""
+        pairs = self._ahead(epoch, start) if self.workers else self._here(epoch, start)
+        for k, (inputs, targets) in enumerate(pairs, start=start):
+            # A rank without a sample reads the first one of the batch for the collectives, as anywhere.
+            slices = [
+                (slice(first, stop) if stop > first else slice(0, 1), stop - first)
+                for first, stop in self.sampler.cuts(self.sampler.size(k))
+            ]
+            yield [(_rows(inputs, rows), _rows(targets, rows), count) for rows, count in slices]
+
+    def _here(self, epoch: int, start: int) -> Iterator[Pair]:
+        for k in range(start, self.sampler.batches):
+            with globals_kept():
+                pair = read_batch(self.dataset, self.sampler.global_batch(epoch, k), self.sampler.seed, epoch)
+            yield pair
+
+    def _ahead(self, epoch: int, start: int) -> Iterator[Pair]:
+        pool = self._idle_pool()
+        batches = iter(range(start, self.sampler.batches))
+
+        def begin() -> None:
+            if (k := next(batches, None)) is not None:
+                pool.begin(epoch, k)
+
+        try:
+            for _ in range(self.prefetch):
+                begin()
+            while pool.busy:
+                pair = pool.finish()
+                begin()
+                yield pair
+        finally:
+            if pool.busy:
+                pool.end()
+
+    def _idle_pool(self) -> BatchPool:
+        if self._pool is None or self._pool.busy or self._pool.ended:
+            self.close()
+            self._pool = BatchPool(self.dataset, self.sampler, self.workers, self.timeout)
+        return self._pool
+
+    def workers_busy(self) -> float:
+        return 0.0 if self._pool is None else self._pool.busy_seconds()
+
+    def close(self) -> None:
+        """Ends the workers; the next read forks new ones."""
+        if self._pool is not None:
+            self._pool.end()
+            self._pool = None
+
+
+class BatchPool(Pool):
+    """Workers that take turns to make a whole batch each."""
+
+    def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, timeout: float):
+        super().__init__(dataset, sampler.seed, timeout)
+        self._pending: deque[tuple[int, int]] = deque()  # epoch, worker
+        try:
+            for _ in range(workers):
+                self._workers.append(Worker(batch_main(dataset, sampler)))
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is being read."""
+        return bool(self._pending)
+
+    def begin(self, epoch: int, k: int) -> None:
+        """Has global batch `k` made."""
+        number = k % len(self._workers)
+        self._workers[number].send(command(epoch, k, 0, 0))
+        self._pending.append((epoch, number))
+
+    def finish(self) -> Pair:
+        """Waits for the batch that was begun first."""
+        if self.ended:
+            raise RuntimeError("this iterator was ended by a newer read, or by the loader's close()")
+        epoch, number = self._pending[0]
+        reply = self._receive(number, epoch)
+        self._pending.popleft()
+        inputs, targets = unflatten(reply["structure"], reply["arrays"])
+        return inputs, targets
+
+    def end(self) -> None:
+        super().end()
+        self._pending.clear()
+
+
+def batch_main(dataset: Dataset, sampler: Sampler) -> WorkerMain:
+    """Answers a command with the arrays of a global batch."""
+
+    def make(epoch: int, k: int, _first: int, _stop: int, progress: Progress) -> Reply:
+        def at(index: int) -> None:
+            progress[:] = progress[0] + 1, index
+
+        pair = read_batch(dataset, sampler.global_batch(epoch, k), sampler.seed, epoch, at)
+        return {"arrays": [np.asarray(leaf) for leaf in leaves(pair)], "structure": structure_of(pair)}
+
+    return answering(make)
+
+
+def _rows(arrays: Arrays, rows: slice) -> Arrays:
+    return mapped(lambda array: array[rows], arrays)
