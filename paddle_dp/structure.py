@@ -7,8 +7,10 @@ same structure.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from paddle_dp.errors import UsageError
 
 Structure = Any
 """None for a leaf, {key: Structure} for a dict, [Structure, …] for a tuple: JSON."""
@@ -74,16 +76,39 @@ def call(function: Callable[..., Any], inputs: Any, of: Callable[..., Any] | Non
     """`function(**inputs)` for a dict, `function(*inputs)` for a tuple, `function(inputs)` for a tensor.
 
     A function of one parameter gets the tuple as it is; so does one the dict whose keys are not its parameters. `of`,
-    by default the function itself, says by its signature which parameters there are.
+    by default the function itself, says by its signature which parameters there are. Raises UsageError for inputs
+    that do not fit them.
     """
     if isinstance(inputs, dict):
         names, several = _parameters(of or function)
         whole = not several and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
-        return function(inputs) if whole else function(**inputs)
+        if whole:
+            return function(inputs)
+        _check_keys(inputs, names, several)
+        return function(**inputs)
     if isinstance(inputs, (tuple, list)):
         names, several = _parameters(of or function)
-        return function(tuple(inputs)) if len(names) == 1 and not several else function(*inputs)
+        if len(names) == 1 and not several:
+            return function(tuple(inputs))
+        if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not several):
+            raise UsageError(
+                f"forward takes {', '.join(names)}, and the data set's inputs are {len(inputs)}: give it as many, in "
+                "this order, or a dict with their names."
+            )
+        return function(*inputs)
     return function(inputs)
+
+
+def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], several: bool) -> None:
+    missing = [name for name, needed in names.items() if needed and name not in inputs]
+    unknown = [] if several else [name for name in inputs if name not in names]
+    if not missing and not unknown:
+        return
+    wrong = [f"there is no '{name}'" for name in missing] + [f"'{name}' is no parameter" for name in unknown]
+    raise UsageError(
+        f"forward takes {', '.join(names)}, and the data set's inputs are {', '.join(sorted(inputs))}: "
+        f"{', '.join(wrong)}. Give the one the names of the other."
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:

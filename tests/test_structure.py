@@ -2,6 +2,7 @@
 
 import pytest
 
+from paddle_dp.errors import UsageError
 from paddle_dp.structure import call, leaves, mapped, named_leaves, structure_of, unflatten
 
 NESTED = {"text": {"mask": 2, "ids": 1}, "pair": (3, [4])}
@@ -76,6 +77,11 @@ def test_a_function_is_called_as_its_parameters_say(function, inputs, answer):
 
 
 @pytest.mark.parametrize("inputs", [{"a": 1, "c": 2}, {"a": 1}, (1, 2, 3)])
-def test_inputs_that_fit_no_parameters_raise_pythons_own_error(inputs):
-    with pytest.raises(TypeError):
+def test_inputs_that_fit_no_parameters_are_named(inputs):
+    with pytest.raises(UsageError, match="forward takes a, b, and the data set's inputs are"):
         call(two, inputs)
+
+
+def test_a_key_that_is_no_parameter_is_named_with_the_one_that_is_missing():
+    with pytest.raises(UsageError, match="inputs are a, c: there is no 'b', 'c' is no parameter"):
+        call(two, {"a": 1, "c": 2})

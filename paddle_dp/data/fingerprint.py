@@ -24,7 +24,7 @@ from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Dataset, file_names, given_samples, is_stacked, read_samples
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
-from paddle_dp.errors import DataError
+from paddle_dp.errors import DataError, UsageError
 from paddle_dp.structure import leaves
 
 COLLATING = "collating"
@@ -50,7 +50,7 @@ def fingerprint(
     a sample cannot be read, its text says why. Every sample is read twice (with `take`, which is never random, once); a
     group that differs, since it is random without a seed, has the text `RANDOM` and is the last.
     `apart` reads in a forked process, for data sets that workers will read: they must not inherit a file that is
-    opened at the first sample.
+    opened at the first sample. Raises UsageError for a setting that fits no sample.
     """
     return _apart(dataset, seed, timeout, seconds) if apart else _read(dataset, seed, seconds)
 
@@ -228,11 +228,18 @@ def _bytes(array: np.ndarray[Any, Any]) -> Any:
 
 def _apart(dataset: Dataset, seed: int, timeout: float, seconds: float) -> dict[str, str]:
     def serve(commands: BinaryIO, reply: Answer, progress: Progress) -> None:
-        reply(_read(dataset, seed, seconds))
+        try:
+            reply({"texts": _read(dataset, seed, seconds)})
+        except UsageError as error:
+            reply({"wrong": str(error)})
 
     worker = Worker(serve)
     try:
-        return worker.receive(timeout)
+        answer = worker.receive(timeout)
+        if "wrong" in answer:
+            raise UsageError(answer["wrong"])
+        texts: dict[str, str] = answer["texts"]
+        return texts
     except WorkerHungError:
         return {"samples": f"{UNREAD}: the first ones took more than {timeout:g} s"}
     except WorkerEndedError as error:

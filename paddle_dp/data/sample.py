@@ -13,7 +13,7 @@ from paddle_dp.data.collate import Uncollated, collated, row
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.data.stream import Stream
-from paddle_dp.errors import DataError
+from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.structure import leaves, mapped
 
@@ -93,11 +93,14 @@ def read_sample(dataset: Dataset, index: int) -> Pair:
 
 
 def given(dataset: Dataset, index: int) -> Any:
-    """`dataset[index]`, whatever it is. Raises DataError, with the sample's name, if it cannot be read."""
+    """`dataset[index]`, whatever it is. Raises DataError, with the sample's name, if it cannot be read, UsageError for
+    a setting that cannot be."""
     try:
         return dataset[index]
     except DataError as error:
         raise DataError(f"sample {index}: {error}") from error
+    except UsageError:  # of a setting, which is the same for every sample
+        raise
     except Exception as error:
         raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
 

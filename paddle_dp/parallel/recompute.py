@@ -6,6 +6,9 @@ forward: dropout draws the same masks, and the gradients are bit-equal to those 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -60,18 +63,65 @@ def _again(function: Method, twice: Method | None = None) -> Method:
 
     `twice` is run instead where it is recomputed, if a second pass of `function` would have side effects. For inputs
     that require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so
-    the layer would silently not be trained.
+    the layer would silently not be trained. Nor does it see tensors in dicts and nested tuples: it is given all of
+    them, and gives them, side by side. Raises UsageError for inputs in which tensors cannot be found.
     """
 
     def forward(*inputs: Any, **named: Any) -> Any:
-        learns = paddle.is_grad_enabled() and any(
-            isinstance(x, paddle.Tensor) and not x.stop_gradient for x in (*inputs, *named.values())
-        )
-        if not learns:
+        given: list[paddle.Tensor] = []
+        nesting = _replaced((inputs, named), paddle.Tensor, lambda x: _Hole(_append(given, x)))
+        if not paddle.is_grad_enabled() or all(x.stop_gradient for x in given):
             return function(*inputs, **named)
-        return recompute(twice or function, *inputs, **named)
+        found: list[Any] = []  # the nesting of the outputs, without the tensors, which would stay in memory
+
+        def flat(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+            again, by_name = _replaced(nesting, _Hole, lambda hole: tensors[hole.number])
+            outputs: list[paddle.Tensor] = []
+
+            def taken(x: paddle.Tensor) -> _Hole:
+                same = next((n for n, one in enumerate(tensors) if one is x), None)  # passed on as it is
+                return _Hole(_append(outputs, x)) if same is None else _Hole(same, of_inputs=True)
+
+            found[:] = [_replaced((twice or function)(*again, **by_name), paddle.Tensor, taken)]
+            return tuple(outputs)
+
+        outputs = recompute(flat, *given)
+        return _replaced(found[0], _Hole, lambda hole: (given if hole.of_inputs else outputs)[hole.number])
 
     return forward
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """The place of a tensor in a nesting, and its number."""
+
+    number: int
+    of_inputs: bool = False
+
+
+def _append(values: list[Any], value: Any) -> int:
+    values.append(value)
+    return len(values) - 1
+
+
+def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """A nesting of dicts, lists and tuples with its leaves of a kind replaced; its other leaves stay. Raises UsageError
+    for an object that holds tensors in another way."""
+    if isinstance(value, kind):
+        return by(value)
+    if isinstance(value, dict):
+        made = copy(value)  # of the same class
+        made.update({key: _replaced(one, kind, by) for key, one in value.items()})
+        return made
+    if isinstance(value, (tuple, list)):
+        some = [_replaced(one, kind, by) for one in value]
+        return value._make(some) if hasattr(value, "_make") else type(value)(some)
+    if any(isinstance(one, paddle.Tensor) for one in getattr(value, "__dict__", {}).values()):
+        raise UsageError(
+            f"strategy.recompute: a block takes or gives a {type(value).__name__} with tensors, which recompute does "
+            "not see: give tensors, dicts or tuples of them, or set strategy.recompute=none."
+        )
+    return value
 
 
 def _counted_once(block: nn.Layer) -> Method:

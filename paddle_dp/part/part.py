@@ -175,12 +175,25 @@ def _at_use(what: str) -> RecipeError:
 
 
 def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
+    if own_file := _own_file(use, home):
+        return f"there is no {SHELVES[shelf]} '{use}' on the shelf {shelf}. {own_file}"
     own = shelf == "models" and len(folders(shelf, home)) == 1
     hint = (
         " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
         * own
     )
     return f"there is no {SHELVES[shelf]} '{use}'.{did_you_mean(use, known, f'On the shelf {shelf}:')}{hint}"
+
+
+def _own_file(use: str, home: Path | None) -> str:
+    """How to name what is in a file of that name in the working folder, or beside the recipe; "" without one."""
+    here, beside = Path(f"{use}.py"), (home or Path()) / f"{use}.py"
+    if not here.is_file() and not beside.is_file():
+        return ""
+    text = (here if here.is_file() else beside).read_text("utf-8", errors="replace")
+    name = "Config" if "class Config" in text else "CLASS, with the name of a class or function in it"
+    where = "" if here.is_file() else f", in the folder {beside.parent}: modules are imported from there"
+    return f"What is in {beside if where else here} is named by its module: use: {use}.{name}{where}."
 
 
 def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import KEYS
+from paddle_dp.part.call import Call
 from paddle_dp.recipe.read import foreign_code, read_recipe
 from paddle_dp.recipe.schema import Recipe
 
@@ -29,6 +32,11 @@ def check_all(
         try:
             foreign = foreign_code(file, overrides)
             recipe = read_recipe(file, overrides, tries=forecast is not None)
+            if not _may_have_loss(recipe):
+                raise UsageError(
+                    f"{file}: model {recipe.model.name} has no method loss(outputs, targets), so the recipe must name "
+                    "one: loss: {use: cross_entropy}, for a classifier."
+                )
             weights = list(given(recipe)) if given is not None else []
             print(f"{file}: {in_short(recipe)}", flush=True)
             for line in weights:
@@ -50,12 +58,34 @@ def check_all(
                     f"  not compared with the model's parameters: {', '.join(named)} (--ranks N builds it)",
                     flush=True,
                 )
+            if recipe.loader.pad and forecast is None:
+                print("  not compared with the samples: loader.pad (--ranks N reads one)", flush=True)
             for line in forecast(recipe) if forecast else ():
                 print(f"  {line}", flush=True)
         except UsageError as error:
             print(error, file=sys.stderr, flush=True)
             status = error.exit_status
     return status
+
+
+def _may_have_loss(recipe: Recipe) -> bool:
+    """False where a recipe names no loss, and no layer in the file of its model has one."""
+    if recipe.loss is not None:
+        return True
+    kind: Any = type(recipe.model.config)
+    made = kind.called if issubclass(kind, Call) else kind
+    module = sys.modules.get(made.__module__)
+    layers = [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type) and any(base.__module__.startswith("paddle.nn") for base in one.__mro__)
+    ]
+    if not layers or any(hasattr(layer, "loss") for layer in layers):
+        return True
+    try:
+        return "loss" in inspect.getsource(module)
+    except OSError:
+        return True
 
 
 def in_short(recipe: Recipe) -> str:

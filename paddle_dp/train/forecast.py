@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.data.arrays import describe
+from paddle_dp.data.prepared import prepared
+from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.sample import read_sample
+from paddle_dp.data.stream import as_dataset
+from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.parallel.parameter_groups import group, told
@@ -27,8 +32,6 @@ from paddle_dp.recipe import Recipe
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
-GB = 1e9
-
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
@@ -44,6 +47,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     layout that cannot run, PaddleDPError if the layers built have another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
+    yield from _first_sample(recipe)
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
     with lazily():
@@ -65,6 +69,20 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield from _exchange(recipe, layout, blocks, shown.rank, wire)
     if rank is not None and rank >= layout.degrees.servers:  # a server runs no layer
         yield _built(recipe, layout, shown)
+
+
+def _first_sample(recipe: Recipe) -> Iterator[str]:
+    """Where samples are padded: the first one, as the model gets it. Raises UsageError where the names are not its."""
+    if not recipe.loader.pad:
+        return
+    try:
+        with globals_kept():
+            given = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
+            inputs, targets = read_sample(given, 0)
+    except DataError as error:
+        yield f"loader.pad: not compared with the data, which cannot be read here: {error}"
+        return
+    yield f"the first sample, padded: {describe(inputs)}, target {describe(targets)}"
 
 
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
@@ -97,8 +115,8 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         sizes["activations (estimate)"] = forward
-    parts = ", ".join(f"{name} {size / GB:.3g} GB" for name, size in sizes.items())
-    yield f"{parts}: {sum(sizes.values()) / GB:.3g} GB in all"
+    parts = ", ".join(f"{name} {_amount(size)}" for name, size in sizes.items())
+    yield f"{parts}: {_amount(sum(sizes.values()))} in all"
 
 
 def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
@@ -151,7 +169,8 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
 
 def _amount(size: float) -> str:
     """«25.2 MB», in powers of 1000."""
-    unit, name = next(((u, n) for u, n in ((1e12, "TB"), (GB, "GB"), (1e6, "MB")) if size >= u), (1e3, "kB"))
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
     return f"{_digits(size / unit)} {name}"
 
 
@@ -255,6 +274,6 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
             f"`cuts` and `blocks` of {recipe.model.name} do not describe all of its layers."
         )
     return (
-        f"built: {count:,} parameters, as planned, {size / GB:.3g} GB in float32; "
-        f"peak memory of this process {peak_memory('cpu') / GB:.3g} GB"
+        f"built: {count:,} parameters, as planned, {_amount(size)} in float32; "
+        f"peak memory of this process {_amount(peak_memory('cpu'))}"
     )

@@ -76,6 +76,71 @@ def test_nothing_is_computed_twice_without_a_backward():
     assert len(calls) == 3
 
 
+class Nested(nn.Layer):
+    """A block of inputs and outputs in dicts and tuples, with a mask that is passed on; it counts its forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, given):
+        self.calls += 1
+        (x, others), mask = given["states"], given["mask"]
+        y = paddle.tanh(self.layer(x)) * mask
+        return {"states": (y, [*others, y.sum()]), "mask": mask, "name": "a block"}
+
+
+class Nests(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.LayerList([Nested() for _ in range(3)])
+
+    def forward(self, x):
+        given = {"states": (x, []), "mask": paddle.to_tensor([1.0, 1.0, 0.0, 1.0]), "name": ""}
+        for block in self.blocks:
+            given = block(given)
+        return given
+
+
+def test_tensors_in_dicts_and_tuples_are_recomputed_too():
+    found = {}
+    for how in ("none", "full"):
+        paddle.seed(1)
+        model = recomputed(Nests(), Recompute.parse(how))
+        x = paddle.randn([2, 4])
+        x.stop_gradient = False
+        outputs = model(x)
+        y, others = outputs["states"]
+        assert (len(others), outputs["name"], outputs["mask"].stop_gradient) == (3, "a block", True)
+        (y.sum() + sum(others)).backward()
+        calls = [block.calls for block in model.blocks]
+        assert calls == ([1, 1, 1] if how == "none" else [2, 2, 1])
+        found[how] = [p.grad.numpy() for p in [x, *model.parameters()]]
+    for plain, again in zip(found["none"], found["full"], strict=True):
+        np.testing.assert_allclose(again, plain, rtol=0, atol=1e-6)
+
+
+def test_tensors_that_recompute_cannot_find_are_refused():
+    class Held:
+        def __init__(self, x):
+            self.x = x
+
+    class Block(nn.Layer):
+        def forward(self, held):
+            return Held(held.x * 2)
+
+    class Holds(Nests):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.LayerList([Block(), Block()])
+
+        def forward(self, x):
+            return self.blocks[1](self.blocks[0](Held(x))).x
+
+    with pytest.raises(UsageError, match="takes or gives a Held with tensors"):
+        recomputed(Holds(), Recompute.parse("full"))(paddle.randn([2, 4]))
+
+
 @pytest.mark.parametrize(
     ("model", "how", "said"),
     [

@@ -92,6 +92,16 @@ def test_an_unknown_part_is_told_with_the_near_miss_and_the_shelf() -> None:
     )
 
 
+def test_a_file_beside_the_recipe_is_named_with_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cancer.py").write_text("class Config: ...")
+    monkeypatch.chdir(tmp_path)
+    assert refusal({"use": "cancer"}, "datasets").endswith("by its module: use: cancer.Config.")
+    (tmp_path / "cancer.py").write_text("class Cells: ...")
+    assert "use: cancer.CLASS" in refusal({"use": "cancer"}, "datasets")
+
+
 def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = refusal({"use": "net"})

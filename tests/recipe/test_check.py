@@ -29,6 +29,26 @@ def test_right_ones_leave_with_0(write: Callable[..., Path]) -> None:
     assert check_all([write()]) == 0
 
 
+def test_a_missing_loss_is_found_without_building_the_model(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write()
+    for name, more in (("without", ""), ("with_loss", "    def loss(self, outputs, targets): ...")):
+        (file.parent / f"{name}.py").write_text((file.parent / "recipe_model.py").read_text() + LAYER + more)
+    assert check_all([file], ["loss=null", "model.use=without.Config"]) == 2
+    assert "model without.Config has no method loss(outputs, targets)" in capsys.readouterr().err
+    assert check_all([file], ["loss=null", "model.use=with_loss.Config"]) == 0
+
+
+LAYER = """
+class Layer:
+    __module__ = "paddle.nn"  # as Paddle's, which takes a second to import
+
+class Model(Layer):
+    depth = 3
+"""
+
+
 def test_settings_and_a_forecast_are_of_every_recipe(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,11 +51,11 @@ def test_parts_of_large_models_are_built_as_planned(name, ranks, rank, overrides
 def test_bytes_are_those_of_the_optimizer_and_the_precision():
     lines = said("large_classifier", 2)
     assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters: blocks 0 to 2 of 3"
-    assert lines[2] == "weights 0.128 GB, gradients 0.128 GB, optimizer 0.256 GB: 0.513 GB in all"
+    assert lines[2] == "weights 128 MB, gradients 128 MB, optimizer 256 MB: 513 MB in all"
     low = said(
         "large_classifier", 2, None, "train.precision={dtype: bfloat16, level: O2}", "optimizer.use=sgd"
     )
-    assert low[2] == "weights 0.0641 GB, gradients 0.0641 GB, optimizer 0.128 GB: 0.256 GB in all"
+    assert low[2] == "weights 64.1 MB, gradients 64.1 MB, optimizer 128 MB: 256 MB in all"
 
 
 def test_what_a_step_sends_and_how_long_it_lasts_at_least():
