@@ -75,6 +75,8 @@ def _may_have_loss(recipe: Recipe) -> bool:
     kind: Any = type(recipe.model.config)
     made = kind.called if issubclass(kind, Call) else kind
     module = sys.modules.get(made.__module__)
+    if module is None:
+        return True
     layers = [
         one
         for one in vars(module).values()
