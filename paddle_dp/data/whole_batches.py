@@ -13,7 +13,7 @@ import numpy as np
 
 from paddle_dp.data.arrays import Arrays, Pair
 from paddle_dp.data.randomness import globals_kept
-from paddle_dp.data.sample import Dataset, MicroArrays, read_batch
+from paddle_dp.data.sample import Dataset, MicroArrays, Part, read_batch
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker import Progress, Reply, Worker, WorkerMain
 from paddle_dp.data.worker_pool import Pool, answering, command
@@ -28,38 +28,39 @@ class WholeBatches:
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
         self._pool: BatchPool | None = None
 
-    def read(self, epoch: int, start: int) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each global batch from `start` on."""
-        pairs = self._ahead(epoch, start) if self.workers else self._here(epoch, start)
-        for k, (inputs, targets) in enumerate(pairs, start=start):
+    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+        """The micro-batches of each of the parts of global batches."""
+        whole = self._ahead(epoch, parts) if self.workers else self._here(epoch, parts)
+        for (k, sampler), (inputs, targets) in whole:
             # A rank without a sample reads the first one of the batch for the collectives, as anywhere.
             slices = [
                 (slice(first, stop) if stop > first else slice(0, 1), stop - first)
-                for first, stop in self.sampler.cuts(self.sampler.size(k))
+                for first, stop in sampler.cuts(sampler.size(k))
             ]
             yield [(_rows(inputs, rows), _rows(targets, rows), count) for rows, count in slices]
 
-    def _here(self, epoch: int, start: int) -> Iterator[Pair]:
-        for k in range(start, self.sampler.batches):
+    def _here(self, epoch: int, parts: Iterator[Part]) -> Iterator[tuple[Part, Pair]]:
+        for k, sampler in parts:
             with globals_kept():
-                pair = read_batch(self.dataset, self.sampler.global_batch(epoch, k), self.sampler.seed, epoch)
-            yield pair
+                pair = read_batch(self.dataset, sampler.global_batch(epoch, k), sampler.seed, epoch)
+            yield (k, sampler), pair
 
-    def _ahead(self, epoch: int, start: int) -> Iterator[Pair]:
+    def _ahead(self, epoch: int, parts: Iterator[Part]) -> Iterator[tuple[Part, Pair]]:
         pool = self._idle_pool()
-        batches = iter(range(start, self.sampler.batches))
+        pending: deque[Part] = deque()
 
         def begin() -> None:
-            if (k := next(batches, None)) is not None:
-                pool.begin(epoch, k)
+            if (part := next(parts, None)) is not None:
+                pending.append(part)
+                pool.begin(epoch, part[0])
 
         try:
             for _ in range(self.prefetch):
                 begin()
-            while pool.busy:
-                pair = pool.finish()
+            while pending:
+                pair, part = pool.finish(), pending.popleft()
                 begin()
-                yield pair
+                yield part, pair
         finally:
             if pool.busy:
                 pool.end()
@@ -86,6 +87,7 @@ class BatchPool(Pool):
     def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, timeout: float):
         super().__init__(dataset, sampler.seed, timeout)
         self._pending: deque[tuple[int, int]] = deque()  # epoch, worker
+        self._begun = 0
         try:
             for _ in range(workers):
                 self._workers.append(Worker(batch_main(dataset, sampler)))
@@ -100,7 +102,8 @@ class BatchPool(Pool):
 
     def begin(self, epoch: int, k: int) -> None:
         """Has global batch `k` made."""
-        number = k % len(self._workers)
+        number = self._begun % len(self._workers)
+        self._begun += 1
         self._workers[number].send(command(epoch, k, 0, 0))
         self._pending.append((epoch, number))
 

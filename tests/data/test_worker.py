@@ -132,7 +132,7 @@ class Slow(list):
 sys.stdout.write("not yet written ")
 sampler = Sampler(64, 2, shuffle=False)
 source = Prefetched(Slow(range(64)), sampler, 2, 4, 60.0)
-reading = source.read(0, (sampler.reads(0, k) for k in range(sampler.batches)))
+reading = source.read(0, ((k, sampler) for k in range(sampler.batches)))
 next(reading)
 print(*[worker.pid for worker in source._pool._workers], flush=True)
 sys.stdin.readline()
