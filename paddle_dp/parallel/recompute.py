@@ -115,7 +115,8 @@ def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
         return made
     if isinstance(value, (tuple, list)):
         some = [_replaced(one, kind, by) for one in value]
-        return type(value)(*some) if hasattr(value, "_fields") else type(value)(some)  # a namedtuple, or not
+        is_plain = type(value) in (tuple, list)
+        return type(value)(some) if is_plain else type(value)(*some)  # a namedtuple
     if any(isinstance(one, paddle.Tensor) for one in getattr(value, "__dict__", {}).values()):
         raise UsageError(
             f"strategy.recompute: a block takes or gives a {type(value).__name__} with tensors, which recompute does "
