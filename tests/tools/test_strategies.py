@@ -24,8 +24,8 @@ FOUND = [training("a", "loopback", 2.0, 0.61, 0.6), training("b", "loopback", 2.
 
 def test_the_table_says_where_the_target_was_reached_or_that_it_was_not():
     lines = tables(FOUND, {"digits": 0.6}).splitlines()
-    assert lines[4] == "| a | 100 | 0.200 (busiest 0.600) | 30 | 1.5 | 6.0 | 0.6000 | 0.9800 |"
-    assert lines[5] == "| b | 100 | 0.000 | – | – | – | 0.7000 | 0.9800 |"
+    assert lines[4] == "| a | 100 | 0.200 (busiest 0.600) | 30 | 1.5 | 6.0 | 0.6000 | 0.9800 | 30 |"
+    assert lines[5] == "| b | 100 | 0.000 | – | – | – | 0.7000 | 0.9800 | 20 |"
 
 
 def test_what_was_written_is_read_again(tmp_path):

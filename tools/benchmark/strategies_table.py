@@ -83,8 +83,8 @@ def tables(found: Sequence[Training], targets: Mapping[str, float]) -> str:
         target = targets[task]
         shown += [
             f"{task}, {link}; held-out loss {target:g} or below\n",
-            "| strategy | samples/s | MB a step | steps to it | seconds | MB | at the end: loss | accuracy |",
-            "|---|---|---|---|---|---|---|---|",
+            "| strategy | samples/s | MB a step | steps to it | seconds | MB | at the end: loss | accuracy | step |",
+            "|---|---|---|---|---|---|---|---|---|",
             *(_row(one, target) for one in found if (one.task, one.link) == (task, link)),
             "",
         ]
@@ -97,7 +97,7 @@ def _row(training: Training, target: float) -> str:
     if last.busiest_mb > 1.05 * last.mb:
         size += f" (busiest {last.busiest_mb / last.step:.3f})"
     until = f"{there.step} | {there.seconds:.1f} | {there.mb:.1f}" if there else "– | – | –"
-    end = f"{last.loss:.4f} | {training.accuracy:.4f}"
+    end = f"{last.loss:.4f} | {training.accuracy:.4f} | {last.step}"
     return f"| {training.way} | {training.samples_per_second:.0f} | {size} | {until} | {end} |"
 
 
