@@ -56,10 +56,10 @@ def test_evaluations_are_left_out_of_seconds_and_bytes():
     mega = 1_000_000
     said = [
         ({"event": "start"}, [mega, mega, mega]),
-        ({"event": "step", "samples_per_second": 5.0, "seconds": 1.0}, [3 * mega, 5 * mega, 11 * mega]),
-        ({"event": "evaluated", "step": 4, "seconds": 1.5, "loss": 0.7}, [8 * mega, 9 * mega, 20 * mega]),
-        ({"event": "step", "samples_per_second": 6.0, "seconds": 2.5}, [9 * mega, 11 * mega, 24 * mega]),
-        ({"event": "evaluated", "step": 8, "seconds": 4.0, "loss": 0.6}, [9 * mega, 11 * mega, 24 * mega]),
+        ({"event": "step", "samples_per_second": 5.0, "seconds": 1.0}, [11 * mega, 3 * mega, 5 * mega]),
+        ({"event": "evaluated", "step": 4, "seconds": 1.5, "loss": 0.7}, [20 * mega, 8 * mega, 9 * mega]),
+        ({"event": "step", "samples_per_second": 6.0, "seconds": 2.5}, [24 * mega, 9 * mega, 11 * mega]),
+        ({"event": "evaluated", "step": 8, "seconds": 4.0, "loss": 0.6}, [24 * mega, 9 * mega, 11 * mega]),
     ]
     for event, sent in said:
         follows.event(event, sent)

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,8 @@ class Way:
     strategy: str
     words: tuple[str, ...] = ()
     ranks: int = 2
+    servers: int = 0  # the first ranks, which serve and do not learn
     tasks: tuple[str, ...] = ("digits", "gpt")
-
-    @property
-    def servers(self) -> int:
-        """Ranks that serve and do not learn: the last ones."""
-        return self.ranks - 2 if self.strategy.startswith("use: parameter_server") else 0
 
 
 WAYS = [
@@ -88,6 +84,11 @@ WAYS = [
     Way("tensor 2", "use: hybrid, tensor: 2", tasks=("gpt",)),
     Way("sequence 2", "use: hybrid, sequence: 2", tasks=("gpt",)),
     Way("pipeline 2", "use: hybrid, pipeline: 2", ("train.micro_batches=4",)),
+    Way("local_sgd, every 8 steps", "use: local_sgd, every: 8 steps"),
+    Way("DiLoCo, every 24 steps", "use: local_sgd, every: 24 steps, outer: {}"),
+    Way("async_average", "use: async_average"),
+    Way("1 parameter server", "use: parameter_server, servers: 1", ranks=3, servers=1),
+    Way("2 parameter servers", "use: parameter_server, servers: 2", ranks=4, servers=2),
 ]
 
 
@@ -160,7 +161,7 @@ def write(found: Sequence[Training], file: Path) -> None:
 class Followed:
     """What a training's events say, and what its nodes have sent at each; without its evaluations.
 
-    The last `servers` nodes only serve; through a node's interface `ranks` ranks send.
+    The first `servers` nodes only serve; through a node's interface `ranks` ranks send.
     """
 
     def __init__(self, servers: int, ranks: int):
@@ -185,7 +186,7 @@ class Followed:
             self.accuracy = event.get("acc1", 0.0)
             point = Point(
                 step=event["step"], seconds=before - seconds, loss=event["loss"],
-                mb=statistics.mean(per_rank[: len(sent) - self._servers] or per_rank), busiest_mb=max(per_rank),
+                mb=statistics.mean(per_rank[self._servers :] or per_rank), busiest_mb=max(per_rank),
             )  # fmt: skip
             self.points.append(point)
             gone = [count + now - then for count, now, then in zip(left, sent, so_far, strict=True)]
@@ -253,7 +254,7 @@ class Bench:
         """Four workers on one node: as they are, with one that is slow, and with one that is killed."""
         if way.ranks == 1:
             return
-        way = Way(way.name, way.strategy, way.words, way.ranks + 2)
+        way = replace(way, ranks=way.servers + 4)
         task = TASKS[0]
         plain, slowed = (self.pace(way, task, delay) for delay in ("0 ms", SLOW))
         yield Faulty(way=way.name, plain=plain, slowed=slowed, killed=self.killed(way, task))
@@ -276,21 +277,22 @@ class Bench:
         return statistics.median(rates[1:])
 
     def killed(self, way: Way, task: Task) -> str:
-        """What a job says whose worker 1 is killed in mid-training, and after how many seconds."""
+        """What a job says whose second worker is killed in mid-training, and after how many seconds."""
+        victim = way.servers + 1
         words = [*task.words, "callbacks=[{use: metrics, every: 5 steps}]"]
         processes, logs, metrics = self.start(way, task, words, alone=True)
         killed_at = 0.0
         try:
             for event in events(metrics, processes):
                 if event["event"] == "step" and event["step"] >= 40 and not killed_at:
-                    os.kill(pid_of(1, processes[0].pid), signal.SIGKILL)
+                    os.kill(pid_of(victim, processes[0].pid), signal.SIGKILL)
                     killed_at = time.monotonic()
             took = time.monotonic() - killed_at
         finally:
             end(processes)
         said = logs[0].read_text(errors="replace").splitlines()
         status = processes[0].returncode
-        first = next((line.strip() for line in said if "rank 1" in line), "nothing")
+        first = next((line.strip() for line in said if f"rank {victim}" in line), "nothing")
         return (
             f"goes on to the end: {first}"
             if status == 0
