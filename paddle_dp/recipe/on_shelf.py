@@ -68,11 +68,10 @@ class OnShelf:
         return read_part(self.shelf, value, prefix, home, tries=context.get("tries", True))
 
     def _describe(self, name: str) -> dict[str, Any]:
-        described = adapter(find(self.shelf, name)).json_schema(schema_generator=EditorSchema)
+        described = _schema_of(find(self.shelf, name))
         if (beside := _BESIDE.get(self.shelf)) is not None:
-            further = adapter(beside).json_schema(schema_generator=EditorSchema)
-            own = _inlined(further["properties"], further.get("$defs", {}))
-            described["properties"] = {**own, **described.get("properties", {})}
+            further = _schema_of(beside)["properties"]
+            described["properties"] = {**further, **described.get("properties", {})}
         if self.shelf == "models" and published.has_table(find(self.shelf, name)):
             described["properties"][published.KEY] = {"type": "string", "description": published.MEANING}
         use = {"const": name, "description": summary(self.shelf, name)}
@@ -83,6 +82,13 @@ class OnShelf:
             "properties": {"use": use, **described.get("properties", {})},
             "required": ["use", *described.get("required", [])],
         }
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    schema = adapter(kind).json_schema(schema_generator=EditorSchema)
+    definitions = schema.pop("$defs", {})
+    inlined: dict[str, Any] = _inlined(schema, definitions)
+    return inlined
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:

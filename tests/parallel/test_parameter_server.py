@@ -59,10 +59,10 @@ def test_parts_are_balanced_by_size_and_add_up() -> None:
         [Weight(name="f", size=7, frozen=True)],
     ]
     layout = Layout(degrees=TWO_AND_TWO, widths=Widths.of("adamw"))
-    assert served(blocks, layout) == [700, 600] and sum(served(blocks, layout)) == sum(sizes)
+    assert served(blocks, layout) == [600, 700] and sum(served(blocks, layout)) == sum(sizes)
     first, second, worker = rank_memories(blocks, layout)
-    assert [m.state.optimizer for m in (first, second, worker)] == [8 * 700, 8 * 600, 0]
-    assert [m.parameters for m in (first, second, worker)] == [707, 607, 1307]
+    assert [m.state.optimizer for m in (first, second, worker)] == [8 * 600, 8 * 700, 0]
+    assert [m.parameters for m in (first, second, worker)] == [607, 707, 1307]
 
 
 def test_ranks_without_a_worker_are_refused() -> None:
