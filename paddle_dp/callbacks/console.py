@@ -72,17 +72,19 @@ class Console(Callback):
         self._began, self._first = 0.0, 0
         self._found: Evaluation | None = None
         self._saved: Path | None = None
+        self._sent: float | None = None
         self._left_out: set[int] = set()  # steps whose updates the guard left out
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step
-        self._found = self._saved = None
+        self._found = self._saved = self._sent = None
         self._left_out.clear()
         self._sinks = self._opened(moment) if self.run.mesh.is_main else []
         self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
         self._on_each(lambda sink: sink.start(moment.progress))
 
     def step(self, moment: Moment) -> None:
+        self._sent = moment.numbers.get("sent")
         self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
 
     def measured(self, moment: Moment, measured: Measured) -> None:
@@ -112,6 +114,8 @@ class Console(Callback):
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
         if self._left_out:
             self._say(_lines.left_out(len(self._left_out), steps))
+        if self._sent is not None:
+            self._say(_lines.sent(self._sent))
         differences = moment.trainer.differences
         for line in _lines.summary(self.run, steps, seconds, self._found, self._saved, differences):
             self._say(line)

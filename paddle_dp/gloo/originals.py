@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
+from paddle_dp.mesh.traffic import traffic
 from paddle_dp.mesh.transport import around, observers
 
 SAVED = (
@@ -65,6 +66,7 @@ def _reporting_late_ranks(name: str, original: Any) -> Any:
 
     @functools.wraps(original)
     def counted(process_group: Any, *args: Any) -> Any:
+        _count(name, process_group.size(), args)
         arrivals = late_ranks.arrivals()
         if arrivals is None:
             return original(process_group, *args)
@@ -76,6 +78,18 @@ def _reporting_late_ranks(name: str, original: Any) -> Any:
             return original(process_group, *args)
 
     return observed(counted)
+
+
+def _count(name: str, ranks: int, args: Sequence[Any]) -> None:
+    """Adds what a collective sends to this process's bytes: of its tensors the largest is the whole."""
+    whole = max((_bytes(each) for each in args), default=0)
+    (traffic.all_reduced if name == "all_reduce" else traffic.reduced)(whole, ranks)
+
+
+def _bytes(given: Any) -> int:
+    if isinstance(given, list | tuple):
+        return sum(map(_bytes, given))
+    return int(given.size) * int(given.element_size()) if isinstance(given, paddle.Tensor) else 0
 
 
 def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:

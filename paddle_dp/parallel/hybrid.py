@@ -118,6 +118,12 @@ class HybridLearner(Learner):
             self._exchange()
 
     @property
+    def counts_sent(self) -> bool:
+        """On CPUs our carriers count, and the bridge; on accelerators only the buckets of `parallel.exchange` do."""
+        axes, stage = self.mesh.axes, self.zero.stage if self.zero is not None else 0
+        return self.mesh.device == "cpu" or (axes.tensor == axes.sequence == axes.pipeline == 1 and stage < 3)
+
+    @property
     def _may_freeze(self) -> bool:
         return True
 

@@ -13,6 +13,7 @@ import paddle
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.beside import Beside, SavedBeside
@@ -153,6 +154,9 @@ class Learner(Passes):
     def _all_reduce_gradients(self) -> None:
         """All-reduces gradients after backward; here nothing, but checks that backward left none out."""
         if self.mesh.ranks > 1:
+            if self.dp_world_size > 1:
+                size = sum(int(p.size) * int(p.element_size()) for _, p in self._named_trainable)
+                traffic.all_reduced(size, self.dp_world_size)
             lacking = [name for name, parameter in self._named_trainable if parameter.grad is None]
             check_gradients(lacking, self.mesh, first=not self._gradients_checked)
             self._gradients_checked = True
@@ -181,6 +185,11 @@ class Learner(Passes):
         """Around code that reads the gradients of an update before it is made: within it they are those of the global
         batch, also where ranks use those of their own shares. Collective."""
         return nullcontext()
+
+    @property
+    def counts_sent(self) -> bool:
+        """Whether all that a step sends is counted (`mesh.traffic`)."""
+        return True
 
     def beside(self) -> Beside:
         """What a checkpoint has to hold beside model and optimizer. Call it outside of `consensus`."""

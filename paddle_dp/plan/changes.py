@@ -19,7 +19,8 @@ SHORT = 5e-3  # seconds of a step, below which handing a batch over from a worke
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What is known of the run beside its times. `cores`: processors of one machine; `local_ranks`: ranks on it;
-    `degrees`: of the axes that are split; `free`, `peak`: bytes of a rank's memory."""
+    `degrees`: of the axes that are split; `free`, `peak`: bytes of a rank's memory; `sent`: bytes that a rank sends in
+    a step, the mean of all; 0 where they are not counted."""
 
     batch: int
     micro_batches: int = 1
@@ -31,6 +32,7 @@ class Facts:
     device: str = "cpu"
     free: int = 0
     peak: int = 0
+    sent: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ def lines(measured: Measured) -> list[str]:
         f"Where a step of {_shown(step)} ms goes, in ms (steps {first} to {last}):",
         *_table(parts),
         *_wrapped(_sentence(parts)),
+        *([f"A rank sends {facts.sent / 1e6:.3g} MB a step."] if facts.sent and len(parts) > 1 else []),
     ]
     return [*found, *_advice(step, changes(parts, facts))]
 

@@ -19,6 +19,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import Tape
+from paddle_dp.mesh.traffic import traffic
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.step_parts import attribute
@@ -46,7 +47,7 @@ class Measurements:
         self._first = self._began = self._steps = self._total = 0
         self._local_ranks = 1
         self._tape: Tape | None = None
-        self._zero = self._busy = self._workers = 0.0
+        self._zero = self._busy = self._workers = self._sent = 0.0
 
     def plan(self, step: int, total: int) -> None:
         """Before the first update of `total`: `step` are done."""
@@ -76,6 +77,7 @@ class Measurements:
     def _begin(self, step: int) -> None:
         self._began, self.due = step, step + self._steps
         self._tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
+        self._sent = traffic.sent
         self._busy, self._workers = time.process_time(), self.loader.workers_busy()
         hosts = self.mesh.gather(self.mesh.host)  # all begin together, and those of other machines know when
         self._local_ranks = hosts.count(self.mesh.host)
@@ -90,16 +92,19 @@ class Measurements:
         row = {
             "host": self.mesh.host, "zero": self._zero, "seconds": seconds, "steps": self._steps,
             "tape": tape.as_json(),
+            "sent": (traffic.sent - self._sent) / self._steps,
             "busy": time.process_time() - self._busy, "workers_busy": self.loader.workers_busy() - self._workers,
         }  # fmt: skip
         inside = any(computes for *_, computes in tape.waits)  # the same on every rank
         with heartbeat.within("callbacks", "measuring a step"):
             row["alone"] = self._exchange_alone() if inside else 0.0
             row["bare"] = self._bare_backward(batch) if self.watched and inside else None
-            parts = attribute(self.mesh.gather(row))
+            rows = self.mesh.gather(row)
+        parts = attribute(rows)
+        sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.counts_sent else 0.0
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
         self._due_at(step + OFTEN if self.watched else rarer)
-        return Measured(first=first, last=step, parts=parts, facts=self._facts(), watched=self.watched)
+        return Measured(first=first, last=step, parts=parts, facts=self._facts(sent), watched=self.watched)
 
     def _exchange_alone(self) -> float:
         """The seconds in which the gradients of a step are all-reduced while nothing else is done; of more than 32 MB a
@@ -126,7 +131,7 @@ class Measurements:
             took.append(sum(seconds for (phase, _), seconds in tape.own.items() if phase == "backward"))
         return min(took) / len(batch.micro_batches)
 
-    def _facts(self) -> Facts:
+    def _facts(self, sent: float) -> Facts:
         sampler, axes = self.loader.sampler, self.mesh.axes
         return Facts(
             batch=sampler.batch,
@@ -139,6 +144,7 @@ class Measurements:
             device=self.mesh.device,
             free=_free_memory(self.mesh.device, self._local_ranks),
             peak=peak_memory(self.mesh.device),
+            sent=sent,
         )
 
 

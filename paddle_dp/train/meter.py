@@ -1,4 +1,4 @@
-"""Measures speed: samples and tokens per second, the share of time spent waiting for data, peak memory."""
+"""Measures speed: samples and tokens per second, the share of time spent waiting for data, bytes sent, peak memory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.traffic import traffic
 
 if TYPE_CHECKING:
     from paddle_dp.data import Batch
 
 
 class Meter:
-    """Counts samples, steps and waiting between two readings, at the cost of some additions per step."""
+    """Counts samples, steps, waiting and what this rank sends between two readings, at the cost of some additions per
+    step. `sends`: all that it sends in a step is counted (`mesh/traffic.py`)."""
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, sends: bool = False):
+        self.mesh, self._sends = mesh, sends
         self._reset()
 
     def _reset(self) -> None:
+        self._sent = traffic.sent
         self.began, self.samples, self.waited, self.steps = time.perf_counter(), 0, 0.0, 0
 
     def add(self, samples: int, waited: float) -> None:
@@ -30,15 +33,17 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For work that is not training, such as evaluating and saving: its time does not count."""
-        start = time.perf_counter()
+        """For work that is not training, such as evaluating and saving: its time and bytes do not count."""
+        start, sent = time.perf_counter(), traffic.sent
         try:
             yield
         finally:
             self.began += time.perf_counter() - start
+            self._sent += traffic.sent - sent
 
     def read(self, batch: Batch | None = None) -> dict[str, float]:
-        """The speed since the last reading, which it resets; in tokens, too, if `batch` holds token ids."""
+        """The speed since the last reading, which it resets; in tokens, too, if `batch` holds token ids. `memory`:
+        bytes at most; `sent`: bytes that this rank has sent in a step."""
         seconds = max(time.perf_counter() - self.began, 1e-9)
         numbers = {
             "samples_per_second": self.samples / seconds,
@@ -48,6 +53,8 @@ class Meter:
         }
         if batch is not None and (length := tokens(batch)):
             numbers["tokens_per_second"] = numbers["samples_per_second"] * length
+        if self._sends:
+            numbers["sent"] = (traffic.sent - self._sent) / max(self.steps, 1)
         self._reset()
         return numbers
 

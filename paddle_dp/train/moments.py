@@ -30,7 +30,7 @@ class Moments(TrainingState):
         self.total_steps = 0
         self.stopped: str | None = None
         self.differences: list[str] = []  # from one process's result; complete at the end
-        self.meter = Meter(self.mesh)
+        self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.counts_sent)
         self.callbacks = CallbackList(learner, self.meter)
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
 

@@ -176,3 +176,5 @@ def test_lines_fit_80_columns_for_many_ranks_and_long_names():
     shown = lines(measured(ranks))
     assert max(map(len, shown)) <= 80 and "(4 ranks with less" in "\n".join(shown)
     assert lines(Measured.of_fields(measured(ranks).as_fields())) == shown
+    assert "A rank sends 25.2 MB a step." in lines(measured(ranks, sent=25.17e6))
+    assert not [line for line in shown if "sends" in line]  # of earlier versions, and accelerators

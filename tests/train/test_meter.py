@@ -10,6 +10,7 @@ import pytest
 
 from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.traffic import traffic
 from paddle_dp.train.meter import Meter, tokens
 
 
@@ -29,6 +30,18 @@ def batch(inputs: Any) -> Batch:
 )
 def test_rows_of_whole_numbers_are_texts(inputs: Any, length: int) -> None:
     assert tokens(batch(inputs)) == length
+
+
+def test_what_is_sent_is_counted_for_a_step_and_not_in_pauses() -> None:
+    meter = Meter(Mesh.alone(), sends=True)
+    with meter.paused():
+        traffic.all_reduced(1e6, 2)
+    for _ in range(4):
+        traffic.all_reduced(600, 3)
+        meter.add(8, 0.0)
+    assert meter.read()["sent"] == pytest.approx(800)  # 2(n - 1)/n of 600
+    assert meter.read()["sent"] == 0
+    assert "sent" not in Meter(Mesh.alone()).read()
 
 
 def test_tokens_are_the_samples_times_their_length_and_pauses_do_not_count() -> None:

@@ -34,6 +34,7 @@ CURVES = {
     "slowest_rank": "speed/slowest_rank",
     "slowest_times_others": "speed/slowest_rank_times_the_others",
     "memory": "speed/memory_megabytes",
+    "sent": "speed/sent_megabytes_per_step",
 }
 _HIDDEN = ("seconds_per_step",)  # samples_per_second shows the same
 
@@ -112,6 +113,8 @@ class Dashboard(Callback):
                 memory is not None and self.run.mesh.ranks == 1
             ):  # of several ranks, self.ranks has a curve each
                 numbers["memory"] = memory / 2**20
+            if "sent" in numbers:
+                numbers["sent"] /= 1e6
             curves |= {CURVES.get(n, f"train/{n}"): v for n, v in numbers.items()}
             if isinstance(self._utilisation, Utilisation):
                 curves |= self._utilisation.of(numbers, self.run.mesh.ranks)
