@@ -1,0 +1,195 @@
+"""Local SGD and DiLoCo on real ranks: what equals data parallelism, and what may not change the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.proof import Comparison, compare_sides, verify
+from paddle_dp.recipe import read_recipe
+from tests.jobs import comparisons_in_forks
+from tests.parity import weights
+from tests.ranks import ROOT, run_ranks
+from tests.strategies.local_runs import RECIPE, train_each
+
+DATA = "strategy={use: data_parallel}"
+ADAMW = ["optimizer={use: adamw}", "schedule.learning_rate=5e-3"]
+MOMENTUM = ["optimizer={use: momentum}", "schedule.learning_rate=0.05"]
+
+
+def local(*settings: str) -> str:
+    return "strategy={use: local_sgd, " + ", ".join(settings) + "}"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([local("every: 8 steps")], "every 8 steps, each rank learns from its own samples alone"),
+        ([local("every: 1 step"), *ADAMW], "adamw makes another step"),
+        ([local("every: 1 step"), *MOMENTUM], "momentum makes another step"),
+        ([local("every: 1 step"), "optimizer.clip=1.0"], "clips the gradient of its own samples"),
+        ([local("every: 1 step", "outer: {use: momentum}")], "the outer optimizer makes other steps"),
+        (["strategy={use: async_average}"], "not even that of the same command again"),
+    ],
+)
+def test_verify_says_at_the_door_what_is_not_promised(recipe, words, why):
+    with pytest.raises(UsageError, match=why):
+        verify(recipe, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["train.precision=float16"], "agree on a loss scale"),
+        (["train.precision={dtype: bfloat16, level: O2}"], "weights of 16 bits"),
+        (["ema={decay: 0.9}"], "ema averages weights"),
+        (["guard={recompute: 5 steps}"], "guard.recompute compares"),
+        (["strategy={use: async_average}", "guard={non_finite: skip}"], "judge each update together"),
+    ],
+)
+def test_what_all_ranks_decide_together_is_refused(recipe, words, why):
+    asked = read_recipe(recipe, words)
+    with pytest.raises(UsageError, match=why):
+        asked.strategy.refuse(asked, 2, "cpu")
+
+
+@pytest.mark.parametrize("setting", ["every: 1 epoch", "warmup: 2 epochs"])
+def test_periods_are_steps(recipe, setting):
+    with pytest.raises(RecipeError, match="is not a number of steps"):
+        read_recipe(recipe, [local(setting)])
+
+
+def run(tmp_path, ranks: int, *cases: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """What every rank has found, by case."""
+    given = [{"folder": str(tmp_path / str(number)), **case} for number, case in enumerate(cases)]
+    of_ranks = run_ranks(train_each, ranks, given, timeout=300)
+    return [[of_rank[number] for of_rank in of_ranks] for number in range(len(cases))]
+
+
+def assert_equal(ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """Bit by bit, on every rank, weights and optimizer's states included."""
+    for one, other in zip(ones, others, strict=True):
+        assert one["own"] == other["own"]
+        assert one["rows"][-1] == other["rows"][-1]
+        assert one["held_out"] == other["held_out"]
+    left, right = weights(ones[0]["saved"]), weights(others[0]["saved"])
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def assert_near(ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        np.testing.assert_allclose(one["rows"], other["rows"], rtol=2e-5)
+        assert one["held_out"] == pytest.approx(other["held_out"], rel=1e-5)
+
+
+def test_every_step_is_data_parallel_and_a_warm_up_is_it_to_the_bit(tmp_path):
+    """25 samples in two micro-batches are no equal shares."""
+    data, every, warm, warm_data = run(
+        tmp_path, 2,
+        {"words": [DATA], "until": "12 steps"},
+        {"words": [local("every: 1 step")], "until": "12 steps"},
+        {"words": [local("every: 5 steps", "warmup: 6 steps"), *ADAMW], "until": "6 steps"},
+        {"words": [DATA, *ADAMW], "until": "6 steps"},
+    )  # fmt: skip
+    assert_near(every, data)
+    assert_equal(warm, warm_data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_step_is_data_parallel_on_any_number_of_ranks(tmp_path, ranks):
+    states = "optimizer_states: averaged"
+    data, every, momentum, averaged = run(
+        tmp_path, ranks,
+        {"words": [DATA]}, {"words": [local("every: 1 step")]},
+        {"words": [DATA, *MOMENTUM]}, {"words": [local("every: 1 step", states), *MOMENTUM]},
+    )  # fmt: skip
+    assert_near(every, data)
+    assert_near(averaged, momentum)
+
+
+LAYOUTS = {
+    "plain": [local("every: 5 steps", "warmup: 6 steps"), *MOMENTUM],
+    "averaged": [local("every: 5 steps", "optimizer_states: averaged"), *ADAMW],
+    "diloco": [local("every: 5 steps", "warmup: 2 steps", "outer: {use: momentum}"), *ADAMW],
+    "adaptive": [local("every: 3 steps", "adaptive: true"), *ADAMW],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", LAYOUTS.values(), ids=LAYOUTS)
+def test_looks_and_saves_change_nothing_and_a_resume_is_bit_equal(tmp_path, words):
+    """Saved in the midst of a period, where every rank has weights of its own."""
+    resumed = str(tmp_path / "0" / "between" / "step-00000013")
+    looked, plain, again, other = run(
+        tmp_path, 2,
+        {"words": words, "evaluate_at": 9, "save_at": 13},
+        {"words": words},
+        {"words": words, "resume": resumed},
+        {"words": [DATA, words[1], words[2]], "resume": resumed, "until": "14 steps"},
+    )  # fmt: skip
+    assert looked[0]["between"] == resumed
+    assert looked[0]["on_the_way"] == looked[1]["on_the_way"] != looked[0]["held_out"]
+    assert_equal(looked, plain)
+    assert_equal(again, plain)
+    assert len({found["own"] for found in plain}) == 1, "at the end all ranks have the same weights"
+    assert len(other[0]["rows"]) == 1, "data_parallel goes on from the mean"
+
+
+@pytest.mark.long
+def test_a_checkpoint_goes_from_any_strategy_to_any_other(tmp_path):
+    words = {
+        "data": [DATA, *ADAMW],
+        "local": [local("every: 5 steps", "outer: {use: momentum}"), *ADAMW],
+        "async": ["strategy={use: async_average}", *ADAMW],
+        "sharded": ["strategy={use: hybrid, sharding: 2}", *ADAMW],
+    }
+    first = run(
+        tmp_path / "first", 2, *[{"words": w, "save_at": 7, "until": "8 steps"} for w in words.values()]
+    )
+    cases = [
+        {"words": to, "resume": found[0]["between"], "until": "8 steps"}
+        for found in first
+        for name, to in words.items()
+    ]
+    for found in run(tmp_path / "then", 2, *cases):
+        assert len(found[0]["rows"]) == 1
+        assert found[0]["own"] == found[1]["own"]
+
+
+def unweighted() -> None:
+    """A fault: ranks count as much as each other, whatever their shares."""
+    from paddle_dp.parallel.local_learner import LocalLearner
+
+    LocalLearner._take_weight = lambda self: None  # type: ignore[method-assign]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_verify_finds_every_step_the_same_and_a_wrong_weight_different(tmp_path, recipe, ranks):
+    words = (local("every: 1 step"), "train.micro_batches=1")
+    comparison = Comparison(recipe, words, 4, ranks, tmp_path / "scratch")
+    with comparisons_in_forks():
+        good = comparison.many(ranks)
+        bad = comparison.many(ranks, name="bad", patch=f"{__name__}:unweighted")
+        one = comparison.one([good, bad])
+    assert compare_sides(one, good).same
+    assert not compare_sides(one, bad).same
+
+
+def test_the_recipes_of_the_family_are_read():
+    for name in ("digits_local_sgd", "digits_diloco", "digits_async_average"):
+        asked = read_recipe(ROOT / "configs" / f"{name}.yaml")
+        asked.strategy.refuse(asked, 2, "cpu")
