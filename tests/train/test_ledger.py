@@ -1,0 +1,72 @@
+import random
+
+import pytest
+
+from paddle_dp.train.ledger import Ledger, means
+
+SUMS = {"loss": 6.0, "acc1": 2.0, "count": 4.0, "gradient_norm": 3.0}
+
+
+def test_shares_are_handed_out_in_order_and_once():
+    ledger = Ledger(3, 5, 3)
+    asked = [ledger.claim(rank) for rank in (0, 2, 1, 1, 0, 2, 2)]
+    assert asked == [(3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (4, 2), None]
+    assert not ledger.is_done
+    for rank, share in zip((0, 2, 1, 1, 0, 2), asked, strict=False):
+        ledger.done(rank, share, None)
+    assert ledger.is_done
+
+
+@pytest.mark.parametrize(("claimed", "stop"), [(0, 2), (1, 3), (3, 3), (4, 4)])
+def test_a_cut_ends_the_round_with_the_global_batch_that_was_begun(claimed, stop):
+    ledger = Ledger(2, 9, 3)
+    for _ in range(claimed):
+        ledger.claim(0)
+    ledger.cut()
+    assert ledger.stop == stop
+    left = list(iter(lambda: ledger.claim(1), None))
+    assert len(left) == 3 * (stop - 2) - claimed
+
+
+def test_a_rank_that_is_gone_leaves_its_shares_to_others():
+    ledger = Ledger(0, 2, 2)
+    mine, theirs = ledger.claim(0), ledger.claim(1)
+    ledger.done(0, mine, SUMS)
+    ledger.gone(1)
+    assert ledger.claim(0) == theirs
+    ledger.done(1, theirs, SUMS)  # too late: it counts once
+    assert len(ledger._sums) == 1
+    ledger.done(0, theirs, SUMS)
+    for share in iter(lambda: ledger.claim(0), None):
+        ledger.done(0, share, SUMS)
+    assert ledger.is_done
+
+
+def test_whatever_the_order_each_share_is_computed_once():
+    rng = random.Random(0)
+    for _ in range(50):
+        ledger, held, done = Ledger(0, rng.randint(1, 6), rng.randint(1, 4)), {0: [], 1: [], 2: []}, []
+        while not ledger.is_done:
+            rank = rng.randrange(3)
+            if held[rank] and rng.random() < 0.6:
+                share = held[rank].pop(0)
+                ledger.done(rank, share, None)
+                done.append(share)
+            elif (share := ledger.claim(rank)) is not None:
+                held[rank].append(share)
+            if rng.random() < 0.03:
+                ledger.cut()
+        assert len(set(done)) == len(done)
+        assert set(done) == {(batch, share) for batch in range(ledger.stop) for share in range(ledger.shares)}
+
+
+def test_means_are_over_what_counts_and_told_once():
+    assert means([]) == {}
+    other = {"loss": 1.0, "acc1": 0.0, "count": 12.0, "gradient_norm": 1.0}
+    assert means([SUMS, other]) == {"loss": 7 / 16, "acc1": 2 / 16, "gradient_norm": (48 / 16) ** 0.5}
+    ledger = Ledger(0, 3, 1)
+    for _ in range(3):
+        ledger.done(0, ledger.claim(0), SUMS)
+    assert ledger.reported(1)["loss"] == 1.5
+    assert ledger.reported(1) == {}
+    assert ledger.reported(2)["acc1"] == 0.5
