@@ -3,6 +3,8 @@
 For Ψ bytes of parameters on a rank, A bytes of activations between two blocks of all its samples, n ranks of the axis:
 
     data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009)
+    data, where      parameters              2(n−1)/n·Ψ / H        the mean of H steps; with the optimizer's states on
+      ranks average                                                request, and without the steps of a warm-up
     sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
     sharding 3       gradients, parameters   (n−1)/n·Ψ, twice that
     tensor           activations             2(n−1)/n·A, 4 times a block, 1 each for embedding and head
@@ -146,8 +148,15 @@ def _gradients(
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
-            size = share * 2 * (together - 1) / together * own * layout.widths.gradient
-            yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
+            moved = share * 2 * (together - 1) / together * own
+            if layout.averaged_every:
+                width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer
+                size = moved * width / layout.averaged_every
+                yield Sent(axis=axis, what="parameters", bytes=size, when="last backward", hides=False)
+            else:
+                yield Sent(
+                    axis=axis, what="gradients", bytes=moved * layout.widths.gradient, when="last backward"
+                )
 
 
 def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Between) -> Iterator[Sent]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,8 +23,7 @@ class Claims:
     """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer,
     whatever it computes meanwhile.
 
-    A rank asks for its next share when it gets one, so that no question is waited for; so at a round's end a slow rank
-    may have two shares before it.
+    A rank asks for its next share when it gets one, so that no question is waited for.
     """
 
     def __init__(self, mesh: Mesh):
@@ -35,6 +35,7 @@ class Claims:
             tuple[int, dict[str, Any]]
         ] = []  # questions of a round that this rank has not begun
         self._own: deque[Share] = deque()
+        self._pace: dict[int, float] = {}  # of the ranks, on rank 0
         if mesh.ranks > 1 and mesh.rank == KEEPER:
             transport.endpoint().answer(CHANNELS["claims"], self._asked)
 
@@ -43,7 +44,7 @@ class Claims:
         self.round += 1
         if self.mesh.rank == KEEPER:
             with self._lock:
-                self._ledger = Ledger(first, stop, self.mesh.dp_size)
+                self._ledger = Ledger(first, stop, self.mesh.dp_size, self._pace)
                 early, self._early = self._early, []
                 for rank, said in early:
                     self._hear(rank, said)
@@ -66,7 +67,7 @@ class Claims:
         """The share that was claimed first, of those that are left, is computed."""
         share = self._own.popleft()
         if self.mesh.rank == KEEPER:
-            self._with(lambda ledger: ledger.done(KEEPER, share, sums))
+            self._with(lambda ledger: ledger.done(KEEPER, share, sums, time.monotonic()))
         else:
             self._say({"do": "done", "share": share, "sums": sums})
 
@@ -130,7 +131,7 @@ class Claims:
             answer = json.dumps(ledger.claim(rank)).encode()
             transport.endpoint().send(CHANNELS["granted"], rank, memoryview(answer))
         elif said["do"] == "done":
-            ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"])
+            ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"], time.monotonic())
         else:
             ledger.cut()
         self._lock.notify_all()

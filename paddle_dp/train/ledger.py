@@ -19,30 +19,55 @@ class Ledger:
     """Hands out the `shares` of the global batches `first` to `stop` - 1, in order, to whoever asks.
 
     `stop` may become smaller (`cut`). What a rank has not done when it is `gone` is handed out again.
+
+    A slow rank gets none of the last shares, for which all would wait: none that the others will have computed, with
+    all else that is left, before it had. `pace`: seconds that each rank takes for a share, as far as they are known.
     """
 
     first: int
     stop: int
     shares: int
+    pace: dict[int, float] = field(default_factory=dict)
+    _ended: set[int] = field(
+        default_factory=set, init=False
+    )  # ranks that were told that there is no share left
+    _last: dict[int, float] = field(default_factory=dict, init=False)  # by rank: when it had done a share
     _next: int = field(default=0, init=False)  # the next share, counted from that of `first`
     _held: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)
     _again: deque[Share] = field(default_factory=deque, init=False)
     _sums: list[tuple[int, Sums]] = field(default_factory=list, init=False)  # with the batch
 
     def claim(self, rank: int) -> Share | None:
-        """The next share, for a rank to compute; None: there is none left."""
+        """The next share, for a rank to compute; None: there is none left for it."""
+        left = (self.stop - self.first) * self.shares - self._next
         if self._again:
             share = self._again.popleft()
-        elif self._next < (self.stop - self.first) * self.shares:
+        elif left > 0 and not self._is_too_slow(rank, left):
             batch, part = divmod(self._next, self.shares)
             share, self._next = (self.first + batch, part), self._next + 1
         else:
+            self._ended.add(rank)
             return None
         self._held[rank].append(share)
         return share
 
-    def done(self, rank: int, share: Share, sums: Sums | None) -> None:
-        """A rank has computed a share that it had claimed."""
+    def _is_too_slow(self, rank: int, left: int) -> bool:
+        """Whether the others will have computed what is `left`, and what they hold, before this rank had computed one
+        more share."""
+        others = [other for other in self._held if other != rank and other not in self._ended]
+        if rank not in self.pace or not others or any(other not in self.pace for other in others):
+            return False
+        seconds = (len(self._held[rank]) + 1) * self.pace[rank]
+        held = sum(len(self._held[other]) for other in others)
+        return sum(seconds / self.pace[other] for other in others) >= left + held
+
+    def done(self, rank: int, share: Share, sums: Sums | None, now: float | None = None) -> None:
+        """A rank has computed a share that it had claimed. `now`: seconds of some clock."""
+        if now is not None:
+            if rank in self._last:
+                took = max(now - self._last[rank], 1e-6)
+                self.pace[rank] = (took + self.pace.get(rank, took)) / 2
+            self._last[rank] = now
         if share in self._held[rank]:  # else it was given up, and is computed by another one
             self._held[rank].remove(share)
             if sums is not None:
@@ -54,6 +79,7 @@ class Ledger:
 
     def gone(self, rank: int) -> None:
         """A rank computes no more."""
+        self._ended.add(rank)
         self._again.extend(self._held.pop(rank, []))
 
     @property

@@ -1,5 +1,7 @@
 """Bytes a rank sends are those of the papers, for each axis alone and for mixtures."""
 
+from dataclasses import replace
+
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
@@ -36,6 +38,15 @@ def test_gradients_travel_as_in_a_ring_and_in_zero(n):
     assert of(sharding=n) == pytest.approx(2 * part)
     assert of(sharding=n, stage=2) == pytest.approx(2 * part)
     assert of(sharding=n, stage=3) == pytest.approx(3 * part)
+
+
+def test_means_of_weights_travel_once_in_so_many_steps():
+    part, data = 3 / 4 * PSI, layout(data=4)
+    often = replace(data, averaged_every=8)
+    assert mean_bytes(BLOCKS, often, 1, ACTIVATIONS) == pytest.approx(2 * part / 8)
+    with_states = replace(often, averaged_states=True)  # of Adam: twice the weights
+    assert mean_bytes(BLOCKS, with_states, 1, ACTIVATIONS) == pytest.approx(3 * 2 * part / 8)
+    assert [each.what for each in sent(BLOCKS, often, 0, 1, None)] == ["parameters"]
 
 
 def test_owners_of_whole_parameters_have_unequal_parts():

@@ -42,6 +42,39 @@ def test_a_rank_that_is_gone_leaves_its_shares_to_others():
     assert ledger.is_done
 
 
+def test_a_slow_rank_gets_none_of_the_last_shares():
+    """Rank 2 takes 5 s for a share, ranks 0 and 1 take 1 s: nobody waits for it at the end, but it for them."""
+    ledger = Ledger(0, 10, 3, {0: 1.0, 1: 1.0, 2: 5.0})
+    at, claimed, ended = {0: 0.0, 1: 0.0, 2: 0.0}, {0: [], 1: [], 2: []}, {}
+    while at:
+        rank = min(at, key=lambda r: (at[r], r))
+        share = ledger.claim(rank)
+        if share is None:
+            ended[rank] = at.pop(rank)
+            continue
+        claimed[rank].append(share)
+        at[rank] += ledger.pace[rank]
+        ledger.done(rank, share, None)
+    assert ledger.is_done
+    assert ended[2] <= min(ended[0], ended[1])
+    assert len(claimed[2]) >= 2
+
+
+def test_the_last_rank_that_asks_is_never_refused():
+    ledger = Ledger(0, 2, 2, {0: 9.0, 1: 1.0})
+    assert ledger.claim(0) and ledger.claim(1)
+    assert ledger.claim(0) is None, "rank 1 will have done it before"
+    ledger.gone(1)
+    assert len(list(iter(lambda: ledger.claim(0), None))) == 3
+
+
+def test_paces_are_means_of_what_ranks_took():
+    ledger = Ledger(0, 2, 2)
+    for now in (1.0, 3.0, 7.0):
+        ledger.done(0, ledger.claim(0), None, now)
+    assert ledger.pace == {0: 3.0}
+
+
 def test_whatever_the_order_each_share_is_computed_once():
     rng = random.Random(0)
     for _ in range(50):
