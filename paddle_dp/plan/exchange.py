@@ -148,14 +148,14 @@ def _gradients(
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
-            moved = share * 2 * (together - 1) / together * own
+            count = share * 2 * (together - 1) / together * own
             if layout.averaged_every:
                 width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer
-                size = moved * width / layout.averaged_every
+                size = count * width / layout.averaged_every
                 yield Sent(axis=axis, what="parameters", bytes=size, when="last backward", hides=False)
             else:
                 yield Sent(
-                    axis=axis, what="gradients", bytes=moved * layout.widths.gradient, when="last backward"
+                    axis=axis, what="gradients", bytes=count * layout.widths.gradient, when="last backward"
                 )
 
 

@@ -72,13 +72,15 @@ class Moment:
 
     `numbers` is filled for `step`, and for `saved` with the seconds for which training stood still
     (`seconds_stalled`, of these `seconds_waiting` for the checkpoint before) and in which it was written
-    (`seconds_writing`).
+    (`seconds_writing`). `together`: all ranks are here, which they are but for `step` in an asynchronous training
+    (train/rounds.py): there they do not wait for each other, and collective work is to be left to the next time.
     """
 
     name: Name
     progress: Progress
     trainer: Training
     numbers: Mapping[str, float] = field(default_factory=dict)
+    together: bool = True
 
 
 class Callback:
@@ -86,9 +88,9 @@ class Callback:
 
     Each method gets a Moment with the progress (`moment.progress`) and the training (`moment.trainer`, a `Training`);
     six get a second argument. Every rank has the same callbacks and calls them in the same order, so a callback may
-    do collective work if it does so on every rank; only the main rank should write to a screen or a file
-    (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all callbacks is
-    called.
+    do collective work if it does so on every rank (and `moment.together`); only the main rank should write to a screen
+    or a file (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all
+    callbacks is called.
 
     `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`, which are the
     loss, its scores, `lr`, `gradient_norm` and the speed since the last reading, and cost one small all_reduce. It is

@@ -8,7 +8,8 @@ checked, at the end of an epoch and of the training, and when one of them was as
 
 Callbacks that read are called on each rank when its progress passes their step. On the main rank their numbers are
 means over the shares of that step, and of earlier ones, that were reported until then; elsewhere over the rank's own.
-Where there is none yet, they are the last known.
+Where there is none yet, they are the last known. Only where the ranks have met such a callback may do collective work
+(`Moment.together`).
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class Rounds(Moments):
         if due:
             reads = any(callback.reads for callback in due)
             numbers = self._line(number, rate, claims) if reads else {}
-            moment = Moment(name="step", progress=self.progress, trainer=self, numbers=numbers)
+            moment = Moment(
+                name="step", progress=self.progress, trainer=self, numbers=numbers, together=met
+            )  # fmt: skip
             self._call("step", due, lambda c: c.step(moment))
 
     def _line(self, number: int, rate: float, claims: Claims) -> Numbers:

@@ -64,7 +64,8 @@ def rate(seen: list[list[float]]) -> float:
 
 def test_every_share_is_learned_from_once_and_meetings_are_where_they_are_due(tmp_path: Path):
     """25 samples in one micro-batch are 8 + 8 + 9 on three ranks; the last batch of an epoch has 12."""
-    words = [ASYNC, "train.length=2 epochs", "train.micro_batches=1"]
+    dashboard = "callbacks=[{use: metrics, every: 7 steps}, {use: dashboard, every: 7 steps, images: 0}]"
+    words = [ASYNC, "train.length=2 epochs", "train.micro_batches=1", dashboard]
     found = run_ranks(watched, 3, str(tmp_path), words, slow=1, seconds=0.01)
     seen = [tuple(row[1:]) for rank in found for row in rank["seen"]]
     wanted = [

@@ -105,7 +105,7 @@ class Dashboard(Callback):
             self.log.text("model FLOPs", str(self._utilisation), step)
 
     def step(self, moment: Moment) -> None:
-        curves = self.ranks.read()
+        curves = self.ranks.read() if moment.together else {}
         if self.log:
             numbers = {n: v for n, v in moment.numbers.items() if n not in _HIDDEN}
             memory = numbers.pop("memory", None)
