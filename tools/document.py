@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paddle_dp.part import SHELVES, Annotation, Group, find, names, settings_of, summary
+from paddle_dp.part import SHELVES, Annotation, Group, Reading, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
 from paddle_dp.recipe.schema import Ema, Guard, LoaderSettings, Train, Watch
 
@@ -36,6 +36,8 @@ def recipe_keys() -> Iterator[str]:
             yield from ("", *of_any_model())
         if shelf == "optimizers":
             yield from ("", *of_any_optimizer())
+        if shelf == "datasets":
+            yield from ("", *of_any_dataset())
         for name in names(shelf):
             yield from part(shelf, name)
 
@@ -47,6 +49,12 @@ def of_any_model() -> Iterator[str]:
     yield from ("", "| key | type | meaning |", "|---|---|---|")
     for setting in settings_of(Annotation):
         yield f"| `{setting.name}` | `{setting.type}` | {setting.meaning} |"
+
+
+def of_any_dataset() -> Iterator[str]:
+    """The keys that a recipe may give for any data set."""
+    yield "Beside its own settings, any data set takes:"
+    yield from ("", *table(Reading))
 
 
 def of_any_optimizer() -> Iterator[str]:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data.sample import Dataset, InProcess, Part, Source
 from paddle_dp.data.sampler import Sampler
+from paddle_dp.data.scatter import ReadByOne, Received, Scatterer
+from paddle_dp.data.stream import Stream
 from paddle_dp.data.whole_batches import WholeBatches
 from paddle_dp.data.worker_pool import Prefetched
 from paddle_dp.mesh.copies import is_cpu, on_host, one_ahead, to_device
@@ -33,11 +35,13 @@ class Loader:
     Workers keep `prefetch` batches under way and live from the first `read` until `close`; the batches are the same
     with and without them. `timeout`: seconds that one sample may take before its worker counts as hung.
     `whole_batches`: the data set's collate_fn is given whole global batches, which every rank reads.
+    A data set `ReadByOne` is read by rank 0, which sends the other ranks their samples; every rank reads the same
+    batches in the same order then. `reads`: the sampler of what this rank reads itself; None: nothing.
     """
 
     def __init__(  # noqa: PLR0913 - settings of a recipe, as keywords
         self,
-        dataset: Dataset,
+        dataset: Dataset | ReadByOne,
         sampler: Sampler,
         *,
         num_workers: int = 0,
@@ -46,6 +50,8 @@ class Loader:
         whole_batches: bool = False,
         place: Any = None,
     ):
+        one = dataset if isinstance(dataset, ReadByOne) else None
+        dataset = dataset.dataset if isinstance(dataset, ReadByOne) else dataset
         if len(dataset) != sampler.samples:
             raise ValueError(
                 f"sampler: made for {sampler.samples} samples, but the data set has {len(dataset)}"
@@ -56,11 +62,21 @@ class Loader:
             )
         self.dataset, self.sampler, self._place = dataset, sampler, place
         self.num_workers = num_workers
-        self._source: Source = InProcess(dataset, sampler)
+        self.reads: Sampler | None = sampler
+        if one is not None:
+            self.reads = replace(sampler, dp_rank=0, dp_size=1) if one.mesh.is_main else None
+        self._source: Source
+        if one is not None and self.reads is None:
+            self.num_workers, self._source = 0, Received(sampler, one.delivered)
+            return
+        reads = self.reads or sampler
+        self._source = InProcess(dataset, reads)
         if whole_batches:
-            self._source = WholeBatches(dataset, sampler, num_workers, prefetch, timeout)
+            self._source = WholeBatches(dataset, reads, num_workers, prefetch, timeout)
         elif num_workers:
-            self._source = Prefetched(dataset, sampler, num_workers, prefetch, timeout)
+            self._source = Prefetched(dataset, reads, num_workers, prefetch, timeout)
+        if one is not None:
+            self._source = Scatterer(self._source, sampler, one, prefetch if num_workers else 1)
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
@@ -90,6 +106,8 @@ class Loader:
     def read_shares(self, epoch: int, shares: Iterator[tuple[int, int]]) -> Iterator[Batch]:
         """Shares of global batches, (batch, dp_rank), whichever ranks they would fall to: each is asked for when it is
         to be read, and the next one before that on an accelerator, the next `prefetch` with workers."""
+        if isinstance(self.dataset, Stream):
+            self.dataset.begin()
         place = self._place if self._place is not None else current_place()
         return one_ahead(self._batches(epoch, shares, place), place)
 

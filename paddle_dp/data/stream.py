@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +37,43 @@ class FromPosition(Protocol):
     def iterate_from(self, position: int, /) -> Iterator[Any]:
         """Its samples from `position` on."""
         ...
+
+
+class Once:
+    """An iterator that can be read only once. Samples that are looked at before `begin` are kept, and given again."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        self._iterator, self._kept, self._passed, self._begun = iterator, deque[Any](), 0, False
+
+    def begin(self) -> None:
+        """From now on each sample is given once."""
+        self._begun = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate_from(0)
+
+    def iterate_from(self, position: int) -> Iterator[Any]:
+        """Its samples from `position` on. Raises DataError for what it has given already."""
+        if position < self._passed:
+            raise DataError(
+                f"this stream can be read only once, and its first {self._passed} samples have been: let it be "
+                "made anew for each epoch, or train one epoch at most"
+            )
+        place = self._passed
+        while True:
+            if place - self._passed == len(self._kept):
+                try:
+                    self._kept.append(next(self._iterator))
+                except StopIteration:
+                    return
+            sample = self._kept[place - self._passed]
+            place += 1
+            if self._begun:
+                while self._passed < place:
+                    self._kept.popleft()
+                    self._passed += 1
+            if place > position:
+                yield sample
 
 
 class Stream:
@@ -66,6 +104,17 @@ class Stream:
         before = self.each
         both = do if before is None else lambda sample: do(before(sample))
         return Stream(self.source, self._samples, both, self._whole)
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it can be read only once."""
+        return isinstance(self.source, Once)
+
+    def begin(self) -> None:
+        """The training begins to read."""
+        if isinstance(self.source, Once):
+            self.source.begin()
+            self.forget()
 
     def forget(self) -> None:
         """The next sample is read from the stream's beginning, whichever it is."""
@@ -132,12 +181,15 @@ class Made:
         return iter(self.make())
 
 
-def as_dataset(given: Any, samples: int | None, what: str, again: Callable[[], Any] | None = None) -> Any:
+def as_dataset(
+    given: Any, samples: int | None, what: str, again: Callable[[], Any] | None = None, once: bool = False
+) -> Any:
     """A data set as it is; a stream, such as a paddle.io.IterableDataset, an object with `__iter__` alone, or a
     function that makes a generator, as a Stream of `samples` samples, or of as many as it has, which are counted.
 
-    `what` is it called in messages. `again` makes it once more, for an iterator, which can be read only once. Raises
-    UsageError for an iterator without that, and for a stream without an end where `samples` is None.
+    `what` is it called in messages. `again` makes it once more, for an iterator, which can be read only once; `once`:
+    one process reads it, and may do so once. Raises UsageError for an iterator without either, for one of which
+    `samples` is not known, and for a stream without an end where `samples` is None.
     """
     if not is_stream(given):
         return given
@@ -145,10 +197,18 @@ def as_dataset(given: Any, samples: int | None, what: str, again: Callable[[], A
         given = Made(given)
     if isinstance(given, Iterator) and again is not None:
         given = Made(again)
+    if isinstance(given, Iterator) and once:
+        if not samples:
+            raise UsageError(
+                f"{what}: {type(given).__name__} can be read only once, so its samples cannot be counted: set "
+                "loader.samples to those that are to be read."
+            )
+        given = Once(given)
     if isinstance(given, Iterator):
         raise UsageError(
             f"{what}: {type(given).__name__} can be read only once, and is read in every epoch, by every worker. Give "
-            "the function that makes it, or an object whose __iter__ does."
+            "the function that makes it, or an object whose __iter__ does; or let rank 0 alone read it, for one epoch: "
+            "reading='scatter'."
         )
     if samples:
         return Stream(given, samples)

@@ -17,7 +17,7 @@ LENGTH = struct.Struct("<Q")
 CHANNELS = {
     "all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6, "replicas": -7, "claims": -8,
     "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "factors": -14,
-    "samples": -20, "batches": -21,
+    "samples": -20,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from paddle_dp.part.config import settings_of
 from paddle_dp.part.groups import Group, Groups, adapted, freeze
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.part import Part, find, read_part
+from paddle_dp.part.reading import Reading, Who
 from paddle_dp.part.settings import Owner, read_settings
 from paddle_dp.part.shelf import SHELVES, names, summary
 
@@ -19,6 +20,8 @@ __all__ = [
     "Groups",
     "Owner",
     "Part",
+    "Reading",
+    "Who",
     "adapted",
     "annotate",
     "find",

@@ -18,6 +18,7 @@ from paddle_dp.part.config import adapter, fields_of
 from paddle_dp.part.groups import KEY, Group, Groups
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
+from paddle_dp.part.reading import READING, Reading, Who
 from paddle_dp.part.settings import Owner, read_settings
 from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names
 
@@ -35,7 +36,7 @@ class Part:
     """A part of a shelf with its settings; `build(…)` makes the object from the arguments that its shelf gets.
 
     `annotation`: how a recipe splits a model's layers; build() puts it into the model's tables. `groups`: what an
-    optimizer's settings say of groups of parameters, whatever optimizer it is.
+    optimizer's settings say of groups of parameters, whatever optimizer it is. `reading`: who reads a data set.
     """
 
     shelf: str
@@ -43,6 +44,7 @@ class Part:
     config: Any
     annotation: Annotation | None = None
     groups: tuple[Group, ...] = ()
+    reading: Who = "each"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,6 +59,8 @@ class Part:
         if self.groups:
             groups = adapter(tuple[Group, ...]).dump_python(self.groups, mode="json", exclude_none=True)
             written |= {KEY: groups}
+        if self.shelf == "datasets" and READING not in written:
+            written |= {READING: self.reading}
         return {"use": self.name, **written}
 
     def refuse(self, recipe: Any, ranks: int, device: str) -> None:
@@ -90,13 +94,15 @@ def read_part(
     kind = find(shelf, use, home)
     tables = named_in(settings, fields_of(kind)) if shelf == "models" else {}
     grouped = shelf == "optimizers" and KEY in settings and KEY not in fields_of(kind)
-    apart = {"use", *tables, *([KEY] if grouped else [])}
+    told = shelf == "datasets" and READING in settings and READING not in fields_of(kind)
+    apart = {"use", *tables, *([KEY] if grouped else []), *([READING] if told else [])}
     rest = {name: value for name, value in settings.items() if name not in apart}
     owner = Owner(subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home))
     annotation = read_settings(Annotation, tables, owner) if tables else None
     config = read_settings(kind, rest, owner, home)
     groups = read_settings(Groups, {KEY: settings[KEY]}, owner).groups if grouped else ()
-    part = Part(shelf, use, config, annotation, groups)
+    who = read_settings(Reading, {READING: settings[READING]}, owner).reading if told else "each"
+    part = Part(shelf, use, config, annotation, groups, who)
     if annotation is not None and tries:
         _try(part.config, annotation)
     return part

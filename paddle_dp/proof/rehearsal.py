@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,27 @@ HELD_OUT = 3  # times the ranks, and one more: no number of ranks shares them eq
 
 @dataclass(frozen=True)
 class Few:
-    """The first samples of a data set, as a data set; `read`: the numbers of those that were read."""
+    """The first samples of a data set, as a data set; `read`, if any: takes the numbers of those that are read."""
 
     dataset: Any
     count: int
-    read: list[int] = field(default_factory=list)
+    read: list[int] | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, i: int) -> Any:
-        self.read.append(int(i))
+        if self.read is not None:
+            self.read.append(int(i))
         return self.dataset[int(i)]
 
 
 class Watch(Callback):
     """Records each step's loss, gradient norm and samples."""
 
-    def __init__(self, samples: Few, mesh: Mesh, whole: bool):
+    def __init__(self, read: list[int], mesh: Mesh, whole: bool):
         """`whole`: every rank reads whole global batches."""
-        self.samples, self.mesh, self.whole = samples, mesh, whole
+        self.read, self.mesh, self.whole = read, mesh, whole
         self.rows: list[dict[str, Any]] = []
         self._read: list[int] = []  # for the batch that is learned from
 
@@ -65,13 +66,13 @@ class Watch(Callback):
 
         def watched(batch: Batch, *given: Any, **named: Any) -> Any:
             rows = batch.samples if self.whole else sum(part.rows for part in batch.micro_batches)
-            self._read = taken(self.samples.read, rows)
+            self._read = taken(self.read, rows)
             return train_batch(batch, *given, **named)
 
         learner.train_batch = watched  # type: ignore[method-assign]
 
     def start(self, moment: Moment) -> None:
-        self.samples.read.clear()  # some were read to compare the ranks' data sets
+        self.read.clear()  # some were read to compare the ranks' data sets
 
     def step(self, moment: Moment) -> None:
         numbers = moment.numbers
@@ -135,15 +136,18 @@ class Rehearsal:
     def _trainer(
         self, resume: str | None = None, change: Callable[[Task], None] = lambda task: None
     ) -> tuple[Trainer, Watch]:
-        found: list[Few] = []
+        read: list[int] = []
+        scattered = self.setup.scatters and self.mesh.ranks > 1
 
         def dataset(split: Split) -> Any:
             whole = self.setup.dataset(split)
             wanted = 2 * self.batch + self.short if split == "train" else self.held_out
-            few = None if whole is None else Few(whole, min(wanted, len(whole)))
-            if few is not None and split == "train":
-                found.append(few)
-            return few
+            here = read if split == "train" and not scattered else None
+            return None if whole is None else Few(whole, min(wanted, len(whole)), here)
+
+        def delivered(split: Split, indices: Any) -> None:
+            if split == "train":
+                read.extend(map(int, indices))
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             made = self.setup.task(steps, steps_per_epoch)
@@ -154,12 +158,12 @@ class Rehearsal:
         watches: list[Callback] = []
 
         def callbacks(run: Any) -> list[Callback]:
-            watches.append(Watch(found[0], run.mesh, loader.collate == "batch"))
+            watches.append(Watch(read, run.mesh, loader.collate == "batch" and not scattered))
             return watches
 
         settings = replace(
-            self.setup, dataset=dataset, task=task, callbacks=callbacks, loader=loader, drop_last=False,
-            length=Length(STEPS, "steps"),
+            self.setup, dataset=dataset, delivered=delivered, task=task, callbacks=callbacks, loader=loader,
+            drop_last=False, length=Length(STEPS, "steps"),
         )  # fmt: skip
         trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)
         watch = watches[0]

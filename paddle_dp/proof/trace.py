@@ -18,7 +18,7 @@ from typing import Any
 
 from paddle_dp.batch import Batch
 from paddle_dp.data import Sampler
-from paddle_dp.data.stream import Stream
+from paddle_dp.data.scatter import Elsewhere, is_in_order
 from paddle_dp.errors import PaddleDPError, gist
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
@@ -39,16 +39,18 @@ from paddle_dp.train.build import dataset, setup, task
 from paddle_dp.train.meter import peak_memory
 
 
-def first_samples(recipe: Recipe, steps: int, ranks: int) -> Chosen:
+def first_samples(recipe: Recipe, steps: int, ranks: int, mesh: Mesh) -> Chosen:
     """The samples of the recipe's first `steps` global batches, the last one cut so that `ranks` ranks get unequal
-    shares."""
-    data = dataset(recipe, "train")
-    shuffle = not isinstance(data, Stream)  # it is read in its own order, as in training
+    shares. Collective."""
+    scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
+    data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
+    data = Elsewhere.of(data, mesh) if scattered else data
+    shuffle = not is_in_order(data)  # a stream is read in its own order, as in training
     whole = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
     full = min(steps - 1, whole.samples // whole.batch)
     room = min(whole.batch, whole.samples - full * whole.batch)
     count = full * whole.batch + (short(room, ranks) if room > 1 else room)
-    return Chosen(data, whole.order(0)[:count])
+    return Chosen(data, whole.order(0)[:count], scattered)
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -94,12 +96,13 @@ class Side:
     def __init__(self, recipe: Recipe, options: dict[str, Any]):
         self.recipe, self.options, self.folder = recipe, options, Path(options["trace"])
         joined = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
-        self.chosen = first_samples(recipe, options["steps"], options["ranks"])
+        self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined)
         samples = len(self.chosen.dataset)
         self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
         self.given = Given(recipe.train.precision)
         read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
+        read |= {"delivered": self.chosen.delivered}
         self.assembly = Assembly(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}

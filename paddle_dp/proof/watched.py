@@ -27,18 +27,25 @@ PROBES = 3  # batches whose gradients are recorded with the initial weights, in 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some samples of a data set, as a data set; `read`: the numbers of those that were read."""
+    """Some samples of a data set, as a data set; `read`: the numbers of those that were read here. `scattered`: rank 0
+    reads them for all, so that `read` has what it sends to this rank (`delivered`)."""
 
     dataset: Any
     indices: np.ndarray
+    scattered: bool = False
     read: list[int] = field(default_factory=list)
+
+    def delivered(self, split: str, indices: np.ndarray) -> None:
+        """These of the samples have come to this rank."""
+        self.read.extend(int(self.indices[i]) for i in indices)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, i: int) -> Any:
         number = int(self.indices[i])
-        self.read.append(number)
+        if not self.scattered:
+            self.read.append(number)
         return self.dataset[number]
 
 

@@ -74,6 +74,9 @@ def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
     if shelf == "optimizers":
         said = "and groups: parameters by name that are frozen, or have another rate or decay (docs/fine-tuning.md)"
         yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
+    if shelf == "datasets":
+        said = "and reading: each, or scatter where only rank 0 can read the data (docs/parallelism.md)"
+        yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
     if shelf == "models" and published.has_table(config):
         yield Padding(Text(f"and {published.KEY}: {published.MEANING}", style="dim"), (0, 0, 0, 2))
 

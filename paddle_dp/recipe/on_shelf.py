@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from paddle_dp.part import Annotation, Groups, Part, find, names, read_part, summary
+from paddle_dp.part import Annotation, Groups, Part, Reading, find, names, read_part, summary
 from paddle_dp.part.config import adapter, meanings
 from paddle_dp.recipe import published
 from paddle_dp.units import Quantity
@@ -29,7 +29,7 @@ class EditorSchema(GenerateJsonSchema):
 
 
 # The keys that every part of a shelf has, beside its own settings.
-_BESIDE: dict[str, Any] = {"models": Annotation, "optimizers": Groups}
+_BESIDE: dict[str, Any] = {"models": Annotation, "optimizers": Groups, "datasets": Reading}
 
 
 def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:

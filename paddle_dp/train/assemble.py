@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
-from paddle_dp.data.stream import Stream
+from paddle_dp.data.scatter import Elsewhere, ReadByOne, is_in_order, share
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
@@ -27,7 +27,7 @@ from paddle_dp.train.certificate import CertificateWriter
 from paddle_dp.train.initial import load_initial, other_settings
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
-from paddle_dp.train.setup import Setup
+from paddle_dp.train.setup import Setup, Split
 from paddle_dp.train.state import progress_of
 
 _LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
@@ -50,10 +50,16 @@ class Assembly:
             str
         ] = []  # differences from one process that are known before the model is placed
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
+        self._first: dict[Loader, Any] = {}  # inputs of the first samples
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
         _refuse_guard(setup)
+        if setup.scatters and setup.strategy.config.layout(mesh.ranks).degrees.servers:
+            raise UsageError(
+                "dataset.reading=scatter: rank 0 would read for all, and is a server, which reads nothing: set "
+                "dataset.reading=each."
+            )
         self.strategy: Strategy = setup.strategy.build(mesh)
         self.mesh = (
             self.strategy.mesh
@@ -62,23 +68,35 @@ class Assembly:
     @cached_property
     def train_loader(self) -> Loader:
         """Shuffled, in micro-batches."""
-        s, dataset = self.setup, self.setup.dataset("train")
-        fingerprint = consistency.compare_data("training", dataset, s.seed, s.loader, self.mesh)
-        self._fingerprints["train"] = fingerprint
-        self._noticed += consistency.random_samples("training", fingerprint)
-        _refuse_empty("train", dataset)
-        shuffle = s.shuffle and not isinstance(dataset, Stream)
+        s, dataset = self.setup, self._opened("train", "training")
+        self._noticed += consistency.random_samples("training", self._fingerprints["train"])
+        shuffle = s.shuffle and not is_in_order(dataset)
         cutting = {"drop_last": s.drop_last, "micro_batches": s.micro_batches}
-        return self._loader(dataset, seed=s.seed, shuffle=shuffle, **cutting)
+        return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, **cutting)
 
     @cached_property
     def test_loader(self) -> Loader | None:
         """In order, every held-out sample once; None without held-out data."""
-        s, dataset = self.setup, self.setup.dataset("test")
-        fingerprint = consistency.compare_data("held-out", dataset, s.seed, s.loader, self.mesh)
-        self._fingerprints["test"] = fingerprint
-        _refuse_empty("test", dataset)
-        return None if dataset is None else self._loader(dataset, seed=s.seed, shuffle=False)
+        dataset = self._opened("test", "held-out")
+        return None if dataset is None else self._loader("test", dataset, seed=self.setup.seed, shuffle=False)
+
+    def _opened(self, split: Split, what: str) -> Any:
+        """The data set of a split, or what stands for it on ranks that do not read it; its fingerprint is taken.
+        Collective."""
+        s = self.setup
+        if s.scatters:
+            dataset = Elsewhere.of(s.dataset(split) if self.mesh.is_main else None, self.mesh)
+            fingerprint = consistency.data_of_main(dataset, s.seed, s.loader, self.mesh)
+        else:
+            dataset = s.dataset(split)
+            fingerprint = consistency.compare_data(what, dataset, s.seed, s.loader, self.mesh)
+        self._fingerprints[split] = fingerprint
+        _refuse_empty(split, dataset)
+        return dataset
+
+    @property
+    def _scatters(self) -> bool:
+        return self.setup.scatters and self.mesh.ranks > 1
 
     @property
     def total_steps(self) -> int:
@@ -103,6 +121,11 @@ class Assembly:
             if size >= _LARGE:
                 print(_WHOLE.format(size / 1e9, task.whole), flush=True)
         learner = self.strategy.place(task)
+        if self._scatters and learner.asynchronous:
+            raise UsageError(
+                "dataset.reading=scatter: rank 0 sends each rank its share of each batch, and under this strategy ranks "
+                "take shares as they come to them: set dataset.reading=each."
+            )
         seed_ranks(self.setup.seed, self.mesh)
         return learner
 
@@ -125,8 +148,13 @@ class Assembly:
         is_train_open = "train_loader" in vars(self) or self.test_loader is None
         loader = self.train_loader if is_train_open else self.test_loader
         assert loader is not None, "there is training data"
-        inputs, _ = read_samples(loader.dataset, np.arange(min(2, len(loader.dataset))), self.setup.seed, 0)
-        return mapped(paddle.to_tensor, inputs)
+        if loader not in self._first:
+            inputs: Any = None
+            if loader.reads is not None:
+                indices = np.arange(min(2, len(loader.dataset)))
+                inputs, _ = read_samples(loader.dataset, indices, self.setup.seed, 0)
+            self._first[loader] = share(self.mesh, inputs) if self._scatters else inputs
+        return mapped(paddle.to_tensor, self._first[loader])
 
     def trainer(self, kind: type[Kind], resume: str | None = None, accept: Sequence[str] = ()) -> Kind:
         """A trainer ready to fit, new or resumed from a checkpoint.
@@ -176,11 +204,14 @@ class Assembly:
             trainer.restore(resumed)
         return trainer
 
-    def _loader(self, dataset: Any, **sampling: Any) -> Loader:
-        settings = self.setup.loader
+    def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
+        settings, told = self.setup.loader, self.setup.delivered
+        sampler = Sampler.of(len(dataset), self.setup.batch, self.mesh, **sampling)
+        if self._scatters:
+            dataset = ReadByOne(dataset, self.mesh, None if told is None else partial(told, split))
         return Loader(
             dataset,
-            Sampler.of(len(dataset), self.setup.batch, self.mesh, **sampling),
+            sampler,
             num_workers=settings.num_workers,
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,

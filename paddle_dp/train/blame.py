@@ -87,10 +87,17 @@ def of_target(
     ]
     for index in map(int, rows):
         with globals_kept():
+            if loader.reads is None:
+                return LossError(f"{_one_of(rows)} of the {what} data, which rank 0 has read: {error}")
             _, targets = read_samples(loader.dataset, np.array([index]), loader.sampler.seed, epoch)
         if any((np.asarray(leaf) == error.value).any() for leaf in leaves(targets)):
             return LossError(f"{name(loader.dataset, index)} of the {what} data: {error}")
     return LossError(f"{what} data: {error}")
+
+
+def _one_of(rows: list[int]) -> str:
+    some = f"sample {rows[0]}"
+    return some if len(rows) == 1 else f"one of the samples {', '.join(map(str, rows[:8]))}"
 
 
 def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
@@ -118,9 +125,11 @@ def _parts(inputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:
+    if loader.reads is None:
+        return
     for step in steps:
         epoch, batch = divmod(step - 1, loader.batches)
-        for indices in loader.sampler.local_batch(epoch, batch):
+        for indices in loader.reads.local_batch(epoch, batch):
             if len(indices):
                 yield step, indices
 

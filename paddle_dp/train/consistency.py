@@ -20,6 +20,7 @@ from paddle.optimizer import Optimizer
 
 from paddle_dp.data.collate import BESIDE
 from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
+from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
@@ -74,21 +75,29 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
         return
     recipe, imported = setup.recipe, _common(module_code(), mesh)
     if recipe is not None:
-        compare(
-            {**packages(mesh), **recipe_code(recipe), **recipe_facts(recipe), **imported}, mesh, SAME_START
-        )
+        facts = recipe_facts(recipe)
+        if setup.scatters:  # only rank 0 need see what the data set's paths are of
+            facts = {
+                key: _as_text(fact) if key.startswith("dataset.") else fact for key, fact in facts.items()
+            }
+        compare({**packages(mesh), **recipe_code(recipe), **facts, **imported}, mesh, SAME_START)
         return
-    settings = {
+    settings: dict[str, Any] = {
         "batch": setup.batch,
         "micro_batches": setup.micro_batches,
         "shuffle": setup.shuffle,
         "drop_last": setup.drop_last,
         "seed": setup.seed,
     }
+    settings["reading"] = setup.asked.dataset.reading
     length = {"length": None if setup.length is None else str(setup.length)}
     strategy = flat("strategy", setup.strategy.settings)
     script = {**script_facts(), **imported}
     compare({**packages(mesh), **script, **settings, **length, **strategy}, mesh, SAME_SCRIPT)
+
+
+def _as_text(fact: Any) -> Any:
+    return fact["path"] if isinstance(fact, Mapping) and "path" in fact else fact
 
 
 def _common(facts: Facts, mesh: Mesh) -> Facts:
@@ -116,6 +125,19 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     comparable = [key for key in shared if _is_comparable([table[key] for table in tables])]
     compare({f"{key} of the {split} data": mine[key] for key in comparable}, mesh, SAME_DATA)
     return {key: RANDOM if any(table[key] == RANDOM for table in tables) else mine[key] for key in shared}
+
+
+def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> dict[str, str]:
+    """The fingerprint of the data that only the main rank reads, on every rank. Collective."""
+    mine = {}
+    once = isinstance(dataset, Stream) and dataset.is_once  # what is read would have to be kept
+    if mesh.is_main and dataset is not None and not once:
+        mine = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
+    mesh.wait("samples read")
+    found: dict[str, str] = mesh.gather(mine)[0]
+    if (told := found.get(COLLATING, "")).startswith(BESIDE):
+        raise UsageError(f"the data that rank 0 reads: {told}")
+    return found
 
 
 def _is_comparable(texts: list[str]) -> bool:

@@ -57,6 +57,7 @@ FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "
 VERDICTS = {
     "": REFUSED,
     "callbacks": FREE, "callback ": TOLD, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
+    "dataset.reading": FREE,
     "guard": TOLD, "load": TOLD, "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD,
     "code of": TOLD,
     "package": TOLD, "python": TOLD, "device": TOLD, "threads": TOLD,

@@ -25,7 +25,8 @@ class Setup:
     callbacks of the run. `length` is None if only `fit` gets it. `batch` is global.
     `asked` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a script,
     whose `asked` is made up. `words`: the parts that a script gave as a recipe does, by name, with their settings.
-    `own_callbacks`: those that it made.
+    `own_callbacks`: those that it made. `delivered` is told which samples of a split this rank gets from rank 0,
+    if that reads for all.
     """
 
     name: str
@@ -49,3 +50,9 @@ class Setup:
     recipe: Recipe | None = None
     words: Mapping[str, Any] = field(default_factory=dict)
     own_callbacks: Sequence[Callback] = ()
+    delivered: Callable[[Split, Any], None] | None = None
+
+    @property
+    def scatters(self) -> bool:
+        """Whether rank 0 reads the data for all ranks."""
+        return self.asked.dataset.reading == "scatter"

@@ -15,7 +15,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.parallel.parameter_groups import base_of, group
-from paddle_dp.part import Annotation, Owner, Part, adapted, annotate, read_part, read_settings
+from paddle_dp.part import Annotation, Owner, Part, Reading, Who, adapted, annotate, read_part, read_settings
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
@@ -23,7 +23,14 @@ from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.consistency import one_folder
-from paddle_dp.train.keywords import Place, check_collections, read_place, read_train, refuse_old_keywords
+from paddle_dp.train.keywords import (
+    OWNER,
+    Place,
+    check_collections,
+    read_place,
+    read_train,
+    refuse_old_keywords,
+)
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.setup import Setup
@@ -73,6 +80,7 @@ class Trainer(TrainingLoop):
         accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        reading: Who = "each",
         guard: Guard | Mapping[str, Any] | None = None,
         load: Load | Mapping[str, Any] | str | Path | None = None,
         ema: Ema | Mapping[str, Any] | None = None,
@@ -86,6 +94,8 @@ class Trainer(TrainingLoop):
         Args:
             train, test: data sets with `len(d)` and `d[i] → (input, target)`.
             batch: the global batch, in samples; `micro_batches` cuts it into passes, one after the other.
+            reading: `each` rank reads them, or `scatter`: rank 0 for all (docs/parallelism.md); those that others
+                give are not looked at then, and may be anything but None.
             loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
             optimizer: a finished one, or a function of (learning rate, named parameters).
             length: "3 epochs"; what `fit()` trains, and what a schedule is spread over.
@@ -153,9 +163,10 @@ class Trainer(TrainingLoop):
                 added=added,
             )
 
+        who = read_settings(Reading, {"reading": reading}, OWNER).reading
         asked = Recipe.model_construct(
             model=_made("models", model),
-            dataset=_made("datasets", train),
+            dataset=replace(_made("datasets", train), reading=who),
             loss=_made("losses", given_loss),
             strategy=_part("strategies", strategy),
             train=settings,
@@ -171,6 +182,7 @@ class Trainer(TrainingLoop):
                     train if split == "train" else test,
                     settings_of_loader.samples if split == "train" else None,
                     f"Trainer.of.{split}",
+                    once=who == "scatter" and not settings_of_loader.num_workers,
                 ),
                 settings_of_loader,
                 collate_fn,

@@ -123,7 +123,7 @@ def test_a_stream_that_ends_early_is_told_with_its_end():
 
 
 def test_what_can_be_read_only_once_is_refused():
-    with pytest.raises(UsageError, match="train: generator can be read only once"):
+    with pytest.raises(UsageError, match=r"train: generator can be read only once.*reading='scatter'"):
         as_dataset(numbers()(), None, "train")
 
 
@@ -212,3 +212,31 @@ def test_what_fails_while_it_is_counted_is_told_with_its_place():
 
     with pytest.raises(DataError, match="train: sample 1: OSError: a bad disk"):
         as_dataset(breaks, None, "train")
+
+
+def test_what_can_be_read_only_once_gives_what_was_looked_at_again_and_each_sample_once():
+    """Where one process reads it."""
+    produced = []
+
+    def arrivals():
+        for index in range(6):
+            produced.append(index)
+            yield np.float32(index), np.int64(index)
+
+    with pytest.raises(UsageError, match=r"set loader\.samples"):
+        as_dataset(arrivals(), None, "train", once=True)
+    stream = as_dataset(arrivals(), 6, "train", once=True)
+    assert stream.is_once
+    assert [int(stream.of_epoch(0, 0)[i][1]) for i in (0, 1)] == [0, 1]
+    stream.begin()
+    assert [int(stream.of_epoch(0, 0)[i][1]) for i in range(6)] == list(range(6))
+    assert produced == list(range(6))
+    with pytest.raises(DataError, match="can be read only once, and its first 6 samples have been"):
+        stream.of_epoch(0, 1)[0]
+
+
+def test_of_what_can_be_read_only_once_a_resume_passes_over_the_beginning():
+    stream = as_dataset(iter([(np.float32(i), np.int64(i)) for i in range(9)]), 9, "train", once=True)
+    stream.begin()
+    assert int(stream.of_epoch(0, 0)[5][1]) == 5
+    assert len(stream.source._kept) == 0

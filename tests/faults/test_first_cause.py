@@ -24,6 +24,7 @@ LAYOUTS = {
     "tensor 2": [*GPT, "strategy={use: hybrid, tensor: 2}"],
     "sharding 2": [*GPT, "strategy={use: hybrid, sharding: 2, sharding_stage: 3}"],
     "sequence 2": [*GPT, "strategy={use: hybrid, sequence: 2}"],
+    "scattered 2": ["dataset.reading=scatter"],
 }
 # What rank 1 does in the forward of step 7, the status that the job ends with, and what the screen says.
 DEEDS = {
@@ -57,6 +58,29 @@ def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
     ended, _, complained = job.finish(timeout=110)
     named = re.search(words, complained) is not None
     found(f"rank 1, {layout}: {deed}", job.seconds_from_fault(), named, phase="forward", job=job)
+    assert named and ended == status and not job.left(), complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("deed", "status", "words"),
+    [
+        (
+            "raise",
+            1,
+            r"sample \d+: ValueError: the culprit's own words\nrank 0 of 2 on \S+ failed first",
+        ),
+        ("kill", 137, r"rank 0 of 2 on \S+ failed first: ended by SIGKILL"),
+    ],
+)
+def test_the_rank_that_reads_for_all_is_named(start, found, deed, status, words):
+    """The others wait for its samples."""
+    overrides = [*LAYOUTS["scattered 2"], "train.length=60 steps"]
+    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": f"data 0 0 {deed}"})
+    ended, _, complained = job.finish(timeout=110)
+    named = re.search(words, complained) is not None
+    found(f"rank 0, which reads for all: {deed}", job.seconds_from_fault(), named, phase="data", job=job)
     assert named and ended == status and not job.left(), complained
 
 

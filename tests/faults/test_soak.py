@@ -151,7 +151,10 @@ class Soak:
             return supervisor.children()[0].pid
         ranks = self._ranks(attempt)
         if target == "data worker":
-            return psutil.Process(ranks[self.draw.randrange(2)]).children()[0].pid
+            having = [
+                rank for rank in ranks.values() if psutil.Process(rank).children()
+            ]  # scattered, rank 0 alone
+        return psutil.Process(self.draw.choice(having)).children()[0].pid
         return ranks[int(target[-1])]
 
     def _damage(self) -> None:
@@ -177,10 +180,14 @@ def is_whole(checkpoint: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(120 + 60 * KILLS)
-@pytest.mark.parametrize("saves", ["at once", "in the background"])
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(start, tmp_path, capsys, saves):
+@pytest.mark.parametrize(
+    ("saves", "more"),
+    [("at once", ()), ("in the background", ()), ("at once", ("dataset.reading=scatter",))],
+)
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(start, tmp_path, capsys, saves, more):
     length, begun = 12 * KILLS + 60, time.monotonic()
-    overrides = (f"train.length={length} steps", f"callbacks.checkpoint.async={saves == 'in the background'}")
+    background = f"callbacks.checkpoint.async={saves == 'in the background'}"
+    overrides = (f"train.length={length} steps", background, *more)
     soak = Soak(start, tmp_path / "run", overrides, random.Random(SEED))
     for _ in range(KILLS):
         soak.kill()
