@@ -123,7 +123,7 @@ class Assembly:
         learner = self.strategy.place(task)
         if self._scatters and learner.asynchronous:
             raise UsageError(
-                "dataset.reading=scatter: rank 0 sends each rank its share of each batch, and under this strategy ranks "
+                "dataset.reading=scatter: rank 0 sends each rank its share of a batch, and under this strategy ranks "
                 "take shares as they come to them: set dataset.reading=each."
             )
         seed_ranks(self.setup.seed, self.mesh)
