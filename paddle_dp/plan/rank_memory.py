@@ -10,7 +10,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.memory import StateBytes, Widths, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
-from paddle_dp.plan.sharded import most_lent
+from paddle_dp.plan.sharded import most_lent, most_on_accelerator
 from paddle_dp.units import Recompute
 
 
@@ -55,12 +55,14 @@ class Layout:
     averaged_every: int = 0
     averaged_states: bool = False
     widths: Widths = field(default_factory=Widths)
+    accelerator: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
     """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
-    `trained`, and bytes; `lent` besides these: other owners' parameters that are here or under way at once, in stage 3.
+    `trained`, and bytes; `lent` besides these, in stage 3: other owners' parameters that are here or under way at once,
+    and on an accelerator copies and gradients that are being exchanged, at most.
     """
 
     rank: int
@@ -160,7 +162,8 @@ def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> fl
             for weight in layer:
                 load[owner_of[weight.name]] += sizes[weight.name]
             loads.append(load)
-    return float(most_lent(loads, owner, layout.prefetch) * layout.widths.parameter)
+    most = most_on_accelerator if layout.accelerator and layout.prefetch else most_lent
+    return float(most(loads, owner, layout.prefetch) * layout.widths.parameter)
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:

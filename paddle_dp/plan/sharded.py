@@ -70,3 +70,40 @@ def most_lent(loads: Sequence[Sequence[int]], owner: int, ahead: int) -> int:
     for number, load in zip(numbers, order, strict=True):
         of_chunks[number] += sum(load) - load[owner]
     return max(sum(of_chunks[at : at + 1 + ahead]) for at in range(len(order)))
+
+
+def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, ahead: int) -> int:
+    """The bytes that one owner has at most beside its own parameters and the sums of their gradients, on an accelerator
+    where at least one chunk is `ahead`.
+
+    The other owners' parameters, as in `most_lent`; the copies of its own that are sent with these, which go when a
+    chunk is read first; the gradients of a chunk that is being computed; and of the chunk before it the gradients, what
+    is sent of them, and what has come (`parallel/sharding/chunk.py`). They use the room of sums that are still to come.
+    `loads` as there, in bytes of parameters; gradients are as wide.
+    """
+    layers, ranks = len(loads), len(loads[0])
+    order = [*loads, *reversed(loads)]
+    numbers, of_gradients = chunks(order), [*chunks(order[layers:]), -1]
+    own, others = ([0] * (numbers[-1] + 1 + ahead) for _ in range(2))  # of each chunk
+    for number, load in zip(numbers, order, strict=True):
+        own[number] += load[owner]
+        others[number] += sum(load) - load[owner]
+    most = sums = 0
+    mine = theirs = 0  # gradients of the chunk that is being computed
+    my_sent = their_sent = 0  # and of the one before
+    for at, number in enumerate(numbers):
+        is_read = at > 0 and numbers[at - 1] == number
+        lent = sum(others[number : number + 1 + ahead])
+        copies = (ranks - 1) * sum(own[number + is_read : number + 1 + ahead])
+        most = max(most, lent + copies)
+        if at < layers:
+            continue
+        mine, theirs = mine + order[at][owner], theirs + sum(order[at]) - order[at][owner]
+        before = my_sent + their_sent + (ranks - 1) * my_sent
+        most = max(most, lent + copies + mine + theirs + before + sums)
+        if of_gradients[at - layers] != of_gradients[at - layers + 1]:  # the chunk is complete
+            most = max(most, lent + copies + mine + theirs + before + sums + my_sent)
+            sums += my_sent
+            most = max(most, lent + copies + mine + 2 * theirs + (ranks - 1) * mine + sums)
+            my_sent, their_sent, mine, theirs = mine, theirs, 0, 0
+    return most - sum(load[owner] for load in loads)

@@ -96,7 +96,7 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
         double=precision.dtype == "float64",
     )
     layout: Layout = recipe.strategy.config.layout(ranks)
-    return replace(layout, widths=widths)
+    return replace(layout, widths=widths, accelerator=recipe.train.device != "cpu")
 
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
@@ -111,7 +111,8 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
         "optimizer": memory.state.optimizer,
     }
     if memory.lent:
-        sizes["weights of other owners at work or under way"] = memory.lent
+        and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
+        sizes[f"weights of other owners{and_more} at work or under way"] = memory.lent
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         sizes["activations (estimate)"] = forward

@@ -51,6 +51,9 @@ def test_stage_3_has_the_layers_at_work_and_those_under_way_besides():
     assert all(one.lent == 0 for one in held(sharding=2, sharding_stage=2))
     assert [one.lent for one in needed] == [4 * 160, 4 * 120]  # the first block's matrices; words and places
     assert all(0 < few.lent < many.lent < 4 * 810 for few, many in zip(needed, ahead, strict=True))
+    copied = held(sharding=2, sharding_stage=3, accelerator=True)
+    assert all(few.lent < many.lent for few, many in zip(ahead, copied, strict=True))
+    assert held(sharding=2, sharding_stage=3, accelerator=True, prefetch=0) == needed
 
 
 def test_one_of_each_kind_stands_for_all():

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.sharded import chunks, most_lent, unshardable
+from paddle_dp.plan.sharded import chunks, most_lent, most_on_accelerator, unshardable
 from paddle_dp.recipe import read_recipe
 
 
@@ -53,3 +53,12 @@ def test_one_chunk_is_at_work_and_one_under_way() -> None:
     assert most_lent(layers, 0, ahead=1) == 16
     assert most_lent(layers, 1, ahead=2) == 24
     assert most_lent([[8, 8]], 0, ahead=1) == 16  # forth and back: once, or as much again
+
+
+def test_an_accelerator_has_copies_of_what_is_sent_and_the_gradients_of_a_chunk():
+    layers = [[8, 8]] * 3
+    assert chunks(layers * 2) == [0, 0, 0, 1, 1, 1]
+    others, own = 24, 24  # of each chunk
+    gradients = others + own
+    launched = others + gradients + others + own  # with a copy of what is sent, and room for what comes
+    assert most_on_accelerator(layers, 0, ahead=1) == launched - own  # in the room of the sums

@@ -80,3 +80,50 @@ def test_what_one_layout_has_no_room_for_another_trains(
     found = run_ranks(train, 2, str(tmp_path), small, width, batch, limit)
     assert all(rank["most"] <= limit for rank in found)
     assert found[0]["loss"] == run_ranks(train, 2, str(tmp_path), small, width, batch)[0]["loss"]
+
+
+def allocated(folder: str, words: str) -> dict[str, float]:
+    """In a rank: the most bytes that Paddle had allocated in an update, as the third one; and what the plan says of
+    this rank: of parameters, gradients and states; lent and exchanged besides; of activations."""
+    import paddle
+
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel.meta_init import describe_weights
+    from paddle_dp.part import lazily
+    from paddle_dp.plan.rank_memory import rank_memory
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+    from paddle_dp.train.forecast import activations, layout_of
+
+    mesh = join()
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(width=320, batch=4))
+    recipe = read_recipe(path, [f"strategy={words}", f"output_dir={folder}"])
+    with lazily():
+        blocks = describe_weights(recipe.model.build())
+    layout = layout_of(recipe, mesh.ranks)
+    memory = rank_memory(blocks, layout, mesh.rank)
+    trainer, device = build(recipe, mesh), int(mesh.device.partition(":")[2])
+    for number, batch in enumerate(trainer.loader.read(0)):
+        if number == 2:
+            paddle.device.synchronize()
+            paddle.base.core.device_memory_stat_reset_peak_value("Allocated", device)
+        trainer.learner.train_batch(batch)
+    paddle.device.synchronize()
+    mesh.wait("the end")
+    return {
+        "most": paddle.base.core.device_memory_stat_peak_value("Allocated", device),
+        "state": memory.state.total,
+        "lent": memory.lent,
+        "activations": activations(recipe, layout, blocks, memory) or 0,
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_stage_3_has_on_a_device_what_the_plan_says(tmp_path: Path, ranks: int, prefetch: int) -> None:
+    words = f"{{use: hybrid, sharding: {ranks}, sharding_stage: 3, prefetch: {prefetch}}}"
+    for found in run_ranks(allocated, ranks, str(tmp_path), words):
+        least = found["state"] + found["lent"]
+        assert 0.99 * least <= found["most"] <= 1.01 * (least + found["activations"])

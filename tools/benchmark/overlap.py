@@ -34,8 +34,8 @@ from tools.benchmark.slow_device import VARIABLE
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE / "gpt_sim.yaml"
-# About 2 s of products a step: 1.3 million multiplications for each of 128 tokens, forward. So slow, because ranks share
-# the cores of this machine with each other and with whatever else runs there: what Python takes is then a small part.
+# About 2 s of products a step: 1.3 million multiplications for each of 128 tokens, forward. So slow, because ranks
+# share the cores of this machine with each other and with what else runs there: what Python takes is then a small part.
 FLOPS = 1e9
 STEPS = 20
 EVERY = 4  # steps: metrics of the recipe
