@@ -62,6 +62,7 @@ def rate(seen: list[list[float]]) -> float:
     return (len(seen) - 1) / (seen[-1][0] - seen[0][0])
 
 
+@pytest.mark.long
 def test_every_share_is_learned_from_once_and_meetings_are_where_they_are_due(tmp_path: Path):
     """25 samples in one micro-batch are 8 + 8 + 9 on three ranks; the last batch of an epoch has 12."""
     dashboard = "callbacks=[{use: metrics, every: 7 steps}, {use: dashboard, every: 7 steps, images: 0}]"
