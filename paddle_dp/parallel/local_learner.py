@@ -19,10 +19,9 @@ from paddle_dp.parallel.exchange.memory import moved_gradient
 from paddle_dp.parallel.learner import Accept
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.outer_momentum import OuterMomentum
+from paddle_dp.parallel.own_states import OwnStates, States, write
 from paddle_dp.parallel.passes import Sums
 from paddle_dp.parallel.periods import Periods
-
-Named = list[tuple[str, paddle.Tensor]]
 
 
 @dataclass(kw_only=True)
@@ -49,7 +48,8 @@ class LocalLearner(DataParallelLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._names = {id(parameter): name for name, parameter in self.named_parameters()}
+        self._trained = list(zip(self._place_names, self.trainable, strict=True))
+        self._states = OwnStates(self.optimizer, self._trained, self.mesh)
         self._began = False  # whether ranks learn on their own
         self._start: list[paddle.Tensor] = []  # the weights that all had when the period began
         self._learned = (
@@ -158,9 +158,9 @@ class LocalLearner(DataParallelLearner):
             start.subtract_(moved if self.outer is None else self.outer.step(place, moved))
             self.trainable[place].copy_(start, False)
         if self.optimizer_states == "averaged":
-            for states in self._states_by_kind():
-                self._write(states, self._mean(states))
-            self._average_counts()
+            for states in self._states.by_kind():
+                write(states, self._mean(states))
+            self._states.average_counts()
             self._states_apart = False
         self.sync_buffers()
         self._learned, self._apart = 0.0, False
@@ -170,15 +170,15 @@ class LocalLearner(DataParallelLearner):
         if total:
             self._portion = self._learned / total
 
-    def _moved(self) -> list[paddle.Tensor]:
+    def _moved(self) -> States:
         """How far the ranks' mean has moved from the start of the period. Collective."""
         pairs = zip(self._start, self.trainable, strict=True)
         return self._summed([(start - parameter) * self._portion for start, parameter in pairs])
 
-    def _mean(self, tensors: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
+    def _mean(self, tensors: States) -> States:
         return self._summed([None if one is None else one * self._portion for one in tensors])
 
-    def _summed(self, values: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor]:
+    def _summed(self, values: States) -> States:
         """The sums over all ranks of one value for each trained parameter, of its shape; they travel as gradients do.
         Collective."""
         for parameter, value in zip(self.trainable, values, strict=True):
@@ -201,44 +201,11 @@ class LocalLearner(DataParallelLearner):
         finally:
             self._give(own)
 
-    def _give(self, gradients: Sequence[paddle.Tensor | None]) -> None:
+    def _give(self, gradients: States) -> None:
         for parameter, gradient in zip(self.trainable, gradients, strict=True):
             parameter.clear_gradient(False)
             if gradient is not None:
                 parameter._copy_gradient_from(gradient)
-
-    def _states_by_kind(self) -> Iterator[list[paddle.Tensor | None]]:
-        """For each kind of the optimizer's states that has the shape of its parameter: one for each trained parameter,
-        None where this rank has none yet. Collective: the same kinds on all ranks."""
-        held = self.optimizer._accumulators
-        mine = [kind for kind, of_kind in held.items() if of_kind and not kind.endswith("_pow_acc")]
-        for kind in sorted(set().union(*self.mesh.gather(mine))):
-            of_kind = held.get(kind, {})
-            yield [of_kind.get(parameter.name) for parameter in self.trainable]
-
-    def _average_counts(self) -> None:
-        """The optimizer's powers of decays by update: of ranks that had no sample in a step they are others."""
-        counts = [
-            (kind, held) for kind, held in self.optimizer._accumulators.items() if kind.endswith("_pow_acc")
-        ]
-        mine = {
-            f"{kind} {name}": state.item()
-            for kind, held in counts
-            for name, state in ((self._names[id(p)], held[p.name]) for p in self.trainable if p.name in held)
-        }
-        rows = self.mesh.gather(mine)
-        for kind, held in counts:
-            for parameter in self.trainable:
-                if parameter.name in held:
-                    key = f"{kind} {self._names[id(parameter)]}"
-                    found = [row[key] for row in rows if key in row]
-                    held[parameter.name].fill_(sum(found) / len(found))
-
-    @staticmethod
-    def _write(tensors: Sequence[paddle.Tensor | None], values: Sequence[paddle.Tensor | None]) -> None:
-        for tensor, value in zip(tensors, values, strict=True):
-            if tensor is not None and value is not None:
-                tensor.copy_(value.astype(tensor.dtype), False)
 
     @contextmanager
     def consensus(self, states: bool = False) -> Iterator[None]:
@@ -250,10 +217,10 @@ class LocalLearner(DataParallelLearner):
                 for start, parameter, moved in zip(self._start, self.trainable, self._moved(), strict=True):
                     parameter.copy_(start - moved, False)
             if states and self._states_apart:
-                for of_kind in list(self._states_by_kind()):
+                for of_kind in list(self._states.by_kind()):
                     mean = self._mean(of_kind)
                     kept += [(state, state.clone()) for state in of_kind if state is not None]
-                    self._write(of_kind, mean)
+                    write(of_kind, mean)
         try:
             yield
         finally:
@@ -274,17 +241,19 @@ class LocalLearner(DataParallelLearner):
     # Checks and checkpoints.
 
     def check(self, when: str, states: Any = ()) -> None:
-        if not self._apart:
-            super().check(when, () if self._states_apart else states)
+        if not self._states_apart:
+            super().check(when, states)
             return
-        starts = [Replica(self._names[id(p)], s) for p, s in zip(self.trainable, self._start, strict=True)]
+        pairs = zip(self._trained, self._start, strict=True) if self._apart else ()
+        copies = [Replica(name, start) for (name, _), start in pairs]
+        copies = copies or [Replica(name, parameter) for name, parameter in self.named_parameters()]
         mine = [*self.named_parameters(), *self._buffers(), *((name, state) for name, state, _ in states)]
-        check_sound(starts, mine, self.mesh, when, self._excused)
+        check_sound(copies, mine, self.mesh, when, self._excused)
 
     def beside(self) -> Beside:
         if not self._began:
             return Beside()
-        named = [(self._names[id(parameter)], parameter) for parameter in self.trainable]
+        named = self._trained
         shared = {"periods": _numbers(self.periods.state())}
         own = {"counts": _numbers([self._learned, self._portion])}
         if self.outer is not None:
@@ -293,24 +262,14 @@ class LocalLearner(DataParallelLearner):
             shared |= {f"start/{name}": start for (name, _), start in zip(named, self._start, strict=True)}
             own |= {f"weight/{name}": parameter for name, parameter in named}
         if self._states_apart:
-            own |= {f"state/{name}": state for name, state in self._own_states().items()}
+            own |= {f"state/{name}": state for name, state in self._states.named().items()}
         return Beside(shared=shared, own=own)
-
-    def _own_states(self) -> dict[str, paddle.Tensor]:
-        """The optimizer's states on this rank, «body.0.weight/moment1»."""
-        held = self.optimizer._accumulators
-        return {
-            f"{self._names[id(parameter)]}/{kind}": held[kind][parameter.name]
-            for kind in sorted(held)
-            for parameter in self.trainable
-            if parameter.name in held[kind]
-        }
 
     @paddle.no_grad()
     def load_beside(self, saved: SavedBeside) -> None:
         self._began = self._apart = self._states_apart = False
         self._start, self._learned, self.periods.ends = [], 0.0, 0
-        named = [(self._names[id(parameter)], parameter) for parameter in self.trainable]
+        named = self._trained
         if self.outer is not None:
             self.outer.velocity = []
             if all(f"velocity/{name}" in saved.shared for name, _ in named):
@@ -330,7 +289,7 @@ class LocalLearner(DataParallelLearner):
             for (name, parameter), start in zip(named, self._start, strict=True):
                 saved.shared_into(f"start/{name}", start)
                 saved.own_into(f"weight/{name}", parameter)
-        states = {name: state for name, state in self._own_states().items() if f"state/{name}" in saved.own}
+        states = {name: state for name, state in self._states.named().items() if f"state/{name}" in saved.own}
         self._states_apart = bool(states)
         for name, state in states.items():
             saved.own_into(f"state/{name}", state)
