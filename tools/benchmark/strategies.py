@@ -78,6 +78,14 @@ WAYS = [
     Way("one process", "use: single", ranks=1),
     Way("data_parallel", "use: data_parallel"),
     *(
+        Way(f"data_parallel, {exchange}", f"use: data_parallel, exchange: {exchange}")
+        for exchange in ("bucketed", "after", "per_parameter")
+    ),
+    *(
+        Way(f"data_parallel, {compress}", f"use: data_parallel, compress: {compress}")
+        for compress in ("bfloat16", "float16", "power_sgd rank 4")
+    ),
+    *(
         Way(f"sharding 2, stage {stage}", f"use: hybrid, sharding: 2, sharding_stage: {stage}")
         for stage in (1, 2, 3)
     ),
