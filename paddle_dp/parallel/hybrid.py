@@ -21,6 +21,7 @@ from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.data_group import DataGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, among
+from paddle_dp.parallel.exchange.memory import dtype_of
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.given_optimizer import parameters_of
@@ -37,11 +38,13 @@ class HybridLearner(Learner):
 
     Not fleet's HybridParallelOptimizer, which exchanges, clips and steps at once, so that the gradient norm cannot be
     read. `clips` are the optimizer's global-norm clips, taken over because the optimizer sees only this rank's part.
+    `reduce_dtype`: that in which gradients are exchanged; None: their own.
     """
 
     hcg: HCG
     clips: Sequence[Clip] = ()
     zero: Zero | None = None
+    reduce_dtype: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,22 +63,27 @@ class HybridLearner(Learner):
         ranks = among(degrees, me, "data", "sharding", "sequence")
         if len(ranks) == 1 or (zero is not None and zero.stage == 3):
             return None
-        each = zero is not None and zero.stage == 2
+        each, wire = zero is not None and zero.stage == 2, self._wire
         if self.mesh.device == "cpu":
             keepers = [ranks for _ in self.trainable]
             if zero is not None:
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
                 keepers = [among(degrees, owner, "data", "sequence") for owner in owners]
-            return PushedGradients(ranks, me, self.trainable, keepers, each)
+            return PushedGradients(ranks, me, self.trainable, keepers, each, None, wire)
         replicas, before = self._new_group("data", "sequence"), before_exchanges(self.model)
         held = [place for place, parameter in enumerate(self.trainable) if id(parameter) in before]
         if zero is None:
             assert replicas is not None
-            return BucketedGradients(replicas, self.trainable, held=held)
+            return BucketedGradients(replicas, self.trainable, held=held, wire=wire)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
         assert zero.lanes is not None
         group = zero.lanes.groups[0]
-        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, held)
+        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, held, wire=wire)
+
+    @property
+    def _wire(self) -> str | None:
+        """The dtype in which gradients travel, if that is not their own."""
+        return self.reduce_dtype if {dtype_of(p) for p in self.trainable} - {self.reduce_dtype} else None
 
     def _new_group(self, *axes: str) -> Group | None:
         """A process group of its own for these axes: others must not come between its collectives. None for one rank

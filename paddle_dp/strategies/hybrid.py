@@ -52,6 +52,10 @@ class Config(StrategyConfig):
     prefetch: Count = 1
     """Chunks of layers whose parameters travel while one is at work (sharding_stage 3); 0: each as it is needed."""
 
+    reduce_dtype: Literal["bfloat16", "float32"] | None = None
+    """The dtype in which gradients are exchanged along data, sharding and sequence (not in sharding_stage 3); null:
+    each in its own, float32 but for weights in 16 bits (train.precision.level O2 on accelerators)."""
+
     offload: bool = False
     """Keep optimizer states in host memory between updates (GPU only)."""
 
@@ -99,6 +103,27 @@ class Config(StrategyConfig):
     @property
     def keeps_a_part(self) -> bool:
         return self.tensor > 1 or self.pipeline > 1 or (self.sharding > 1 and self.sharding_stage == 3)
+
+    def __post_init__(self) -> None:
+        if self.reduce_dtype is not None and self.sharding > 1 and self.sharding_stage == 3:
+            raise ValueError(
+                "reduce_dtype: sharding_stage 3 exchanges gradients layer by layer, each in its own dtype: leave it "
+                "out, or take stage 1 or 2"
+            )
+
+    def not_promised(self, recipe: Recipe) -> str:
+        if self.reduce_dtype != "bfloat16":
+            return ""
+        return (
+            f"strategy.reduce_dtype=bfloat16 does not promise one process's result: {self.rounds}. It is promised, "
+            "and compared, with strategy.reduce_dtype=float32. Otherwise compare held-out numbers of whole trainings "
+            "(docs/exchange.md)."
+        )
+
+    @property
+    def rounds(self) -> str:
+        """What reduce_dtype does, as a part of a sentence."""
+        return "ranks round their gradients to 8 digits of base 2 before they add them up"
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
@@ -207,6 +232,9 @@ class Hybrid:
         noticed = [*mixed, *check_elementwise(prepared.optimizer, axes.tensor)]
         noticed += check_by_parameter(prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
         fields["clips"] = take_clips(prepared.optimizer)
+        fields["reduce_dtype"] = self.config.reduce_dtype
+        if self.config.reduce_dtype == "bfloat16":
+            noticed.append(f"{self.config.rounds}: strategy.reduce_dtype=float32 exchanges them as they are")
         if axes.pipeline > 1:
             with unsynchronized(model) if drawn else nullcontext():
                 fields["parallel_model"] = self._engine(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paddle_dp.errors import RecipeError, UsageError
@@ -82,8 +83,32 @@ def test_a_push_sends_what_lies_on_a_host():
         recipe.strategy.refuse(recipe, 2, "gpu")
 
 
-def test_verify_says_at_the_door_that_compression_is_not_one_process():
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ("{use: data_parallel, compress: bfloat16}", r"strategy.compress=bfloat16 does not.*compress=none"),
+        ("{use: hybrid, reduce_dtype: bfloat16}", r"strategy.reduce_dtype=bfloat16 does not.*dtype=float32"),
+    ],
+)
+def test_verify_says_at_the_door_what_is_not_one_process(strategy, said):
+    with pytest.raises(UsageError, match=f"nothing was compared: {said}"):
+        verify(DIGITS, [f"strategy={strategy}"])
+
+
+def test_stage_3_exchanges_in_the_gradients_own_dtype():
+    settings = {"use": "hybrid", "sharding": 2, "sharding_stage": 3, "reduce_dtype": "float32"}
     with pytest.raises(
-        UsageError, match=r"nothing was compared: strategy.compress=bfloat16 does not.*compress=none"
+        RecipeError, match=r"strategy.reduce_dtype: sharding_stage 3 exchanges gradients layer by"
     ):
-        verify(DIGITS, ["strategy.compress=bfloat16"])
+        read_part("strategies", settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", ["data: 2", "sharding: 2", "sharding: 2, sharding_stage: 2"])
+def test_gradients_are_reduced_in_the_dtype_that_is_asked_for(axes, tmp_path):
+    wide, narrow = (f"{{use: hybrid, {axes}, reduce_dtype: {dtype}}}" for dtype in ("float32", "bfloat16"))
+    assert_same(run_ranks(train, 2, str(tmp_path / "wide"), wide), truth())
+    first, again = (run_ranks(train, 2, str(tmp_path / name), narrow) for name in ("first", "again"))
+    assert first[0]["rows"] == first[1]["rows"] == again[0]["rows"]
+    apart = np.abs(np.array(first[0]["rows"]) / truth()["rows"] - 1).max()
+    assert 2**-16 < apart < 2**-7
