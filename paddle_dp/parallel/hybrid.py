@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +98,6 @@ class HybridLearner(Learner):
     def _gathered_samples(self) -> GatheredSamples:
         ranks = among(self.mesh.axes, self.mesh.rank, "data", "sharding")
         return GatheredSamples(ranks, self.mesh.rank, self._new_group("data", "sharding"))
-
-    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Nothing: no wrapper exchanges."""
-        return nullcontext()
 
     @contextmanager
     def _exchanging(self, last: bool) -> Iterator[None]:

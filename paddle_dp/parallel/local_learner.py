@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal
@@ -101,9 +101,6 @@ class LocalLearner(DataParallelLearner):
             raise LossError(f"the loss {self.loss.name} returned a count of {own:g}: it must be 0 or more.")
         self._own = own
         return own or 1.0
-
-    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if self.parallel_model is self.model else super()._no_sync(more_to_come)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         return super()._exchanging(last and not self._is_local)

@@ -154,8 +154,11 @@ class Passes(PlacedModel):
         return self.named_parameters(trainable=True)
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Disables the wrapper's exchange while more micro-batches follow; the last backward exchanges everything."""
-        return self.parallel_model.no_sync() if more_to_come and self.dp_world_size > 1 else nullcontext()
+        """Disables DataParallel's exchange while more micro-batches follow; the last backward exchanges everything."""
+        wrapper = self.parallel_model
+        return (
+            wrapper.no_sync() if more_to_come and isinstance(wrapper, paddle.DataParallel) else nullcontext()
+        )
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch's backward, `last` of an update, and no more: gradients of a backward that runs within
