@@ -93,7 +93,7 @@ class DataParallelLearner(Learner):
         return self.absent
 
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        return self.parallel_model.no_sync()
+        return super()._no_sync(True)
 
     def _begin(self) -> None:
         if self._errors is not None:
