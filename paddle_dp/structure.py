@@ -73,30 +73,36 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def call(function: Callable[..., Any], inputs: Any, of: Callable[..., Any] | None = None) -> Any:
-    """`function(**inputs)` for a dict, `function(*inputs)` for a tuple, `function(inputs)` for a tensor.
+    """The function, called with inputs as its parameters say, or those of `of`."""
+    given, named = arguments(of or function, inputs)
+    return function(*given, **named)
 
-    A function of one parameter gets the tuple as it is; so does one the dict whose keys are not its parameters. `of`,
-    by default the function itself, says by its signature which parameters there are. Raises UsageError for inputs
-    that do not fit them.
+
+def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a function takes inputs: `function(**inputs)` for a dict, `function(*inputs)` for a tuple, and
+    `function(inputs)` for a tensor.
+
+    A function of one parameter gets the tuple as it is; so does one the dict whose keys are not its parameters. Raises
+    UsageError for inputs that do not fit them.
     """
     if isinstance(inputs, dict):
-        names, several = _parameters(of or function)
+        names, several = _parameters(function)
         whole = not several and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
         if whole:
-            return function(inputs)
+            return (inputs,), {}
         _check_keys(inputs, names, several)
-        return function(**inputs)
+        return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):
-        names, several = _parameters(of or function)
+        names, several = _parameters(function)
         if len(names) == 1 and not several:
-            return function(tuple(inputs))
+            return (tuple(inputs),), {}
         if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not several):
             raise UsageError(
                 f"forward takes {', '.join(names)}, and the data set's inputs are {len(inputs)}: give it as many, in "
                 "this order, or a dict with their names."
             )
-        return function(*inputs)
-    return function(inputs)
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], several: bool) -> None:

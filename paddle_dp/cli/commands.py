@@ -348,7 +348,7 @@ def predict(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILES…", help="Images, texts or arrays (.npy, .npz, .csv); or folders of them."
+            metavar="FILES…", help="Images, texts or arrays (.npy, .npz, .csv, .jsonl); or folders."
         ),
     ],
     checkpoint: Checkpoint = "newest",
@@ -362,8 +362,8 @@ def predict(
 ) -> None:
     """Give files to a run's model: classes with probabilities, the loss of a text, or plain outputs.
 
-    Files are read as the run's data set reads held-out samples; arrays have the shape of one sample, or of n. The data
-    set itself is not needed.
+    Files are read as the run's data set reads held-out samples; arrays have the shape of one sample, or of n. Several
+    inputs stand in .npz, .csv or .jsonl under their names (docs/predict.md). The data set itself is not needed.
     """
     options = {
         "files": files,

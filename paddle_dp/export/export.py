@@ -12,8 +12,8 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import Checkpoint
-from paddle_dp.data.arrays import describe
-from paddle_dp.data.sample import class_names, read_sample
+from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.sample import class_names, read_samples
 from paddle_dp.errors import ExportError, NotFiniteError
 from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity
@@ -21,6 +21,7 @@ from paddle_dp.export.target import INFO, check_target, replace
 from paddle_dp.mesh import join
 from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.recipe import Recipe
+from paddle_dp.structure import mapped
 from paddle_dp.train.assemble import find_checkpoint
 from paddle_dp.train.build import dataset, learner_of
 from paddle_dp.train.state import load_model
@@ -58,7 +59,7 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     expected = [program.outputs(model, batch) for batch in inputs]
     program.check_finite(expected)
     merge_low_rank(model)  # the program is the plain model's; its outputs are compared with the adapted one's
-    shape = program.write(model, inputs, folder)
+    read = program.write(model, inputs, folder)
     parity = {"program": program.compare(program.load(folder), inputs, expected, TOLERANCE)}
     if options.get("onnx"):
         onnx.write(model, inputs, folder)
@@ -67,16 +68,15 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     info = {
         "model": recipe.model.name,
         "checkpoint": str(checkpoint.folder),
-        "input": {"name": program.INPUT, "dtype": str(inputs[0].dtype), "shape": shape},
+        **({"input": vars(read[0])} if len(read) == 1 else {"inputs": [vars(one) for one in read]}),
         "classes": list(class_names(data)),
         "parity": {name: vars(result) for name, result in parity.items()},
         "paddle": paddle.__version__,
     }
     (folder / INFO).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
-    dims = ", ".join("any" if dim is None else str(dim) for dim in shape)
     lines = [f"{recipe.model.name} of {checkpoint.folder}, {size:.1f} MiB"]
-    lines += [f"input {program.INPUT}: {inputs[0].dtype} [{dims}]"]
+    lines += [f"input {one}" for one in read]
     return lines + [f"{name}: {result}" for name, result in parity.items()]
 
 
@@ -96,17 +96,14 @@ def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Ch
     return learner.model, checkpoint
 
 
-def _samples(data: Any, model: paddle.nn.Layer) -> np.ndarray[Any, Any]:
+def _samples(data: Any, model: paddle.nn.Layer) -> program.Inputs:
     """The first held-out inputs, in the dtype that the model reads: float64 only for a model with float64 weights."""
-    read = [read_sample(data, index)[0] for index in range(min(SAMPLES, len(data)))]
-    if not isinstance(read[0], np.ndarray):
-        raise ExportError(
-            f"samples are {describe(read[0])}, and a program is written for one input. Give the model a forward of one "
-            "tensor for that."
-        )
-    inputs = np.stack(read)
+    with globals_kept():
+        inputs, _ = read_samples(data, np.arange(min(SAMPLES, len(data))), 0, 0)
     wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())
-    return inputs.astype("float32") if inputs.dtype == np.float64 and not wide else inputs
+    return mapped(
+        lambda array: array.astype("float32") if array.dtype == np.float64 and not wide else array, inputs
+    )
 
 
 def _check_parity(parity: dict[str, Parity]) -> None:

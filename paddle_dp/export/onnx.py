@@ -6,24 +6,23 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
 from paddle_dp.errors import ExportError
 from paddle_dp.export import program
+from paddle_dp.structure import leaves
 
 OPSET = 17  # the first with LayerNormalization as one operator; onnxruntime reads it since 1.12
 FILE = "model.onnx"
 
 
-def write(model: nn.Layer, inputs: Sequence[np.ndarray[Any, Any]], folder: Path) -> None:
+def write(model: nn.Layer, inputs: Sequence[program.Inputs], folder: Path) -> None:
     """Writes model.onnx into a folder. Raises ExportError with the last lines that paddle2onnx printed.
 
     paddle2onnx runs in its own process: it aborts on an operator it does not know.
@@ -62,7 +61,7 @@ def gelu_decomposed() -> Iterator[None]:
         F.gelu = original
 
 
-def load(folder: Path) -> Callable[[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+def load(folder: Path) -> program.Call:
     """A function from inputs to the outputs of model.onnx, computed by onnxruntime on the CPU."""
     import onnxruntime
 
@@ -74,11 +73,12 @@ def load(folder: Path) -> Callable[[np.ndarray[Any, Any]], list[np.ndarray[Any, 
         )
     except Exception as error:  # onnxruntime's errors have no common base
         raise ExportError(f"onnxruntime cannot read {FILE}: {error}") from error
-    name = session.get_inputs()[0].name
+    read = {one.name for one in session.get_inputs()}  # what a model does not use is not there
 
-    def run(inputs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    def run(inputs: program.Inputs) -> list[program.Array]:
+        given = zip(program.names(inputs), leaves(inputs), strict=True)
         try:
-            return list(session.run(None, {name: inputs}))
+            return list(session.run(None, {name: array for name, array in given if name in read}))
         except Exception as error:
             raise ExportError(f"onnxruntime cannot run {FILE}: {error}") from error
 

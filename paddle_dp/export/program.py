@@ -12,11 +12,23 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import ExportError
-from paddle_dp.parallel.compiled import layer_by_layer
+from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
+from paddle_dp.structure import (
+    Structure,
+    arguments,
+    call,
+    leaves,
+    mapped,
+    named_leaves,
+    structure_of,
+    unflatten,
+)
 
 Array = np.ndarray[Any, Any]
-Call = Callable[[Array], list[Array]]
-INPUT = "inputs"  # the name of the program's input
+Inputs = Any
+"""An array [n, …], or a structure of them: what the data set gives for n samples."""
+Call = Callable[[Inputs], list[Array]]
+INPUT = "inputs"  # the name of a program's input, where it has one without a name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +55,22 @@ class Parity:
         )
 
 
-def outputs(model: nn.Layer, inputs: Array) -> list[Array]:
-    """The output tensors of a model, or of a loaded program, for a batch of inputs."""
+def outputs(model: nn.Layer, inputs: Inputs) -> list[Array]:
+    """The output tensors of a model for a batch of inputs."""
     with paddle.no_grad():
-        returned = model(paddle.to_tensor(inputs))
+        return _arrays(call(model, mapped(paddle.to_tensor, inputs), plain_forward(model)))
+
+
+def names(inputs: Inputs) -> list[str]:
+    """What a program calls its inputs: «ids», «text_ids», «inputs_0»; «inputs» where there is one."""
+    found = []
+    for name, _ in named_leaves(inputs):
+        word = name.replace("[", "_").replace("]", "").replace(".", "_")
+        found.append(f"{INPUT}{word}" if word.startswith("_") else word or INPUT)
+    return found
+
+
+def _arrays(returned: Any) -> list[Array]:
     return [np.asarray(t.numpy()) for t in paddle.utils.flatten(returned) if isinstance(t, paddle.Tensor)]
 
 
@@ -62,26 +86,29 @@ def check_finite(outputs_of_batches: Sequence[list[Array]]) -> None:
                 )
 
 
-def batches(samples: Array, call: Call) -> list[Array]:
-    """The samples as one batch, one sample alone, and, where the model accepts it, texts of half the length."""
-    shapes = [samples, samples[:1]]
-    is_text = samples.ndim == 2 and samples.dtype.kind in "iu" and samples.shape[1] > 1
-    half = samples[:, : samples.shape[1] // 2] if is_text else None
-    if half is not None and _accepts(call, half):
-        shapes.append(half)
+def batches(samples: Inputs, run: Call) -> list[Inputs]:
+    """The samples as one batch, one sample alone, and, where the model accepts it, texts of half the length, with all
+    that is as long beside them."""
+    shapes = [samples, mapped(lambda array: array[:1], samples)]
+    lengths = {a.shape[1] for a in leaves(samples) if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1}
+    if len(lengths) == 1:
+        (length,) = lengths
+        half = mapped(lambda a: a[:, : length // 2] if a.ndim == 2 and a.shape[1] == length else a, samples)
+        if _accepts(run, half):
+            shapes.append(half)
     return shapes
 
 
-def _accepts(call: Call, inputs: Array) -> bool:
+def _accepts(run: Call, inputs: Inputs) -> bool:
     try:
-        call(inputs)
+        run(inputs)
     except Exception:  # noqa: BLE001 - a model may refuse by any error
         return False
     return True
 
 
 def compare(
-    program: Call, inputs: Sequence[Array], expected: Sequence[list[Array]], tolerance: float
+    program: Call, inputs: Sequence[Inputs], expected: Sequence[list[Array]], tolerance: float
 ) -> Parity:
     """Runs the program on every batch and compares its outputs with those `expected`, the model's.
 
@@ -97,32 +124,77 @@ def compare(
             differences = np.abs(ours.astype("float64") - models.astype("float64"))
             difference = float(np.maximum(difference, differences.max(initial=0.0)))  # keeps NaN
             largest = max(largest, float(np.abs(models).max(initial=0.0)))
-    return Parity(samples=len(inputs[0]), difference=difference, largest=largest, tolerance=tolerance)
+    return Parity(
+        samples=len(leaves(inputs[0])[0]), difference=difference, largest=largest, tolerance=tolerance
+    )
 
 
-def write(model: nn.Layer, inputs: Sequence[Array], folder: Path) -> list[int | None]:
-    """Writes model.json and model.pdiparams; returns the shape of the input, None for a dim of any size.
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One input of a program; a dim that is None may be of any size."""
+
+    name: str
+    dtype: str
+    shape: list[int | None]
+
+    def __str__(self) -> str:
+        dims = ", ".join("any" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name}: {self.dtype} [{dims}]"
+
+
+class Several(nn.Layer):
+    """A model of several inputs, given as one list: a program has as many as the list."""
+
+    def __init__(self, model: nn.Layer, structure: Structure):
+        super().__init__()
+        self.model, self.structure = model, structure
+
+    def forward(self, given: list[paddle.Tensor]) -> Any:
+        positional, named = self._arguments(given)
+        return self.model(*positional, **named)
+
+    @paddle.jit.not_to_static
+    def _arguments(self, given: list[paddle.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return arguments(plain_forward(self.model), unflatten(self.structure, given))
+
+
+def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Input]:
+    """Writes model.json and model.pdiparams; returns the program's inputs, in their order.
 
     The number of samples may be any, and so may every dim in which the batches differ.
     Raises ExportError, with Paddle's own message, for a model that cannot be written as a program.
     """
-    first = inputs[0]
-    sizes = [{batch.shape[dim] for batch in inputs} for dim in range(first.ndim)]
-    shape = [None if dim == 0 or len(size) > 1 else first.shape[dim] for dim, size in enumerate(sizes)]
+    found = [
+        Input(name=name, dtype=str(arrays[0].dtype), shape=_shape(arrays))
+        for name, arrays in zip(names(inputs[0]), zip(*map(leaves, inputs), strict=True), strict=True)
+    ]
     # A copy of the shape: InputSpec changes the list that it is given.
-    spec = paddle.static.InputSpec(list(shape), str(first.dtype), name=INPUT)
+    specs = [paddle.static.InputSpec([*one.shape], one.dtype, name=one.name) for one in found]
+    is_single = isinstance(inputs[0], np.ndarray)
+    saved = model if is_single else Several(model, structure_of(inputs[0]))
+    saved.eval()
     try:
         with layer_by_layer(model):
-            paddle.jit.save(model, str(folder / "model"), input_spec=[spec])
+            paddle.jit.save(saved, str(folder / "model"), input_spec=specs if is_single else [specs])
     except Exception as error:
         raise ExportError(
             f"this model cannot be written as a program: paddle.jit.save says {type(error).__name__}: {error}"
         ) from error
-    return shape
+    return found
+
+
+def _shape(batches: Sequence[Array]) -> list[int | None]:
+    sizes = [{batch.shape[dim] for batch in batches} for dim in range(batches[0].ndim)]
+    return [None if dim == 0 or len(size) > 1 else size.pop() for dim, size in enumerate(sizes)]
 
 
 def load(folder: Path) -> Call:
     """The program in a folder, loaded as plain Paddle loads it."""
     program = paddle.jit.load(str(folder / "model"))
     program.eval()
-    return lambda inputs: outputs(program, inputs)
+
+    def run(inputs: Inputs) -> list[Array]:
+        with paddle.no_grad():
+            return _arrays(program(*map(paddle.to_tensor, leaves(inputs))))
+
+    return run

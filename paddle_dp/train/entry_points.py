@@ -33,8 +33,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         checkpoint.clean(recipe.folder / "checkpoints")
     mesh.wait("run folder ready")
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
-    if mesh.is_main and (inputs := Inputs.of(trainer.loader.dataset)) is not None:
-        inputs.write(recipe.folder)
+    if mesh.is_main:
+        Inputs.of(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(recipe.folder)
     if mesh.is_main:
         code.keep(recipe.folder)
     trainer.measurements.watched = bool(options.get("why"))

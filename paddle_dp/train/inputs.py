@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,59 @@ import numpy as np
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import class_names, read_sample
 from paddle_dp.errors import UsageError
+from paddle_dp.structure import Structure, leaves, named_leaves, structure_of
 
 FILE = "inputs.json"  # its name in a run's folder
+SAMPLES = 8  # that are looked at where each may have another shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One array of a sample: its name, «ids», «text.ids», «[0]», or «inputs» where there is one; `shape` without the
+    batch, None for a dim of any size; `dtype`."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    name: str = "inputs"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join('any' if dim is None else str(dim) for dim in self.shape)}]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """One sample's input: `shape` (no batch), `dtype`; and the data set's class names, or ()."""
+    """The arrays of a sample in the order of their structure, which is None where there is one; and the data set's
+    class names, or ()."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    arrays: tuple[Input, ...]
+    structure: Structure = None
     classes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return ", ".join(str(one) if self.structure is None else f"{one.name} {one}" for one in self.arrays)
+
     @classmethod
-    def of(cls, dataset: Any) -> Inputs | None:
-        """As the first sample of a data set has them; None for samples of several inputs."""
+    def of(cls, dataset: Any, varies: bool = False) -> Inputs:
+        """As the first sample of a data set has them; where shapes vary, as the first samples together do."""
         with globals_kept():  # only one rank reads it
-            first, _ = read_sample(dataset, 0)
-        if isinstance(first, (dict, tuple)):
-            return None
-        return cls(shape=first.shape, dtype=str(first.dtype), classes=class_names(dataset))
+            some = [
+                read_sample(dataset, index)[0] for index in range(min(SAMPLES if varies else 1, len(dataset)))
+            ]
+        arrays = tuple(
+            Input(name=name or "inputs", shape=_shape(each), dtype=str(first.dtype))
+            for (name, first), each in zip(
+                named_leaves(some[0]), zip(*map(leaves, some), strict=True), strict=True
+            )
+        )
+        return cls(arrays=arrays, structure=structure_of(some[0]), classes=class_names(dataset))
 
     def write(self, folder: Path) -> None:
-        text = json.dumps(asdict(self), ensure_ascii=False)
+        if self.structure is None:
+            (only,) = self.arrays
+            kept: dict[str, Any] = {"shape": only.shape, "dtype": only.dtype}
+        else:
+            kept = {"structure": self.structure, "arrays": [asdict(one) for one in self.arrays]}
+        text = json.dumps({**kept, "classes": self.classes}, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -46,9 +77,22 @@ class Inputs:
             return None
         try:
             found = json.loads(text)
-            shape, dtype, classes = found["shape"], np.dtype(found["dtype"]).name, found["classes"]
-            return cls(shape=tuple(map(int, shape)), dtype=dtype, classes=tuple(map(str, classes)))
-        except (ValueError, KeyError, TypeError) as error:
+            structure = found.get("structure")
+            arrays = tuple(map(_input, [found] if structure is None else found["arrays"]))
+            if len(leaves(structure)) != len(arrays):
+                raise ValueError("another number of arrays")
+            return cls(arrays=arrays, structure=structure, classes=tuple(map(str, found["classes"])))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{folder / FILE} is damaged ({error}): remove it, and the data set is asked."
             ) from None
+
+
+def _shape(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int | None, ...]:
+    sizes = zip(*(array.shape for array in arrays), strict=False)
+    return tuple(size[0] if len(set(size)) == 1 else None for size in sizes)
+
+
+def _input(kept: dict[str, Any]) -> Input:
+    shape = tuple(None if dim is None else int(dim) for dim in kept["shape"])
+    return Input(name=str(kept.get("name", "inputs")), shape=shape, dtype=np.dtype(kept["dtype"]).name)

@@ -5,32 +5,29 @@ from __future__ import annotations
 import csv
 import math
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-from zipfile import BadZipFile
 
 import numpy as np
 
-from paddle_dp.data.arrays import describe
+from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.parallel.loss import Loss, as_loss, loss_of, number
 from paddle_dp.recipe import Recipe
+from paddle_dp.structure import call, mapped
+from paddle_dp.train.array_files import SUFFIXES, samples_of
 from paddle_dp.train.build import dataset
 from paddle_dp.train.inputs import Inputs
-
-Array = np.ndarray[Any, Any]
-ARRAYS = (".npy", ".npz", ".csv")
 
 
 @runtime_checkable
 class ReadsFiles(Protocol):
     """The settings of a data set that read a file as its held-out samples are read."""
 
-    def read_file(self, path: Path) -> Iterable[tuple[Array, Array | None]]:
+    def read_file(self, path: Path) -> Iterable[tuple[Arrays, Array | None]]:
         """(input, target) of the file's samples; no target where the file has none. Raises DataError with the path."""
         ...
 
@@ -41,7 +38,7 @@ class Sample:
 
     file: Path
     row: int
-    input: Array
+    input: Arrays
     target: Array | None = None
 
 
@@ -66,11 +63,8 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     files = list(_files(options["files"]))
     out = None if options.get("out") is None else _writable(Path(options["out"]), files)
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
-    inputs = Inputs.read(recipe.folder) or Inputs.of(dataset(recipe, "test"))
-    if inputs is None:
-        raise UsageError(
-            f"dataset {recipe.dataset.name} has samples of several inputs, and predict reads files of one."
-        )
+    varies = recipe.loader.collate == "batch"
+    inputs = Inputs.read(recipe.folder) or Inputs.of(dataset(recipe, "test"), varies)
     model = _trained(recipe, options, mesh)
     loss = as_loss(loss_of(recipe.loss, model, recipe.model.name))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))
@@ -129,56 +123,18 @@ def _files(words: Sequence[str]) -> Iterator[Path]:
 
 
 def _samples(file: Path, recipe: Recipe, inputs: Inputs) -> Iterator[Sample]:
-    if file.suffix.lower() in ARRAYS:
-        for row, one in enumerate(_rows(file, inputs)):
+    if file.suffix.lower() in SUFFIXES:
+        for row, one in enumerate(samples_of(file, inputs, recipe.loader.pad)):
             yield Sample(file=file, row=row, input=one)
         return
     config = recipe.dataset.config
     if not isinstance(config, ReadsFiles):
         raise UsageError(
-            f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays: {', '.join(ARRAYS)} with rows of "
-            f"{inputs.dtype}{list(inputs.shape)}. (A data set reads files by a method read_file(path) of its Config.)"
+            f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays, {', '.join(SUFFIXES)}, with samples of "
+            f"{inputs}. (A data set reads files by a method read_file(path) of its Config.)"
         )
     for row, (one, target) in enumerate(config.read_file(file)):
         yield Sample(file=file, row=row, input=one, target=target)
-
-
-def _rows(file: Path, inputs: Inputs) -> Array:
-    """The samples [n, …] of a file of arrays, in the model's shape and dtype."""
-    try:
-        if file.suffix.lower() == ".csv":
-            found = np.loadtxt(file, delimiter=",", ndmin=2)
-        else:
-            opened = np.load(file, allow_pickle=False)
-            found = opened if isinstance(opened, np.ndarray) else opened[_only(list(opened.files), file)]
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise DataError(f"{file} cannot be read as an array: {error}") from None
-    if found.dtype.kind not in "biuf":
-        raise DataError(f"{file} is of type {found.dtype}, and the model reads numbers ({inputs.dtype}).")
-    size = math.prod(inputs.shape)
-    fits = found.shape == inputs.shape or found.shape[1:] == inputs.shape
-    if not fits and not (found.ndim == 2 and found.shape[1] == size):
-        raise DataError(
-            f"{file} is {describe(found)}, and the model reads samples of {inputs.dtype}{list(inputs.shape)}: give "
-            f"one, or n of them as [n, {', '.join(map(str, inputs.shape))}]."
-        )
-    with np.errstate(all="ignore"):
-        cast = found.astype(inputs.dtype)
-    whole = cast.dtype.kind in "biu"
-    if whole and found.dtype.kind == "f" and not np.array_equal(found, np.floor(found)):
-        raise DataError(f"{file} has fractions, and the model reads whole numbers ({inputs.dtype}).")
-    lost = (found != cast) if whole else (np.isfinite(found) & ~np.isfinite(cast))
-    if lost.any():
-        raise DataError(
-            f"{file} has {found[lost][0]:g}, which is no {inputs.dtype}, and the model reads those."
-        )
-    return cast.reshape(-1, *inputs.shape)
-
-
-def _only(names: list[str], file: Path) -> str:
-    if "inputs" in names or len(names) == 1:
-        return "inputs" if "inputs" in names else names[0]
-    raise DataError(f"{file} has {', '.join(names) or 'no array'}: call the one to read `inputs`.")
 
 
 def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
@@ -194,14 +150,17 @@ def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 def _kind(sample: Sample) -> tuple[Any, ...]:
-    return sample.input.shape, sample.input.dtype, sample.target is None
+    return describe(sample.input), sample.target is None
 
 
 def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
     import paddle
 
     with paddle.no_grad():
-        outputs = model(paddle.to_tensor(np.stack([sample.input for sample in batch])))
+        inputs = mapped(
+            lambda *arrays: paddle.to_tensor(np.stack(arrays)), *(sample.input for sample in batch)
+        )
+        outputs = call(model, inputs, model.forward)
         if not isinstance(outputs, paddle.Tensor):
             raise UsageError(
                 f"the model gives {type(outputs).__name__}, not one tensor of outputs: predict cannot show it. Use "
@@ -279,7 +238,7 @@ class _Lines:
         if answer.total is not None:
             self._total, self._count = self._total + answer.total, self._count + answer.count
             return
-        where = f"{sample.file}" + (f"[{sample.row}]" if sample.file.suffix.lower() in ARRAYS else "")
+        where = f"{sample.file}" + (f"[{sample.row}]" if sample.file.suffix.lower() in SUFFIXES else "")
         print(f"{where}: {self._said(answer.outputs, classes)}", flush=True)
 
     def _said(self, outputs: Array, classes: tuple[str, ...]) -> str:

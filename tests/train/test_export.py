@@ -61,7 +61,7 @@ def made(name: str) -> tuple[paddle.nn.Layer, list[np.ndarray], list[list[np.nda
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_a_program_for_any_number_of_samples(name: str, tmp_path: Path) -> None:
     model, batches, wanted, shape = made(name)
-    assert program.write(model, batches, tmp_path) == shape
+    assert [one.shape for one in program.write(model, batches, tmp_path)] == [shape]
     found = program.compare(program.load(tmp_path), batches, wanted, 1e-6)
     assert found.holds and found.largest > 0 and found.samples == 4
 
@@ -109,7 +109,59 @@ def test_a_length_is_fixed_where_the_model_wants_it_so(tmp_path: Path) -> None:
     samples = np.arange(12).reshape(2, 6) % 9
     batches = program.batches(samples, lambda batch: program.outputs(model, batch))
     assert [batch.shape for batch in batches] == [(2, 6), (1, 6)]
-    assert program.write(model, batches, tmp_path) == [None, 6]
+    assert [one.shape for one in program.write(model, batches, tmp_path)] == [[None, 6]]
+
+
+class Several(paddle.nn.Layer):
+    """Of a dict: ids and mask, and a number that is used where it is there; with control flow of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = paddle.nn.Embedding(20, 4), paddle.nn.Linear(4, 3)
+
+    def forward(
+        self, ids: paddle.Tensor, scale: paddle.Tensor | None = None, mask: paddle.Tensor | None = None
+    ) -> paddle.Tensor:
+        x = self.embed(ids)
+        if mask is not None:
+            x = x * mask.astype("float32").unsqueeze(-1)
+        if scale is not None and x.sum() > 1e9:
+            x = x * 0
+        x = x.mean(1) * (1 if scale is None else scale.unsqueeze(-1))
+        return self.head(x)
+
+
+class OfAPair(Several):
+    def forward(self, pair: tuple[paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
+        return super().forward(pair[0], mask=pair[1])
+
+
+IDS, MASK, SCALE = np.arange(18).reshape(3, 6), np.ones((3, 6), bool), np.float32([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "read"),
+    [
+        (Several, {"mask": MASK, "ids": IDS}, ["ids: int64 [any, any]", "mask: bool [any, any]"]),
+        (
+            Several,
+            {"ids": IDS, "scale": SCALE, "mask": MASK},
+            ["ids: int64 [any, any]", "mask: bool [any, any]", "scale: float32 [any]"],
+        ),
+        (Several, (IDS, SCALE), ["inputs_0: int64 [any, any]", "inputs_1: float32 [any]"]),
+        (OfAPair, (IDS, MASK), ["inputs_0: int64 [any, any]", "inputs_1: bool [any, any]"]),
+    ],
+)
+def test_a_model_of_several_inputs_is_a_program(
+    model: type[paddle.nn.Layer], samples: Any, read: list[str], tmp_path: Path
+) -> None:
+    made = model()
+    made.eval()
+    batches = program.batches(samples, lambda batch: program.outputs(made, batch))
+    wanted = [program.outputs(made, batch) for batch in batches]
+    assert [str(one) for one in program.write(made, batches, tmp_path)] == read
+    found = program.compare(program.load(tmp_path), batches, wanted, 1e-6)
+    assert found.holds and found.largest > 0 and found.samples == 3
 
 
 def test_nan_is_a_difference() -> None:

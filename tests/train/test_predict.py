@@ -12,9 +12,11 @@ from paddle_dp.datasets import cifar, digits, image_folder, text_files
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
+from paddle_dp.recipe.schema import Pad
+from paddle_dp.train.array_files import samples_of
 from paddle_dp.train.build import build
-from paddle_dp.train.inputs import FILE, Inputs
-from paddle_dp.train.predict import _rows, predict
+from paddle_dp.train.inputs import FILE, Input, Inputs
+from paddle_dp.train.predict import predict
 
 DIGITS = {
     "model": {"use": "mlp", "hidden": [16]},
@@ -41,6 +43,10 @@ def run(tmp_path_factory):
     shutil.move(folder / "first", folder / "moved")
     moved = read_recipe(folder / "r.yaml", (f'output_dir="{folder / "moved"}"',))
     return moved, trainer.learner.model
+
+
+def one(shape, dtype):
+    return Inputs(arrays=(Input(shape=shape, dtype=dtype),))
 
 
 def said(recipe, capsys, *files, **options):
@@ -84,7 +90,7 @@ def test_a_table_has_all_scores(run, tmp_path, capsys):
 def test_names_of_classes_come_from_the_run_not_from_the_data(run):
     recipe, _ = run
     kept = Inputs.read(recipe.folder)
-    assert kept == Inputs(shape=(64,), dtype="float32", classes=tuple("0123456789"))
+    assert kept == Inputs(arrays=(Input(shape=(64,), dtype="float32"),), classes=tuple("0123456789"))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,105 @@ def test_an_array_that_does_not_fit_is_refused_by_its_name(run, tmp_path, conten
 def test_numbers_that_the_model_cannot_read_are_refused(tmp_path, dtype, numbers, what):
     np.save(tmp_path / "some.npy", np.array([numbers]))
     with pytest.raises(DataError, match=what):
-        _rows(tmp_path / "some.npy", Inputs(shape=(2,), dtype=dtype))
+        list(samples_of(tmp_path / "some.npy", one((2,), dtype), {}))
+
+
+SEVERAL = Inputs(
+    arrays=(
+        Input(name="ids", shape=(3,), dtype="int64"),
+        Input(name="mask", shape=(3,), dtype="bool"),
+        Input(name="more.age", shape=(), dtype="float32"),
+    ),
+    structure={"ids": None, "mask": None, "more": {"age": None}},
+)
+LINES = ['{"ids": [1, 2, 3], "mask": [true, true, false], "more": {"age": 4}}', ""]
+LINES += ['{"more": {"age": 0.5}, "ids": [4, 5, 6], "mask": [1, 0, 0]}']
+
+
+def test_several_inputs_are_read_by_their_names_from_each_kind_of_file(tmp_path):
+    ids, mask, age = np.int64([[1, 2, 3], [4, 5, 6]]), np.array([[1, 1, 0], [1, 0, 0]]), np.array([4, 0.5])
+    np.savez(tmp_path / "some.npz", **{"ids": ids, "mask": mask, "more.age": age, "labels": age})
+    header = "more.age,mask[0],mask[1],mask[2],ids[2],ids[1],ids[0]"
+    np.savetxt(
+        tmp_path / "some.csv", np.c_[age, mask, ids[:, ::-1]], delimiter=",", header=header, comments=""
+    )
+    (tmp_path / "some.jsonl").write_text("\n".join(LINES))
+    for name in ("some.npz", "some.csv", "some.jsonl"):
+        found = list(samples_of(tmp_path / name, SEVERAL, {}))
+        assert len(found) == 2, name
+        for row, sample in enumerate(found):
+            assert sample["ids"].tolist() == ids[row].tolist() and sample["ids"].dtype == np.int64
+            assert sample["mask"].tolist() == mask[row].astype(bool).tolist()
+            assert sample["more"]["age"] == np.float32(age[row])
+
+
+def test_lines_are_padded_as_the_run_pads(tmp_path):
+    (tmp_path / "some.jsonl").write_text('{"ids": [7], "more": {"age": 1}}')
+    pads = {"inputs.ids": Pad(length=3, mask="mask"), "targets": Pad(length=9)}
+    (found,) = samples_of(tmp_path / "some.jsonl", SEVERAL, pads)
+    assert (found["ids"].tolist(), found["mask"].tolist()) == ([7, 0, 0], [True, False, False])
+    (tmp_path / "whole.jsonl").write_text(LINES[0])
+    (found,) = samples_of(tmp_path / "whole.jsonl", SEVERAL, pads)
+    assert found["mask"].tolist() == [True, True, False]
+
+
+def test_a_dim_of_any_size_is_read_as_it_is(tmp_path):
+    (tmp_path / "some.jsonl").write_text("[1, 2]\n[3]")
+    assert [x.tolist() for x in samples_of(tmp_path / "some.jsonl", one((None,), "int64"), {})] == [
+        [1, 2],
+        [3],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('{"ids": [1, 2], "mask": [1, 1], "more": {"age": 4}}', r":1 is .*the model reads ids of int64\[3\]"),
+        ('{"ids": [1, 2, 3]}', r"the model reads ids int64\[3\], mask bool\[3\], more.age float32\[\]"),
+        ('{"ids": [1, 2, 0.5], "mask": [1, 1, 1], "more": {"age": 4}}', "has fractions"),
+        ('{"ids": [1, [2], 3]', "is no sample in JSON"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_named(tmp_path, line, what):
+    (tmp_path / "some.jsonl").write_text(line)
+    with pytest.raises(DataError, match=what):
+        list(samples_of(tmp_path / "some.jsonl", SEVERAL, {}))
+
+
+def test_archives_and_tables_without_a_name_are_refused(tmp_path):
+    np.savez(tmp_path / "some.npz", ids=np.zeros((2, 3)), mask=np.zeros((2, 3)))
+    with pytest.raises(DataError, match=r"has ids, mask, and no more\.age"):
+        list(samples_of(tmp_path / "some.npz", SEVERAL, {}))
+    np.savez(
+        tmp_path / "some.npz", **{"ids": np.zeros((2, 3)), "mask": np.zeros((2, 3)), "more.age": np.zeros(3)}
+    )
+    with pytest.raises(DataError, match=r"unequal numbers of samples: ids 2, mask 2, more\.age 3"):
+        list(samples_of(tmp_path / "some.npz", SEVERAL, {}))
+    np.save(tmp_path / "some.npy", np.zeros((2, 3)))
+    with pytest.raises(DataError, match="give .npz, .csv or .jsonl with names"):
+        list(samples_of(tmp_path / "some.npy", SEVERAL, {}))
+
+
+def test_a_header_of_a_table_of_one_input_is_passed_over(tmp_path):
+    (tmp_path / "some.csv").write_text("a,b\n1,2\n3,4\n")
+    assert [x.tolist() for x in samples_of(tmp_path / "some.csv", one((2,), "float32"), {})] == [
+        [1, 2],
+        [3, 4],
+    ]
+
+
+def test_what_a_model_of_several_inputs_reads_is_kept(tmp_path):
+    class Texts:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return ({"ids": np.arange(i + 1)}, [np.float32(1), np.zeros(2)]), 0
+
+    kept = Inputs.of(Texts(), varies=True)
+    assert str(kept) == "[0].ids int64[any], [1][0] float32[], [1][1] float64[2]"
+    kept.write(tmp_path)
+    assert Inputs.read(tmp_path) == kept
 
 
 def test_a_damaged_archive_is_refused_by_its_name(tmp_path):
@@ -125,7 +229,7 @@ def test_a_damaged_archive_is_refused_by_its_name(tmp_path):
     for damaged in (whole[: len(whole) // 2], whole[:150] + b"xxx" + whole[153:]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"cut\.npz cannot be read as an array"):
-            _rows(path, Inputs(shape=(4,), dtype="float32"))
+            list(samples_of(path, one((4,), "float32"), {}))
 
 
 @pytest.mark.parametrize(

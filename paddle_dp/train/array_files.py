@@ -1,0 +1,212 @@
+"""Files of arrays as samples, of one input or of several, in the shapes and dtypes that a model reads.
+
+| file | one input | several inputs |
+|---|---|---|
+| .npy | one sample, or n of them | |
+| .npz | its only array, or `inputs` | an array for each, by its name |
+| .csv | a row for each sample; a header is passed over | a header with the names: `age`, `point[0]`, `point[1]` |
+| .jsonl | a list of numbers on each line | an object, or a list of them, on each line; padded as the run pads |
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from paddle_dp.data.arrays import Array, Arrays, as_arrays, describe
+from paddle_dp.data.padding import Pads, pad
+from paddle_dp.errors import DataError
+from paddle_dp.structure import leaves, named_leaves, structure_of, unflatten
+from paddle_dp.train.inputs import Input, Inputs
+
+SUFFIXES = (".npy", ".npz", ".csv", ".jsonl")
+
+
+def samples_of(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
+    """The samples of a file of arrays, in the structure, shapes and dtypes that the model reads.
+
+    Raises DataError with the file, and the line or the array, for what does not fit.
+    """
+    kind = file.suffix.lower()
+    if kind == ".jsonl":
+        yield from _lines(file, inputs, pads)
+        return
+    if inputs.structure is None:
+        yield from rows_of(file, inputs.arrays[0], _one(file, kind))
+        return
+    if kind == ".npy":
+        raise DataError(
+            f"{file} is one array, and the model reads {inputs}: give .npz, .csv or .jsonl with names."
+        )
+    named = _archive(file) if kind == ".npz" else _table(file)
+    arrays = [rows_of(file, one, _column(file, one, named, inputs)) for one in inputs.arrays]
+    if len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(
+            f"{one.name} {len(array)}" for one, array in zip(inputs.arrays, arrays, strict=True)
+        )
+        raise DataError(f"{file} has unequal numbers of samples: {counts}.")
+    for row in zip(*arrays, strict=True):
+        yield unflatten(inputs.structure, list(row))
+
+
+def rows_of(file: Path, wanted: Input, found: Array) -> Array:
+    """The samples [n, …] of an array, in the shape and dtype that the model reads. Raises DataError otherwise."""
+    what = str(file) if wanted.name == "inputs" else f"{file}: {wanted.name}"
+    if found.dtype.kind not in "biuf":
+        raise DataError(f"{what} is of type {found.dtype}, and the model reads numbers ({wanted.dtype}).")
+    shape, flat = wanted.shape, None
+    if None not in shape:
+        flat = math.prod(dim for dim in shape if dim is not None)
+    if _fits(found.shape, shape):
+        found = found[None]
+    elif flat is not None and len(shape) != 1 and found.ndim == 2 and found.shape[1] == flat:
+        found = found.reshape(len(found), *(dim for dim in shape if dim is not None))
+    elif not _fits(found.shape[1:], shape) or not found.ndim:
+        dims = ", ".join("any" if dim is None else str(dim) for dim in ("n", *shape))
+        raise DataError(
+            f"{what} is {describe(found)}, and the model reads samples of {wanted}: give one, or n of them as [{dims}]."
+        )
+    return _cast(what, found, wanted.dtype)
+
+
+def _fits(found: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(found) == len(wanted) and all(w in (None, f) for f, w in zip(found, wanted, strict=True))
+
+
+def _cast(what: str, found: Array, dtype: str) -> Array:
+    """In a dtype that holds its numbers; fractions, and what is too large, are refused."""
+    with np.errstate(all="ignore"):
+        cast: Array = found.astype(dtype)
+    whole = cast.dtype.kind in "biu"
+    if whole and found.dtype.kind == "f" and not np.array_equal(found, np.floor(found)):
+        raise DataError(f"{what} has fractions, and the model reads whole numbers ({dtype}).")
+    lost = (found != cast) if whole else (np.isfinite(found) & ~np.isfinite(cast))
+    if lost.any():
+        raise DataError(f"{what} has {found[lost][0]:g}, which is no {dtype}, and the model reads those.")
+    return cast
+
+
+def _one(file: Path, kind: str) -> Array:
+    """The array of a file that has one."""
+    if kind == ".csv":
+        return _numbers(file)
+    if kind == ".npz":
+        named = _archive(file)
+        return named[_only(list(named), file)]
+    try:
+        found: Array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _unreadable(file, error) from None
+    return found
+
+
+def _archive(file: Path) -> dict[str, Array]:
+    try:
+        opened = np.load(file, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            return {"inputs": opened}
+        with opened:
+            return {name: opened[name] for name in opened.files}
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise _unreadable(file, error) from None
+
+
+def _numbers(file: Path) -> Array:
+    """The rows of a table of numbers, without its header, if it has one."""
+    try:
+        with open(file, encoding="utf-8-sig") as stream:
+            header = not all(map(_is_number, stream.readline().strip().split(",")))
+            stream.seek(0)
+            return np.loadtxt(stream, delimiter=",", ndmin=2, skiprows=int(header))
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _table(file: Path) -> dict[str, Array]:
+    """{name in the header: column}."""
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            header, *rows = [row for row in csv.reader(stream) if row]
+        columns = np.array(rows, dtype="float64").reshape(len(rows), len(header)).T
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from None
+    return {name.strip(): column for name, column in zip(header, columns, strict=True)}
+
+
+def _column(file: Path, wanted: Input, named: Mapping[str, Array], inputs: Inputs) -> Array:
+    """The array of a name; of a vector in a table, name[0], name[1], … side by side. Raises DataError without one."""
+    if wanted.name in named:
+        return named[wanted.name]
+    parts = [name for name in named if name.startswith(f"{wanted.name}[")]
+    if parts and wanted.shape == (len(parts),):
+        in_order = [f"{wanted.name}[{place}]" for place in range(len(parts))]
+        if set(in_order) == set(parts):
+            return np.stack([named[name] for name in in_order], axis=1)
+    raise DataError(
+        f"{file} has {', '.join(list(named)[:8]) or 'no array'}, and no {wanted.name}: the model reads {inputs}."
+    )
+
+
+def _lines(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            sample = as_arrays(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is no sample in JSON: {error}") from None
+        yield _fitted(where, _padded(sample, pads, inputs), inputs)
+
+
+def _padded(sample: Arrays, pads: Pads, inputs: Inputs) -> Arrays:
+    """Padded as the run pads its inputs, unless it has all of them already."""
+    if structure_of(sample) == inputs.structure and not pads:
+        return sample
+    names = {name or "inputs" for name, _ in named_leaves(sample)}
+    masks = {one.mask for one in pads.values() if one.mask}
+    if masks and masks <= names:
+        return sample
+    own = {name: one for name, one in pads.items() if name.removeprefix("inputs.") in names}
+    return pad((sample, 0), own)[0] if own else sample
+
+
+def _fitted(where: str, sample: Arrays, inputs: Inputs) -> Arrays:
+    if structure_of(sample) != inputs.structure:
+        raise DataError(f"{where} is {describe(sample)}, and the model reads {inputs}.")
+    fitted = []
+    for array, wanted in zip(leaves(sample), inputs.arrays, strict=True):
+        if not _fits(array.shape, wanted.shape):
+            name = "" if inputs.structure is None else f" {wanted.name} of"
+            raise DataError(f"{where} is {describe(array)}, and the model reads{name} {wanted}.")
+        fitted.append(_cast(where, array, wanted.dtype))
+    return unflatten(inputs.structure, fitted)
+
+
+def _only(names: list[str], file: Path) -> str:
+    if "inputs" in names or len(names) == 1:
+        return "inputs" if "inputs" in names else names[0]
+    raise DataError(f"{file} has {', '.join(names) or 'no array'}: call the one to read `inputs`.")
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} cannot be read as an array: {error}")
