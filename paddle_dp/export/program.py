@@ -177,6 +177,11 @@ def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Input
         with layer_by_layer(model):
             paddle.jit.save(saved, str(folder / "model"), input_spec=specs if is_single else [specs])
     except Exception as error:
+        if "is not involved in the target_vars" in str(error):
+            raise ExportError(
+                f"one of the inputs {', '.join(one.name for one in found)} does not matter to the model's outputs, and "
+                "Paddle writes no program with such an input: let forward, and the data set, do without it."
+            ) from error
         raise ExportError(
             f"this model cannot be written as a program: paddle.jit.save says {type(error).__name__}: {error}"
         ) from error

@@ -130,8 +130,8 @@ def _samples(file: Path, recipe: Recipe, inputs: Inputs) -> Iterator[Sample]:
     config = recipe.dataset.config
     if not isinstance(config, ReadsFiles):
         raise UsageError(
-            f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays, {', '.join(SUFFIXES)}, with samples of "
-            f"{inputs}. (A data set reads files by a method read_file(path) of its Config.)"
+            f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays, {', '.join(SUFFIXES)}, with "
+            f"samples of {inputs}. (A data set reads files by a method read_file(path) of its Config.)"
         )
     for row, (one, target) in enumerate(config.read_file(file)):
         yield Sample(file=file, row=row, input=one, target=target)

@@ -164,6 +164,15 @@ def test_a_model_of_several_inputs_is_a_program(
     assert found.holds and found.largest > 0 and found.samples == 3
 
 
+def test_an_input_that_does_not_matter_is_told(tmp_path: Path) -> None:
+    class Ignores(Several):
+        def forward(self, ids: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
+            return super().forward(ids)
+
+    with pytest.raises(ExportError, match="one of the inputs ids, mask does not matter"):
+        program.write(Ignores(), [{"ids": IDS, "mask": MASK}], tmp_path)
+
+
 def test_nan_is_a_difference() -> None:
     one = np.ones((2, 3), "float32")
     for other in (one * 1.001, one * np.nan):

@@ -196,7 +196,7 @@ def test_archives_and_tables_without_a_name_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"unequal numbers of samples: ids 2, mask 2, more\.age 3"):
         list(samples_of(tmp_path / "some.npz", SEVERAL, {}))
     np.save(tmp_path / "some.npy", np.zeros((2, 3)))
-    with pytest.raises(DataError, match="give .npz, .csv or .jsonl with names"):
+    with pytest.raises(DataError, match=r"give \.npz, \.csv or \.jsonl with names"):
         list(samples_of(tmp_path / "some.npy", SEVERAL, {}))
 
 
