@@ -114,6 +114,7 @@ class Verdict:
 
     def _sentences(self) -> Iterator[str]:
         ranks = self.many.ranks
+        who = f"{ranks} ranks" if ranks > 1 else "the parts of one process"
         yield from self._beyond()
         yield from self._limits(ranks)
         yield from self._left_out()
@@ -125,7 +126,7 @@ class Verdict:
             yield from filter(None, (self.wide.amiss if self.wide else None, self.own.amiss))
             if self.where is not None:
                 yield f"Where: {self.where.sentence}."
-            yield f"DIFFERENT: {ranks} ranks do not learn what one process learns."
+            yield f"DIFFERENT: {who} do not learn what one process learns."
         elif self.failed is not None:
             yield (
                 f"FAILED: {self.failed.rstrip('.')}. In {self.own.dtype} both learn the same, as far as its rounding "
@@ -136,7 +137,7 @@ class Verdict:
         elif self.steps.ended is not None:
             yield self._at_first(self.steps.ended)
         else:
-            yield f"SAME: {ranks} ranks learn what one process learns, to rounding."
+            yield f"SAME: {who} learn what one process learns, to rounding."
 
     def _nothing(self) -> str:
         broken = self.steps.broken

@@ -39,16 +39,17 @@ def verify(
     when a side could not be run, or 2 where a side refused the layout, or the machine has too little memory or disk:
     the ranks go first, so nothing is computed for a layout that cannot be.
     """
-    if ranks < 2 or steps < 1:
+    recipe, begun = read_recipe(path, overrides), time.perf_counter()
+    parts = recipe.strategy.config.parts
+    if ranks * parts < 2 or steps < 1:
         raise UsageError(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
-    recipe, begun = read_recipe(path, overrides), time.perf_counter()
     if why := recipe.strategy.config.not_promised(recipe):
         raise UsageError(f"nothing was compared: {why}")
     with scratch_folder("paddle-dp-verify-") as scratch, WaitingRanks() as waiting:
         comparison = Comparison(
-            Path(path), tuple(overrides), steps, ranks, scratch, rehearse=rehearse, waiting=waiting
+            Path(path), tuple(overrides), steps, ranks * parts, scratch, rehearse=rehearse, waiting=waiting
         )
         _announce(steps, ranks)
         many = comparison.many(ranks)

@@ -41,6 +41,12 @@ class StrategyConfig:
         (`parallel.initial_weights`), of which it draws that part; by default `place` takes finished models."""
         return False
 
+    @property
+    def parts(self) -> int:
+        """Parts of a batch that one process computes apart: a proof on one rank compares something where it is more
+        than 1."""
+        return 1
+
     def not_promised(self, recipe: Recipe) -> str:
         """Why a training is not one process's up to rounding, and what can be compared instead, in a sentence that
         `paddle-dp verify` prints instead of comparing; "" where it is to be, which is the default."""

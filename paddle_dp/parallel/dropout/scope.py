@@ -7,7 +7,9 @@ restored, so that a forward which backward runs again (recompute) draws the mask
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -137,8 +139,32 @@ class Scope:
                 whole[dim] *= cut.ranks
         return tuple(whole), tuple(ranges)
 
+    def part(self, start: int, stop: int) -> Scope:
+        """The same moment for some of the samples: numbers `start` to `stop` of them."""
+        following = range(self._first, self._first + self.samples)
+        places = following if self._places is None else self._places
+        some = copy(self)
+        some.samples, some._places = stop - start, places[start:stop]
+        some.calls, some.slices = dict(self.calls), dict(self.slices)
+        vars(some).pop("_words", None)
+        return some
+
 
 _current: Scope | None = None
+
+
+@contextmanager
+def part_of_samples(start: int, stop: int) -> Iterator[None]:
+    """Around a forward of the samples `start` to `stop` of those of the current scope, if there is one. The calls of
+    all such parts are the same calls: they count for the scope when the last part is done."""
+    outer = _current
+    if outer is None:
+        yield
+        return
+    with outer.part(start, stop) as some:
+        yield
+    if stop == outer.samples:
+        outer.calls = some.calls
 
 
 def current() -> Scope | None:

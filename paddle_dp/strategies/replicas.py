@@ -1,0 +1,83 @@
+"""One process, several copies of the model, each with a part of the batch, as torch's nn.DataParallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
+
+from paddle_dp.errors import UsageError
+from paddle_dp.strategies._base import StrategyConfig
+
+if TYPE_CHECKING:
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Learner, Task
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyConfig):
+    """Scatters each micro-batch, copies the weights, gathers the outputs, and adds the gradients up on the first copy.
+    On CPUs the copies compute one after another: it costs memory and saves no time (docs/parallelism.md)."""
+
+    count: Annotated[int, Ge(2)] = 2
+    """Copies of the model."""
+
+    @property
+    def parts(self) -> int:
+        return self.count
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        """Raises UsageError for more than one rank, for accelerators, and for weights of 16 bits."""
+        _check(ranks, device)
+        if recipe.train.precision.level == "O2":
+            raise UsageError(
+                "strategy replicas copies weights that are as the optimizer has them: set train.precision to a level "
+                "O1 (bfloat16), or to float32."
+            )
+        super().refuse(recipe, ranks, device)
+
+    def build(self, mesh: Mesh) -> Replicas:
+        _check(mesh.ranks, mesh.device)
+        return Replicas(self, mesh)
+
+
+def _check(ranks: int, device: str) -> None:
+    if ranks > 1:
+        raise UsageError(
+            f"strategy replicas is one process with copies of the model, and this job has {ranks}: start it with "
+            "--ranks 1, or choose strategy.use=data_parallel."
+        )
+    if device != "cpu":
+        raise UsageError(
+            f"strategy replicas computes its copies on CPUs only, one after another, and this device is {device}: "
+            "choose strategy.use=data_parallel, with a process for each device."
+        )
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Places a model and its copies in this process."""
+
+    config: Config
+    mesh: Mesh
+
+    def place(self, task: Task) -> Learner:
+        """A learner of the model and its copies. Raises UsageError for a model that cannot be copied."""
+        from paddle_dp.parallel import prepare
+        from paddle_dp.parallel.blocks import check_table
+        from paddle_dp.parallel.recompute import recomputed
+        from paddle_dp.parallel.replicas import ReplicasLearner, copies
+        from paddle_dp.parallel.samplewise import mixing
+        from paddle_dp.parallel.strategy import quicken
+
+        if self.config.recompute.blocks:
+            check_table(task.model, task.samples, "strategy.recompute")
+        noticed = mixing(task.model, task.samples, task.dropout == "exact")
+        replicas = copies(task.model, self.config.count - 1)
+        for model in (task.model, *replicas):
+            recomputed(model, self.config.recompute)
+        for model in replicas:
+            quicken(model, self.mesh)
+        return prepare(task, self.mesh).learner(ReplicasLearner, noticed=noticed, replicas=replicas)

@@ -1,0 +1,115 @@
+"""Copies of a model in one process learn what the model learns alone; and what they cannot is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.errors import UsageError
+from paddle_dp.losses.contrastive import Config as Contrastive
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.part import read_part
+
+
+def batch(samples=11, micro_batches=2):
+    random = np.random.RandomState(0)
+    parts = []
+    for number in range(micro_batches):
+        x = paddle.to_tensor(random.randn(samples, 6).astype("float32"))
+        y = paddle.to_tensor(random.randint(0, 3, samples))
+        parts.append(MicroBatch(x, y, samples, number * samples))
+    return Batch(tuple(parts), samples * micro_batches, 0, 0)
+
+
+def network(norm=False):
+    paddle.seed(1)
+    layers = [nn.Linear(6, 8), nn.BatchNorm1D(8) if norm else nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)]
+    return nn.Sequential(*layers)
+
+
+def learner(strategy, model, loss=None):
+    task = Task(
+        model=model,
+        loss=loss or CrossEntropy().build(),
+        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named]),
+        samples=lambda: batch().micro_batches[0].inputs[:2],
+    )
+    return read_part("strategies", strategy).build(Mesh.alone()).place(task)
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+@pytest.mark.parametrize("loss", [CrossEntropy().build(), Contrastive().build()])
+def test_copies_learn_what_one_learns_with_its_dropout_masks(count, loss):
+    """Also with more copies than samples, and with a loss that compares samples."""
+    one = learner({"use": "single"}, network(), loss)
+    many = learner({"use": "replicas", "count": count}, network(), loss)
+    for _ in range(3):
+        alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
+        assert found == pytest.approx(alone, rel=1e-5)
+    for a, b in zip(one.model.parameters(), many.model.parameters(), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-6)
+    assert many.differences() == []
+
+
+def test_copies_begin_each_update_with_the_model_s_weights_and_modes():
+    """A checkpoint, or a callback, may have changed them."""
+    one, many = learner({"use": "single"}, network()), learner({"use": "replicas"}, network())
+    for each in (one, many):
+        each.train_batch(batch())
+        with paddle.no_grad():
+            each.model[0].weight.set_value(each.model[0].weight * 2)
+        each.model[2].eval()
+    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
+    assert found == pytest.approx(alone, rel=1e-5)
+
+
+def test_statistics_are_the_mean_of_the_copies_and_batch_norm_is_named():
+    many = learner({"use": "replicas"}, network(norm=True))
+    mean = paddle.stack([many.model[0](part).mean(0) for part in halves(batch().micro_batches[0].inputs)])
+    one_batch = batch(micro_batches=1)
+    many.train_batch(one_batch)
+    np.testing.assert_allclose(many.model[1]._mean.numpy(), 0.1 * mean.mean(0).numpy(), atol=1e-6)
+    assert "1 BatchNorm layer normalizes over one copy's samples (1)" in many.differences()[0]
+
+
+def halves(x):
+    return x[: len(x) // 2], x[len(x) // 2 :]
+
+
+class Counts(nn.Layer):
+    """Counts the samples that it has seen; `scalar`: and returns a number beside its outputs."""
+
+    def __init__(self, scalar=False):
+        super().__init__()
+        self.linear, self.scalar = nn.Linear(6, 3), scalar
+        self.register_buffer("seen", paddle.zeros([1]))
+
+    def forward(self, x):
+        self.seen += x.sum()
+        return (self.linear(x), paddle.ones([])) if self.scalar else self.linear(x)
+
+
+def test_a_buffer_of_each_copy_is_named():
+    paddle.seed(1)
+    many = learner({"use": "replicas"}, Counts())
+    many.train_batch(batch())
+    assert "buffer seen is updated by forward from each copy's own samples" in many.differences()[-1]
+
+
+def test_what_cannot_be_put_together_is_refused():
+    many = learner({"use": "replicas"}, Counts(scalar=True))
+    with pytest.raises(UsageError, match=r"forward gave \[\] for \d samples"):
+        many.train_batch(batch())
+
+
+def test_several_ranks_and_accelerators_are_refused():
+    part = read_part("strategies", {"use": "replicas"})
+    with pytest.raises(UsageError, match="start it with --ranks 1"):
+        part.build(Mesh(rank=0, ranks=2))
+    with pytest.raises(UsageError, match="on CPUs only"):
+        part.build(Mesh(device="gpu:0"))
