@@ -37,7 +37,8 @@ def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
 def place_alone(
     task: Task, mesh: Mesh, kind: Any, recompute: Recompute, noticed: Sequence[str], **fields: Any
 ) -> Learner:
-    """A learner of this `kind` with rank 0's weights on all ranks. Collective."""
+    """A learner of this `kind` with rank 0's weights on all ranks. Collective. Raises UsageError for a loss that
+    compares the samples of all ranks."""
     import paddle
 
     from paddle_dp.parallel import prepare
@@ -45,6 +46,11 @@ def place_alone(
     from paddle_dp.parallel.recompute import recomputed
     from paddle_dp.parallel.samplewise import mixing
 
+    if task.loss.compares == "ranks" and mesh.ranks > 1:
+        raise UsageError(
+            "loss.across=ranks compares the samples of all ranks at every step, and under this strategy each rank "
+            "learns alone: set loss.across=rank, or strategy.use=data_parallel."
+        )
     if recompute.blocks:
         check_table(task.model, task.samples, "strategy.recompute")
     recomputed(task.model, recompute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.proof import Comparison, compare_sides, verify
 from paddle_dp.recipe import read_recipe
+from paddle_dp.strategies._alone import place_alone
+from paddle_dp.units import Recompute
 from tests.jobs import comparisons_in_forks
 from tests.parity import weights
 from tests.ranks import ROOT, run_ranks
@@ -61,6 +64,12 @@ def test_what_all_ranks_decide_together_is_refused(recipe, words, why):
     asked = read_recipe(recipe, words)
     with pytest.raises(UsageError, match=why):
         asked.strategy.refuse(asked, 2, "cpu")
+
+
+def test_a_loss_over_the_samples_of_all_ranks_is_refused():
+    task = SimpleNamespace(loss=SimpleNamespace(compares="ranks"))
+    with pytest.raises(UsageError, match=r"learns alone: set loss\.across=rank"):
+        place_alone(task, SimpleNamespace(ranks=2), None, Recompute(), [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("setting", ["every: 1 epoch", "warmup: 2 epochs"])
