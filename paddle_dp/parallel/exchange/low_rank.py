@@ -36,7 +36,7 @@ class LowRankGradients:
     For a gradient M [n, m] of each rank, to which its error is added (Q [m, rank] is that of the update before):
 
         P = sum of M Q over the ranks, its columns made orthonormal
-        Q = sum of Mᵀ P over the ranks
+        Qᵀ = sum of Pᵀ M over the ranks
         gradient = P Qᵀ       error of a rank = M - P Pᵀ M
 
     which is one turn of a power iteration: Q comes closer to the first singular vectors from update to update. Each
@@ -54,16 +54,18 @@ class LowRankGradients:
         chosen = [is_worthwhile(parameter.shape, rank) for parameter in self._parameters]
         self.places = [place for place, low in enumerate(chosen) if low]
         self._whole = [place for place, low in enumerate(chosen) if not low]
-        self.right: dict[int, paddle.Tensor] = {}  # Q, by place
+        self.right: dict[
+            int, paddle.Tensor
+        ] = {}  # Qᵀ [rank, m], by place: products with it read M as it lies
         self._next: dict[int, paddle.Tensor] = {}  # Q of an update that is not yet made
         self._left_sums: list[paddle.Tensor] = []
         self._right_sums: list[paddle.Tensor] = []
         for place in self.places:
             name, parameter = named[place]
             rows, columns = matrix(parameter.shape)
-            self.right[place] = _drawn(name, columns, rank, wide(parameter))
+            self.right[place] = _drawn(name, rank, columns, wide(parameter))
             self._left_sums.append(_empty(rows, rank, parameter))
-            self._right_sums.append(_empty(columns, rank, parameter))
+            self._right_sums.append(_empty(rank, columns, parameter))
         whole = [self._parameters[place] for place in self._whole]
         self._first = exchange([*self._left_sums, *whole], "gradients")
         self._second = exchange(self._right_sums, "factors")
@@ -89,7 +91,7 @@ class LowRankGradients:
             parameter = self._parameters[place]
             if parameter.grad is not None:
                 mine[place] = self._with_error(place, parameter.grad)
-                left._copy_gradient_from(paddle.matmul(mine[place], self.right[place]))
+                left._copy_gradient_from(paddle.matmul(mine[place], self.right[place], transpose_y=True))
         lacking = self._first.finish()
         lefts: dict[int, paddle.Tensor] = {}
         for place, left, right in zip(self.places, self._left_sums, self._right_sums, strict=True):
@@ -97,9 +99,9 @@ class LowRankGradients:
                 lefts[place] = orthonormal(left.grad)
                 left.clear_gradient(False)
             if place in mine:
-                own = paddle.matmul(mine[place], lefts[place], transpose_x=True)
+                own = paddle.matmul(lefts[place], mine[place], transpose_x=True)
                 right._copy_gradient_from(own)
-                lost = mine[place] - paddle.matmul(lefts[place], own, transpose_y=True)
+                lost = mine[place] - paddle.matmul(lefts[place], own)
                 self._errors.lose(place, lost.reshape(self._parameters[place].shape))
         self._second.finish()
         for place, right in zip(self.places, self._right_sums, strict=True):
@@ -116,20 +118,20 @@ class LowRankGradients:
         return (wider if error is None else wider + error).reshape(list(matrix(gradient.shape)))
 
     def _approximate(self, place: int, left: paddle.Tensor, right: paddle.Tensor) -> None:
-        """Gives a parameter its gradient, from the two factors, and keeps the right one for the next update: a column
-        that this gradient has not filled stays as it was, for from zeros none would come again."""
+        """Gives a parameter its gradient, from the two factors, and keeps the right one for the next update: a row that
+        this gradient has not filled stays as it was, for from zeros none would come again."""
         parameter = self._parameters[place]
-        whole = paddle.matmul(left, right, transpose_y=True).reshape(parameter.shape)
+        whole = paddle.matmul(left, right).reshape(parameter.shape)
         parameter._copy_gradient_from(whole.astype(parameter.dtype))
-        filled = (right != 0).any(0, keepdim=True)
-        self._next[place] = paddle.where(filled, scaled(right), self.right[place])
+        filled = (right != 0).any(1, keepdim=True)
+        self._next[place] = paddle.where(filled, scaled(right, 1), self.right[place])
 
 
 def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
     """Columns [n, rank] that span the same, by Gram and Schmidt, twice, for once leaves much of what is nearly
     parallel; zeros for a column that those before explain."""
     made: list[paddle.Tensor] = []
-    columns = scaled(columns)
+    columns = scaled(columns, 0)
     for number in range(columns.shape[1]):
         column = columns[:, number : number + 1]
         before = column.norm()
@@ -143,10 +145,10 @@ def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
     return paddle.concat(made, 1)
 
 
-def scaled(columns: paddle.Tensor) -> paddle.Tensor:
-    """Each column over its largest number, so that no square of a small gradient's numbers underflows."""
-    largest = columns.abs().max(0, keepdim=True)
-    return columns / paddle.where(largest > 0, largest, paddle.ones_like(largest))
+def scaled(vectors: paddle.Tensor, axis: int) -> paddle.Tensor:
+    """Each vector along the axis over its largest number, so that no square of a small gradient's underflows."""
+    largest = vectors.abs().max(axis, keepdim=True)
+    return vectors / paddle.where(largest > 0, largest, paddle.ones_like(largest))
 
 
 def _drawn(name: str, rows: int, rank: int, dtype: str) -> paddle.Tensor:

@@ -47,4 +47,4 @@ def restore_factors(factors: dict[int, paddle.Tensor], names: Sequence[str], sav
 
 
 def _factor(name: str, factor: paddle.Tensor) -> str:
-    return f"factor{factor.shape[1]}/{name}"
+    return f"factor{factor.shape[0]}/{name}"
