@@ -10,6 +10,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.fake_group import alone
 from paddle_dp.parallel import lora
+from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import blocks_of, learns_of, outside, sizes_of
 from paddle_dp.parallel.initial_weights import draw, initial_weights, without_memory
 from paddle_dp.parallel.placement import Placements
@@ -112,12 +113,19 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
         for word, parameter in cut.value.named_parameters(include_sublayers=False)
         if word not in WHOLE_PARAMETERS.get(cut.way, (lora.A,))
     }
+    running = {id(tensor) for tensor in statistics(model).values()}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     return [
         [
-            Weight(name=names[id(p)], size=int(p.size), cut=id(p) in cut_parameters, frozen=p.stop_gradient)
+            Weight(
+                name=names[id(p)],
+                size=int(p.size),
+                cut=id(p) in cut_parameters,
+                frozen=p.stop_gradient,
+                statistic=id(p) in running,
+            )
             for p in unit.parameters()
         ]
         for unit in units(model)

@@ -157,6 +157,6 @@ class PlacedModel:
 
     def _infinite_from_the_start(self) -> set[str]:
         """Frozen parameters and buffers with infinities, but no NaN, such as a mask of minus infinities."""
-        frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient]
+        frozen = [(name, p) for name, p in self.named_parameters() if p.stop_gradient and self.is_stored(p)]
         contents = not_finite(frozen + self._buffers())
         return {name for name, content in contents.items() if "NaN" not in content}

@@ -26,8 +26,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paddle_dp.plan.memory import owners
-from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory, served
+from paddle_dp.plan.rank_memory import (
+    Blocks,
+    Layout,
+    RankMemory,
+    Weight,
+    distinct,
+    of_blocks,
+    owned,
+    rank_memory,
+    served,
+)
 
 # In which of the micro-batches' forwards or backwards it travels; between stages: from a span to the next stage's.
 When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
@@ -80,8 +89,7 @@ def sent(
     if layout.degrees.servers:
         return [*_with_servers(blocks, layout, rank)]
     memory = rank_memory(blocks, layout, rank)
-    sizes = distinct(blocks, memory.blocks, layout.degrees.tensor, frozen=False)
-    found = [*_gradients(layout, memory, sizes, micro_batches)]
+    found = [*_gradients(layout, memory, of_blocks(blocks, memory.blocks), micro_batches)]
     if between is not None:
         found += [
             *_activations(layout, memory, len(blocks), between),
@@ -121,29 +129,41 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
 
 
 def _gradients(
-    layout: Layout, memory: RankMemory, sizes: Sequence[int], micro_batches: int
+    layout: Layout, memory: RankMemory, weights: Sequence[Weight], micro_batches: int
 ) -> Iterator[Sent]:
     """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
     degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
-    dealt = zip(sizes, owners(sizes, ranks), strict=True)
-    own = sum(size for size, owner in dealt if owner == memory.coords["sharding"])
-    to_others, of_others = (ranks - 1) * own, sum(sizes) - own
+    owner_of = owned(weights, layout)
+    first = next((number for number, weight in enumerate(weights) if not weight.frozen), len(weights))
 
-    def moved(what: What, when: When, times: int, owners_send: bool) -> Sent:
+    def shares(some: Sequence[Weight]) -> tuple[int, int]:
+        """The elements of these that this rank owns, and that others own."""
+        parts = [(w.part(degrees.tensor), owner_of[w.name]) for w in some if w.name in owner_of]
+        mine = sum(size for size, owner in parts if owner == memory.coords["sharding"])
+        return mine, sum(size for size, _ in parts) - mine
+
+    trained = [weight for weight in weights if not weight.frozen]
+    own, _ = shares(trained)
+
+    def moved(what: What, when: When, times: int, owners_send: bool, some: Sequence[Weight]) -> Sent:
+        mine, of_others = shares(some)
+        to_others = (ranks - 1) * mine
         each = layout.widths.gradient if what == "gradients" else layout.widths.parameter
         out, into = (to_others, of_others) if owners_send else (of_others, to_others)
         out, into = times * each * out, times * each * into
         return Sent(axis="sharding", what=what, bytes=out, received=into, when=when)
 
     if ranks > 1 and stage == 1:
-        yield moved("gradients", "last backward", 1, owners_send=False)
+        yield moved("gradients", "last backward", 1, False, trained)
     elif ranks > 1:
-        yield moved("gradients", "every backward", micro_batches, owners_send=False)
+        yield moved("gradients", "every backward", micro_batches, False, trained)
     if ranks > 1 and stage == 3:
-        yield moved("parameters", "every forward", micro_batches, owners_send=True)
-        yield moved("parameters", "every backward", micro_batches, owners_send=True)
+        yield moved("parameters", "every forward", micro_batches, True, weights)
+        yield moved(
+            "parameters", "every backward", micro_batches, True, weights[first:]
+        )  # it ends at the first that learns
     elif ranks > 1:
-        yield moved("parameters", "first forward", 1, owners_send=True)
+        yield moved("parameters", "first forward", 1, True, trained)
     for axis in ("data", "sequence"):  # one exchange over both; their shares are shown apart
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence

@@ -107,8 +107,6 @@ def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, named: bool) -
     """What the model's tables do not allow; `named`: there is already a sentence on the tensor axis."""
     if degrees.pipeline > 1:
         yield from _unstageable(degrees, shape, model)
-    elif sum(model.learns) < degrees.sharding > 1 and model.learns:
-        yield f"sharding {degrees.sharding} needs as many parameters, and the model has {sum(model.learns)} that learn"
     if degrees.tensor > 1:
         yield from _uncuttable(degrees.tensor, shape, model, named)
     if degrees.sequence > 1 and not (model.attention_methods and model.blocks):
@@ -127,8 +125,7 @@ def _unstageable(degrees: Degrees, shape: Shape, model: Anatomy) -> Iterator[str
         yield from wrong
     else:
         bounds = stage_bounds(model.sizes or (1,) * model.blocks, stages, shape.partition)
-        learns = model.learns or (degrees.sharding,) * model.blocks
-        yield from unlearning(bounds, pipeline, learns, degrees.sharding)
+        yield from unlearning(bounds, pipeline, model.learns or (1,) * model.blocks)
         on = [{(bisect_right(bounds, n) - 1) % pipeline for n in blocks} for blocks in model.tied]
         if degrees.sharding > 1 and any(len(ranks) > 1 for ranks in on):
             yield (

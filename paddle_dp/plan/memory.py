@@ -67,14 +67,15 @@ def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = Non
     )
 
 
-def owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank that owns each parameter: the largest first, each to the rank with the least so far.
+def owners(sizes: Sequence[int], ranks: int, before: Sequence[int] = ()) -> list[int]:
+    """The rank that owns each parameter: the largest first, each to the rank with the least so far. `before`: how much
+    each owns already.
 
     Parameters are not split, as in fleet's DygraphShardingOptimizer, so ranks differ by one parameter at most. Of ranks
     that have equally much, it goes to the one whose own parameters are farthest away in the model: what is exchanged
     with several owners at once has several links, and neighbours are.
     """
-    owner, load = [0] * len(sizes), [0] * ranks
+    owner, load = [0] * len(sizes), list(before) or [0] * ranks
     owned: list[list[int]] = [[] for _ in range(ranks)]  # numbers, in order
     for number in sorted(range(len(sizes)), key=lambda n: sizes[n], reverse=True):
         least = min(load)
@@ -89,6 +90,14 @@ def _nearest(numbers: Sequence[int], number: int) -> float:
     """How far the nearest of these sorted numbers is away."""
     at = bisect(numbers, number)
     return min((abs(number - other) for other in numbers[max(at - 1, 0) : at + 1]), default=math.inf)
+
+
+def deal(trained: Sequence[int], frozen: Sequence[int], ranks: int) -> tuple[list[int], list[int]]:
+    """The owners of trained parameters of these sizes, and of frozen ones, which stage 3 shards, too: those level out
+    what the trained ones leave unequal."""
+    dealt = owners(trained, ranks)
+    own = [sum(size for size, owner in zip(trained, dealt, strict=True) if owner == r) for r in range(ranks)]
+    return dealt, owners(frozen, ranks, own)
 
 
 def state_bytes(

@@ -36,11 +36,9 @@ def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]
     return []
 
 
-def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], sharding: int = 1) -> list[str]:
-    """Ranks of a pipeline with too few trained parameters, one sentence each.
-
-    `learns`: the number of trained parameters of each block; each of the `sharding` ranks of a stage must own one.
-    """
+def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int]) -> list[str]:
+    """Ranks of a pipeline that train nothing, one sentence each. `learns`: the number of trained parameters of each
+    block."""
     found = []
     for rank in range(ranks):
         stages = range(rank, len(bounds) - 1, ranks)
@@ -50,10 +48,6 @@ def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int], shardin
             found.append(
                 f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): "
                 "set strategy.partition to parameters, or to a list"
-            )
-        elif count < sharding:
-            found.append(
-                f"sharding {sharding} needs as many parameters on each stage, and stage {rank} has {count}"
             )
     return found
 

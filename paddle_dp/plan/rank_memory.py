@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.memory import StateBytes, Widths, owners, state_bytes
+from paddle_dp.plan.memory import StateBytes, Widths, deal, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
 from paddle_dp.plan.sharded import most_lent, most_on_accelerator
@@ -17,12 +17,14 @@ from paddle_dp.units import Recompute
 @dataclass(frozen=True, kw_only=True)
 class Weight:
     """One parameter of a whole model: its first name, its number of elements, whether the tensor axis cuts it, and
-    whether it is frozen: then it has no gradient, no optimizer state and no owner."""
+    whether it is frozen: then it has no gradient and no optimizer state, and an owner in stage 3 only. A `statistic`
+    of a BatchNorm, which counts as frozen, never has one."""
 
     name: str
     size: int
     cut: bool = False
     frozen: bool = False
+    statistic: bool = False
 
     def part(self, tp_size: int) -> int:
         """The number of its elements on one rank of the tensor axis."""
@@ -88,8 +90,26 @@ def distinct(
 ) -> list[int]:
     """The sizes of these blocks' weights on one rank of the tensor axis; one that several share counts once. Only those
     that are `frozen`, or are not, where that is given."""
-    weights = {weight.name: weight for number in numbers for weight in blocks[number]}
-    return [weight.part(tensor) for weight in weights.values() if frozen in (None, weight.frozen)]
+    weights = of_blocks(blocks, numbers)
+    return [weight.part(tensor) for weight in weights if frozen in (None, weight.frozen)]
+
+
+def of_blocks(blocks: Blocks, numbers: Sequence[int] | range) -> list[Weight]:
+    """The weights of these blocks, each once."""
+    return list({weight.name: weight for number in numbers for weight in blocks[number]}.values())
+
+
+def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
+    """The rank of the sharding axis that owns each weight that has an owner, by name."""
+    kinds = [[w for w in weights if w.frozen == kind and not w.statistic] for kind in (False, True)]
+    trained, frozen = ([weight.part(layout.degrees.tensor) for weight in of_kind] for of_kind in kinds)
+    dealt = deal(trained, frozen, layout.degrees.sharding)
+    return {
+        weight.name: owner
+        for of_kind, owners_of_kind in zip(kinds, dealt, strict=True)
+        for weight, owner in zip(of_kind, owners_of_kind, strict=True)
+        if layout.sharding_stage == 3 or not weight.frozen
+    }
 
 
 def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
@@ -108,7 +128,15 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     trained, frozen = (distinct(blocks, here, degrees.tensor, frozen=kind) for kind in (False, True))
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
     kept = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
-    kept = replace(kept, parameters=kept.parameters + sum(frozen) * layout.widths.parameter)
+    held = frozen
+    if zero == 3:
+        weights = of_blocks(blocks, here)
+        owner_of = owned(weights, layout)
+        kept_here = (
+            w for w in weights if w.frozen and owner_of.get(w.name, coords["sharding"]) == coords["sharding"]
+        )
+        held = [weight.part(degrees.tensor) for weight in kept_here]
+    kept = replace(kept, parameters=kept.parameters + sum(held) * layout.widths.parameter)
     lent = _lent(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
     return RankMemory(
         rank=rank,
@@ -152,18 +180,22 @@ def served(blocks: Blocks, layout: Layout) -> list[int]:
 def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
     """As if layers ran in the order of their weights, a layer being those whose names differ in the last word."""
     tensor, ranks = layout.degrees.tensor, layout.degrees.sharding
-    trained = [[weight for weight in blocks[number] if not weight.frozen] for number in here]
-    sizes = {weight.name: weight.part(tensor) for block in trained for weight in block}
-    owner_of = dict(zip(sizes, owners(list(sizes.values()), ranks), strict=True))
-    loads = []
-    for block in trained:
-        for _, layer in groupby(block, key=lambda weight: weight.name.rpartition(".")[0]):
-            load = [0] * ranks
-            for weight in layer:
-                load[owner_of[weight.name]] += sizes[weight.name]
+    owner_of = owned(of_blocks(blocks, here), layout)
+    loads, learns = [], []
+    for number in here:
+        for _, layer in groupby(blocks[number], key=lambda weight: weight.name.rpartition(".")[0]):
+            load, frozen = [0] * ranks, True
+            for weight in (each for each in layer if not each.statistic):
+                load[owner_of[weight.name]] += weight.part(tensor)
+                frozen = frozen and weight.frozen
             loads.append(load)
-    most = most_on_accelerator if layout.accelerator and layout.prefetch else most_lent
-    return float(most(loads, owner, layout.prefetch) * layout.widths.parameter)
+            learns.append(not frozen)
+    if layout.accelerator and layout.prefetch:  # with frozen ones too much: as if they had gradients
+        most = most_on_accelerator(loads, owner, layout.prefetch)
+    else:
+        first = learns.index(True) if any(learns) else len(loads)
+        most = most_lent(loads, owner, layout.prefetch, first)
+    return float(most * layout.widths.parameter)
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:

@@ -61,10 +61,11 @@ def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
     return [sum(first <= layer for first in firsts) - 1 for layer in range(len(loads))]
 
 
-def most_lent(loads: Sequence[Sequence[int]], owner: int, ahead: int) -> int:
+def most_lent(loads: Sequence[Sequence[int]], owner: int, ahead: int, first: int = 0) -> int:
     """The bytes of the other owners' parameters that are with one owner at most, where layers of these `loads` run one
-    after the other, forth and back, and `ahead` chunks are under way besides the one at work."""
-    order = [*loads, *reversed(loads)]
+    after the other, forth and back, and `ahead` chunks are under way besides the one at work. `first`: the first layer
+    that learns; backward ends there."""
+    order = [*loads, *reversed(loads[first:])]
     numbers = chunks(order) if ahead else range(len(order))
     of_chunks = [0] * len(order)
     for number, load in zip(numbers, order, strict=True):

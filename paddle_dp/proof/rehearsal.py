@@ -27,6 +27,7 @@ from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import setup
+from paddle_dp.train.initial import load_whole
 from paddle_dp.train.setup import Setup, Split
 from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Length
@@ -110,7 +111,7 @@ class Rehearsal:
         self.held_out = HELD_OUT * ranks + 1
         self.short = short(self.batch, ranks)
 
-    def plain(self, change: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:
+    def plain(self, change: Callable[[Task], None] | None = None) -> dict[str, Any]:
         """One process from the first step to the last, then evaluated."""
         trainer, watch = self._trainer(change=change)
         trainer.fit(Length(STEPS, "steps"))
@@ -134,7 +135,7 @@ class Rehearsal:
         return told | {"resumed": {**self._told(again, watch), "changed": names}}
 
     def _trainer(
-        self, resume: str | None = None, change: Callable[[Task], None] = lambda task: None
+        self, resume: str | None = None, change: Callable[[Task], None] | None = None
     ) -> tuple[Trainer, Watch]:
         read: list[int] = []
         scattered = self.setup.scatters and self.mesh.ranks > 1
@@ -151,7 +152,10 @@ class Rehearsal:
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             made = self.setup.task(steps, steps_per_epoch)
-            change(made)
+            if change is not None:
+                if self.setup.load is not None:
+                    load_whole(self.setup.load, made, self.mesh)
+                change(made)
             return made
 
         loader = LoaderSettings(collate=self.setup.loader.collate)
@@ -163,7 +167,7 @@ class Rehearsal:
 
         settings = replace(
             self.setup, dataset=dataset, delivered=delivered, task=task, callbacks=callbacks, loader=loader,
-            drop_last=False, length=Length(STEPS, "steps"),
+            drop_last=False, length=Length(STEPS, "steps"), load=self.setup.load if change is None else None,
         )  # fmt: skip
         trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)
         watch = watches[0]

@@ -36,6 +36,7 @@ from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import dataset, setup, task
+from paddle_dp.train.initial import load_whole
 from paddle_dp.train.meter import peak_memory
 
 
@@ -121,12 +122,14 @@ class Side:
         self.parameters = sum(parameter.size for parameter in found.model.parameters())
         if self.given.noise is not None:
             draw(found.model)
+            if recipe.load is not None:
+                load_whole(recipe.load, found, self.mesh)
             self.given.noise.model(found.model)
         return replace(found, compared=True)
 
     def learner(self) -> Learner:
         """A new learner. Raises UsageError, at the first, if the comparison does not fit into this machine."""
-        learner = self.assembly.learner()
+        learner = self.assembly.first_learner(loaded=self.given.noise is not None)
         if not self._fits:
             here = sum(p.size for _, p in learner.named_parameters() if p._is_initialized())
             self._check_fits(self.parameters, self.mesh.gather(here))

@@ -21,6 +21,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.given_optimizer import check_within
+from paddle_dp.recipe import Load
 from paddle_dp.structure import mapped
 from paddle_dp.train import consistency, same_run
 from paddle_dp.train.certificate import CertificateWriter
@@ -104,8 +105,14 @@ class Assembly:
         return self.setup.length.steps(self.train_loader.batches) if self.setup.length else 0
 
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
-        """The placed task, for `steps` updates. From here on every rank draws its own random numbers."""
-        return self._begun(self._task(steps, steps_per_epoch), resumes=True)
+        """The placed task, for `steps` updates, to load a checkpoint into: only what an adapter stands on is loaded.
+        From here on every rank draws its own random numbers."""
+        task = self._task(steps, steps_per_epoch)
+        return self._begun(task, self.setup.load if task.base else None, say=False)
+
+    def first_learner(self, loaded: bool = False) -> Learner:
+        """The placed task with the weights that a new training begins with; `loaded`: the task's model has them."""
+        return self._begun(self._task(1, 1), None if loaded else self.setup.load, say=False)
 
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
         """The task before placement, the same on every rank. Collective."""
@@ -129,17 +136,15 @@ class Assembly:
         seed_ranks(self.setup.seed, self.mesh)
         return learner
 
-    def _begun(self, task: Task, *, resumes: bool) -> Learner:
-        """The placed task with the weights to begin with; where others come from a checkpoint (`resumes`), only with
-        those that an adapter stands on, which no checkpoint of it holds. Collective."""
-        load = self.setup.load if not resumes or task.base else None
+    def _begun(self, task: Task, load: Load | None, *, say: bool) -> Learner:
+        """The placed task with the weights of `load`; `say`: print what was loaded. Collective."""
         tables = None if load is None else names_of(task.model)
         learner = self._placed(task)
         if load is not None and tables is not None:
             lines = load_initial(load, learner, tables, task.added)
             if self.setup.recipe is not None:
                 lines += other_settings(Path(load.path).expanduser(), self.setup.recipe.model.settings)
-            if self.mesh.is_main and not resumes:
+            if self.mesh.is_main and say:
                 print("\n".join(lines), flush=True)
         return learner
 
@@ -189,7 +194,9 @@ class Assembly:
             changes=tuple(changes),
             max_time=self.setup.max_time,
         )
-        learner = self._begun(task, resumes=resumed is not None)
+        # Of an adapter's base no checkpoint holds the weights.
+        load = self.setup.load if resumed is None or task.base else None
+        learner = self._begun(task, load, say=resumed is None)
         trainer = kind(
             learner,
             self.train_loader,

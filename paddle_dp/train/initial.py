@@ -11,11 +11,13 @@ from typing import Any
 
 from paddle_dp.checkpoint import fill
 from paddle_dp.checkpoint.matching import match, table
-from paddle_dp.checkpoint.other_names import Tables, translated
+from paddle_dp.checkpoint.other_names import Tables, names_of, translated
 from paddle_dp.checkpoint.source import source
 from paddle_dp.errors import CheckpointError, PaddleDPError, RecipeError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner
+from paddle_dp.parallel import Task
+from paddle_dp.parallel.initial_weights import draw
+from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.recipe import Load
 from paddle_dp.recipe.page import read_page
 from paddle_dp.recipe.write import RESOLVED
@@ -37,8 +39,15 @@ def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
     return [f"  model.{key} was {before[key]} there and is {model[key]} here" for key in keys]
 
 
+def load_whole(wanted: Load, task: Task, mesh: Mesh) -> None:
+    """Loads what `wanted` says into a task's model before it is placed, on one process: for a proof, which then changes
+    the weights. Raises as `load_initial`."""
+    draw(task.model)
+    load_initial(wanted, PlacedModel(model=task.model, mesh=mesh), names_of(task.model), task.added)
+
+
 def load_initial(
-    wanted: Load, learner: Learner, tables: Tables, added: frozenset[str] = frozenset()
+    wanted: Load, learner: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
 ) -> list[str]:
     """Loads what `wanted` says into a placed model; each rank reads its own slices. Returns the table of what was done.
     `added`: names of what an adapter has added, which no weights are expected for.

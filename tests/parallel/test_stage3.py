@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paddle_dp.plan.sharded import most_lent
@@ -14,10 +15,21 @@ from tests.ranks import run_ranks
 WIDTH, LAYERS = 32, 8
 
 
-def placed(prefetch: int, layers: int = LAYERS) -> Any:
-    """A chain of linear layers, its sharding over two ranks, and the first layer's weights."""
+def chain(layers: int, learns: Any = None) -> Any:
+    """Linear layers in a row; `learns`: the names of the parameters that are not frozen, all unless it is said."""
     import paddle
     from paddle import nn
+
+    paddle.seed(0)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+    for name, parameter in model.named_parameters():
+        parameter.stop_gradient = learns is not None and name not in learns
+    return model
+
+
+def placed(prefetch: int, layers: int = LAYERS, learns: Any = None) -> Any:
+    """A chain of linear layers, its sharding over two ranks, and the first layer's weights."""
+    import paddle
     from paddle.distributed import fleet
 
     from paddle_dp.gloo import install
@@ -29,9 +41,8 @@ def placed(prefetch: int, layers: int = LAYERS) -> Any:
     how = fleet.DistributedStrategy()
     how.hybrid_configs = {"dp_degree": 1, "sharding_degree": 2}
     fleet.init(is_collective=True, strategy=how)
-    paddle.seed(0)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    model = chain(layers, learns)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=[p for p in model.parameters() if not p.stop_gradient])
     hcg = fleet.get_hybrid_communicate_group()
     values = model[0].weight.numpy()
     return model, Zero(model, optimizer, hcg, Placements(), 3, prefetch=prefetch), values
@@ -112,3 +123,64 @@ def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always(prefet
     parameters = sum(found["sent"]["parameters"] for found in ranks)
     assert parameters == pytest.approx(2 * whole - (1 + prefetch) * layer, rel=0.05)
     assert sum(found["sent"]["gradients"] for found in ranks) == pytest.approx(whole, rel=0.05)
+
+
+LEARNS = ("2.bias", "7.weight")  # behind two frozen layers, which backward does not reach
+
+
+def inputs(rank: int) -> Any:
+    import paddle
+
+    return paddle.to_tensor([[0.01 * (i + rank) for i in range(WIDTH)]])
+
+
+def frozen_steps(prefetch: int) -> dict[str, Any]:
+    """In a rank: three forwards and backwards of a chain of which two parameters learn: its own gradients, the bytes of
+    other owners' parameters that were here in the midst of a backward and after it, and what the last step sent."""
+    model, zero, _ = placed(prefetch, learns=LEARNS)
+    rank, here, gradients = zero.group.rank, list[int](), dict[str, Any]()
+    owners = {name: zero.owner(p) for name, p in model.named_parameters()}
+
+    def count(*_: Any) -> None:
+        others = [p for p in model.parameters() if zero.owner(p) != rank]
+        here.append(sum(4 * int(p.size) for p in others if p._is_initialized()))
+
+    for _ in range(3):
+        with sent() as bytes_of:
+            hidden = model[:4](inputs(rank))
+            hidden.register_hook(count)  # four layers' backwards are done
+            model[4:](hidden).sum().backward()
+            zero.finish()
+        count()
+        gradients = {n: p.grad.numpy().tolist() for n, p in model.named_parameters() if p.grad is not None}
+        for parameter in model.parameters():
+            parameter.clear_gradient(False)
+    return {
+        "owners": owners,
+        "here": here,
+        "gradients": gradients,
+        "sent": bytes_of,
+        "most": zero.stage3.most,
+    }
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_frozen_weights_are_sharded_and_freed_where_backward_is_done_with_them(prefetch: int) -> None:
+    ranks = run_ranks(frozen_steps, 2, prefetch)
+    whole = chain(LAYERS, LEARNS)
+    for rank in range(2):
+        whole(inputs(rank)).sum().backward()
+    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    found = {name: gradient for of_rank in ranks for name, gradient in of_rank["gradients"].items()}
+    assert set(found) == set(LEARNS) and set(ranks[0]["owners"].values()) == {0, 1}
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, dict(whole.named_parameters())[name].grad.numpy(), rtol=1e-6)
+    for of_rank in ranks:
+        # Of layers 4 and 3, each with one parameter of the other owner's; between steps nothing.
+        assert of_rank["here"] == [layer, 0] * 3
+        assert of_rank["most"] <= (1.1 + 2 * prefetch) * layer
+    sent_bytes = sum(of_rank["sent"]["parameters"] for of_rank in ranks)
+    # All of it in forward; in backward layers 2 to 7, but for what is still here.
+    assert (LAYERS + 6 - 1 - 2 * prefetch) * layer * 0.95 <= sent_bytes <= (LAYERS + 6) * layer * 1.05
+    gradients = 4 * (WIDTH + WIDTH * WIDTH)
+    assert sum(of_rank["sent"]["gradients"] for of_rank in ranks) == pytest.approx(gradients, rel=0.1)

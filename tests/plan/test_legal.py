@@ -133,11 +133,7 @@ def test_a_stage_in_which_nothing_learns_is_refused():
     assert not problems(Degrees(pipeline=2), replace(shape, partition="parameters"), 2)
 
 
-def test_each_seat_of_the_sharding_axis_owns_something():
+def test_a_rank_of_the_sharding_axis_may_own_nothing():
     shape = Shape(anatomy=Anatomy(blocks=2, learns=(3, 2)))
-    assert not problems(Degrees(sharding=5), shape, 5)
-    assert problems(Degrees(sharding=6), shape, 6) == [
-        "sharding 6 needs as many parameters, and the model has 5 that learn"
-    ]
-    (said,) = problems(Degrees(pipeline=2, sharding=3), shape, 6)
-    assert said == "sharding 3 needs as many parameters on each stage, and stage 1 has 2"
+    assert not problems(Degrees(sharding=6), shape, 6)
+    assert not problems(Degrees(pipeline=2, sharding=3), shape, 6)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import paddle
 import pytest
 from paddle import nn
@@ -13,6 +14,7 @@ from paddle import nn
 from paddle_dp.errors import EndedError, JobError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.proof.trace_files import key
 from paddle_dp.proof.verify import verify as verify_here
 from tests.jobs import comparisons_in_forks
 
@@ -168,3 +170,35 @@ def test_a_side_that_was_killed_says_what_kills(tmp_path, status, said):
     comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
     with pytest.raises(JobError, match=said):
         comparison._side(status, Job(recipe=tmp_path, ranks=1))
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_a_recipe_that_begins_with_given_weights_is_compared_from_these(tmp_path):
+    """It began from random ones, so that a frozen body was another one than in the training."""
+    paddle.seed(11)
+    layers = {"body.0": nn.Linear(64, 16), "body.2": nn.Linear(16, 16)}
+    given = {
+        f"{name}.{kind}": getattr(layer, kind)
+        for name, layer in layers.items()
+        for kind in ("weight", "bias")
+    }
+    paddle.save(given, str(tmp_path / "body.pdparams"))
+    path = tmp_path / "case.yaml"
+    path.write_text(
+        "model: {use: mlp, inputs: 64, hidden: [16, 16], classes: 10}\ndataset: {use: digits}\n"
+        f"load: {{path: {tmp_path}/body.pdparams, only: [body.*]}}\nloss: {{use: cross_entropy}}\n"
+        "optimizer: {use: adamw, groups: [{match: body, frozen: true}]}\n"
+        "schedule: {use: constant, learning_rate: 0.01}\n"
+        "strategy: {use: hybrid, sharding: 2, sharding_stage: 3}\ntrain: {length: 1 epoch, batch: 50}\n"
+    )
+    comparison = Comparison(path, (), 2, 2, tmp_path)
+    with comparisons_in_forks():
+        many = comparison.many(2)
+        one = comparison.one([many])
+    assert compare_sides(one, many).status == 0
+    trace = one.trace("own")
+    for name, weight in given.items():
+        np.testing.assert_array_equal(trace.array(key("initial", 0, name)), weight.numpy(), err_msg=name)
+    drawn = trace.array(key("initial", 0, "head.weight"))
+    assert drawn.std() > 0.01 and trace.noise(key("gradient", 1, "head.weight")) is not None

@@ -88,6 +88,7 @@ def test_activations_are_counted_for_transformers_and_their_heads():
     assert said("large_classifier", 2)[-1] == ACTIVATIONS
 
 
+@pytest.mark.long
 def test_a_rank_of_cut_convolutions_is_built_with_the_parameters_that_were_computed():
     lines = said(
         "resnet18_random", 2, 1, "strategy.use=hybrid", "strategy.tensor=2", "model.small_images=true"

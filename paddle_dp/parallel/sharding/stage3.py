@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -56,11 +57,30 @@ class Lender(Protocol):
         ...
 
 
+@dataclass
+class _Backward:
+    """The backward of one call of a layer, which reads these `frozen` parameters until it has computed what it still
+    `waits_for`: gradients of inputs (by their id(), negative) and of trained parameters of the layer (by place).
+
+    Where it does not compute all of them, the parameters stay until the pass ends.
+    """
+
+    frozen: list[int]
+    waits_for: set[int]
+    begun: bool = False
+
+
+def _learning(data: Any) -> list[paddle.Tensor]:
+    """The tensors in there that have gradients."""
+    return [x for x in paddle.utils.flatten(data) if isinstance(x, paddle.Tensor) and not x.stop_gradient]
+
+
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
     A layer's forward, and again its backward, begin with what it needs. It is released after the forward of the last
-    layer that uses it, and after its gradient is computed. Autograd keeps a reference to the parameter, not to its
+    layer that uses it, and after its gradient is computed; a frozen one, when its layers' backwards are done
+    (`_Backward`). Autograd keeps a reference to the parameter, not to its
     values, so it reads those that are gathered before the backward. (`_clear_data` and `_share_buffer_to` are private
     to Paddle; fleet's GroupShardedStage3 uses them in the same way.)
 
@@ -105,6 +125,10 @@ class Stage3:
         self._key: Any = None
         self._order: Order | None = None  # the one that is followed
         self._at = self._asked = 0  # the next need in it, and the first that is not asked for
+        self._backwards: defaultdict[int, list[_Backward]] = defaultdict(
+            list
+        )  # by a place whose gradient ends them
+        self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by place: which of the order's needs it was gathered for
         for layer in model.sublayers(include_self=True):
             own = [
@@ -117,30 +141,64 @@ class Stage3:
         for place, parameter in enumerate(parameters):
             if not self._mine[place]:
                 parameter._clear_data()
-            parameter._register_backward_hook(partial(self._after_gradient, place))
+            if not parameter.stop_gradient:
+                parameter._register_backward_hook(partial(self._after_gradient, place))
 
     def _hook(self, layer: nn.Layer, own: list[int]) -> None:
         hook = layer.register_forward_pre_hook(partial(self._before, own))
         # Before all other hooks: those of emulated low precision read the weights.
         layer._forward_pre_hooks.move_to_end(hook._hook_id, last=False)
-        layer.register_forward_post_hook(partial(self._after, own))
+        layer.register_forward_post_hook(partial(self._after, own), with_kwargs=True)
 
     def _before(self, own: list[int], *_: Any) -> None:
         self._users.update(own)
         self._gather(own)
 
-    def _after(self, own: list[int], layer: nn.Layer, inputs: Any, outputs: Any) -> None:
-        for place in own:
+    def _after(self, own: list[int], layer: nn.Layer, inputs: Any, named: Any, outputs: Any) -> None:
+        self._leave_layer(own)
+        learning = _learning(outputs)
+        if not learning:
+            return
+        backward = self._backward_of(own, _learning((inputs, named)))
+        for output in learning:
+            output.register_hook(partial(self._backward, own, backward))
+
+    def _leave_layer(self, places: Iterable[int]) -> None:
+        """When a layer does not use these any more."""
+        for place in places:
             self._users[place] -= 1
             if not self._users[place]:
                 self._release(place)
-        for output in paddle.utils.flatten(outputs):
-            if isinstance(output, paddle.Tensor) and not output.stop_gradient:
-                output.register_hook(partial(self._backward, own))
 
-    def _backward(self, own: list[int], gradient: paddle.Tensor) -> None:
+    def _backward_of(self, own: list[int], inputs: list[paddle.Tensor]) -> _Backward | None:
+        """The backward that ends with the gradients of these inputs and of a layer's own parameters; None where none of
+        those is frozen."""
+        frozen = [place for place in own if self._parameters[place].stop_gradient]
+        if not frozen:
+            return None
+        trained = set(own) - set(frozen)
+        backward = _Backward(frozen, trained | {-id(x) for x in inputs})
+        for place in trained:
+            self._backwards[place].append(backward)
+        for x in {id(x): x for x in inputs}.values():
+            hook = x.register_hook(partial(self._ends, backward, -id(x)))
+            if x.is_leaf:
+                self._hooks.append(hook)
+        return backward
+
+    def _backward(self, own: list[int], backward: _Backward | None, gradient: paddle.Tensor) -> None:
         """Runs when the gradient of a layer's output is computed, before the layer's own gradients are."""
+        if backward is not None and not backward.begun:
+            backward.begun = True
+            self._users.update(backward.frozen)
         self._gather(own)
+
+    def _ends(self, backward: _Backward, what: int, *_: Any) -> None:
+        """When one of the gradients that a backward ends with is computed."""
+        backward.waits_for.discard(what)
+        if backward.begun and not backward.waits_for:
+            backward.begun = False
+            self._leave_layer(backward.frozen)
 
     def _gather(self, own: list[int]) -> None:
         need = tuple(place for place in own if place not in self._here)
@@ -245,6 +303,9 @@ class Stage3:
 
     def _after_gradient(self, place: int, *_: Any) -> None:
         """When backward has computed a gradient: it goes to its owner."""
+        for backward in [one for one in self._backwards[place] if one.begun]:
+            self._backwards[place].remove(backward)
+            self._ends(backward, place)
         if not self.sends or self._parameters[place].grad is None:
             return
         self._begin((), (place,))
@@ -288,6 +349,11 @@ class Stage3:
                 self._free(place)
         self._here.clear()
         self._kept.clear()
+        self._users.clear()
+        self._backwards.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _end(self) -> None:
         """Ends a pass: keeps the order that it had, if it was a new one."""

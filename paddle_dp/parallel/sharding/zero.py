@@ -13,8 +13,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
-from paddle_dp.errors import UsageError
-from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.exchange.lanes import Lanes
 from paddle_dp.parallel.exchange.pushed_values import PushedValues
 from paddle_dp.parallel.exchange.travelling_values import TravellingValues
@@ -25,15 +24,15 @@ from paddle_dp.parallel.sharding.broadcasts import Broadcasts
 from paddle_dp.parallel.sharding.offload import Offload
 from paddle_dp.parallel.sharding.pull import Pull
 from paddle_dp.parallel.sharding.stage3 import Stage3
-from paddle_dp.plan.memory import owners as deal
+from paddle_dp.plan.memory import deal
 
 
 class Zero:
     """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
-    The owner of every trainable parameter is recorded in `placements`; `optimizer` then has only this rank's own.
-    `prefetch`: how many layers' parameters travel ahead in stage 3. Collective. Raises UsageError where a rank would
-    own nothing.
+    The owner of every trainable parameter, and in stage 3 of every frozen one, is recorded in `placements`; `optimizer`
+    then has only this rank's own, of which there may be none. `prefetch`: how many layers' parameters travel ahead in
+    stage 3. Collective.
     """
 
     def __init__(  # noqa: PLR0913 - what it takes apart, and three settings of the strategy
@@ -48,15 +47,13 @@ class Zero:
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
         order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-        dealt = sorted(parameters_of(optimizer), key=lambda parameter: order.get(id(parameter), len(order)))
-        of_dealt = deal([int(parameter.size) for parameter in dealt], self.group.nranks)
-        self._owner = {id(p): owner for p, owner in zip(dealt, of_dealt, strict=True)}
-        keep(optimizer, [p for p in dealt if self.owner(p) == self.group.rank])
-        if len(set(of_dealt)) < self.group.nranks:
-            raise UsageError(
-                f"strategy.sharding={self.group.nranks}, but there are only {len(self._owner)} parameters: some ranks "
-                "would own none. Set a smaller strategy.sharding or strategy.pipeline."
-            )
+        trained = sorted(parameters_of(optimizer), key=lambda parameter: order.get(id(parameter), len(order)))
+        frozen = _frozen(model) if stage == 3 else []
+        sizes = [[int(parameter.size) for parameter in some] for some in (trained, frozen)]
+        dealt = deal(sizes[0], sizes[1], self.group.nranks)
+        pairs = zip([*trained, *frozen], [*dealt[0], *dealt[1]], strict=True)
+        self._owner = {id(parameter): owner for parameter, owner in pairs}
+        keep(optimizer, [p for p in trained if self.owner(p) == self.group.rank])
         self.parameters = [p for p in model.parameters() if id(p) in self._owner]
         for parameter in self.parameters:
             placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
@@ -84,7 +81,7 @@ class Zero:
         self.offload = Offload(optimizer) if offload else None
 
     def owner(self, parameter: paddle.Tensor) -> int:
-        """Which rank of the axis updates one of the `parameters`."""
+        """Which rank of the axis updates one of the `parameters`, or stores it, if it is frozen."""
         return self._owner[id(parameter)]
 
     def keeps_gradient(self, parameter: paddle.Tensor) -> bool:
@@ -133,6 +130,12 @@ class Zero:
         owners = [self.owner(parameter) for parameter in self.parameters]
         coupled = hcg.get_sep_parallel_world_size() > 1
         return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled)
+
+
+def _frozen(model: nn.Layer) -> list[paddle.Tensor]:
+    """A model's frozen parameters, without running statistics, which are parameters in Paddle only."""
+    running = {id(tensor) for tensor in statistics(model).values()}
+    return [p for p in model.parameters() if p.stop_gradient and id(p) not in running]
 
 
 def _is_on_host(parameter: paddle.Tensor) -> bool:
