@@ -17,20 +17,26 @@ ACTIVATIONS: dict[str, type[nn.Layer]] = {"relu": nn.ReLU, "gelu": nn.GELU, "sil
 class MLP(nn.Layer):
     """Scores [n, classes] for samples [n, …] of `inputs` numbers each.
 
-    Its blocks are the hidden layers, each with its activation and dropout, and the head.
+    Its blocks are the hidden layers, each with its activation and dropout, and the head. Layers are cut in pairs, by
+    outputs and by inputs; the last of an odd number stays whole.
     """
 
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int, activation: str, dropout: float):
         super().__init__()
         layers: list[nn.Layer] = []
         blocks: list[tuple[Any, ...]] = []
-        for narrow, wide in zip([inputs, *hidden], hidden, strict=False):
+        cuts: dict[str, str] = {}
+        for depth, (narrow, wide) in enumerate(zip([inputs, *hidden], hidden, strict=False)):
             each = [nn.Linear(narrow, wide), ACTIVATIONS[activation]()]
             each += [nn.Dropout(dropout)] if dropout else []
-            blocks += [tuple(f"body.{len(layers) + number}" for number in range(len(each)))]
+            names = [str(len(layers) + number) for number in range(len(each))]
+            cuts |= {names[0]: "rowwise"} if depth % 2 else dict.fromkeys(names[::2], "colwise")
+            blocks += [tuple(f"body.{name}" for name in names)]
             layers += each
         self.body = nn.Sequential(*layers)
+        self.body.cuts = cuts
         self.head = nn.Linear([inputs, *hidden][-1], classes)
+        self.cuts = {"head": "rowwise"} if len(hidden) % 2 else {}
         first, *rest = *blocks, ("head",)
         self.blocks = ((nn.Flatten(), *first), *rest)
 
