@@ -70,6 +70,9 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
     partial = begin(final, mesh)
     try:
         reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank))
+        if mesh.is_main:  # nothing of a model is on a rank that may be lost
+            nothing = Snapshot(tensors={}, state={})
+            reports += [write_rank(nothing, partial, rank) for rank in sorted(mesh.lost)]
         _together(mesh, final, lambda: finish(snapshot, partial, final, reports) if mesh.is_main else None)
     except CheckpointError:
         if mesh.is_main:

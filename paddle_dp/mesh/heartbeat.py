@@ -47,7 +47,7 @@ class Beat:
     """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
     the machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
     sample that is read, or -1. `waits`: for other ranks. `stops`: when it is asked to, in good order. `name`: what it
-    is beside a rank, «server 1»; "" for nothing else."""
+    is beside a rank, «server 1»; "" for nothing else. `expendable`: the others go on without it."""
 
     count: int
     time: float
@@ -59,6 +59,7 @@ class Beat:
     stops: bool = False
     what: str = ""
     name: str = ""
+    expendable: bool = False
 
 
 class Heartbeat:
@@ -70,6 +71,7 @@ class Heartbeat:
         self._count, self.step, self.first = 0, 0, 0
         self._phase, self._what, self._waits = "start", b"", False
         self.stops = False
+        self.expendable = False
         self.name = ""
         self._since = self.born = time.monotonic()
         self._spent: dict[str, float] = {}
@@ -164,7 +166,7 @@ class Heartbeat:
         self._count += 1
         _RECORD.pack_into(
             self._memory, self._at, self._count, now, self.step, _NUMBER[self._phase], -1,
-            self._waits + 2 * self.stops, self.first, self._what,
+            self._waits + 2 * self.stops + 4 * self.expendable, self.first, self._what,
         )  # fmt: skip
 
 
@@ -182,7 +184,7 @@ def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
     return Beat(
         count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits & 1),
         stops=bool(waits & 2),
-        what=said, name=name.rstrip(b"\0").decode(errors="ignore"),
+        expendable=bool(waits & 4), what=said, name=name.rstrip(b"\0").decode(errors="ignore"),
     )  # fmt: skip
 
 

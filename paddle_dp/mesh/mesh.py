@@ -31,6 +31,9 @@ class Mesh:
 
     With several ranks every exchange is *collective*: all ranks call it, in the same order. A mesh of one rank needs no
     process group, and its exchanges cost nothing.
+
+    Ranks that are `expendable` may die in the midst of a training, and are in `lost` then, on all others after the same
+    exchange: what is gathered and summed is of those that are left.
     """
 
     rank: int = 0
@@ -38,6 +41,8 @@ class Mesh:
     device: str = "cpu"
     host: str = field(default_factory=socket.gethostname)
     degrees: Degrees | None = None
+    expendable: frozenset[int] = frozenset()
+    lost: set[int] = field(default_factory=set, compare=False)
     _waits: Any = field(default_factory=itertools.count, repr=False, compare=False)
 
     @classmethod
@@ -73,6 +78,11 @@ class Mesh:
     @property
     def dp_size(self) -> int:
         return self.axes.dp_size
+
+    @property
+    def readers(self) -> list[int]:
+        """The ranks that read samples and are not lost."""
+        return [rank for rank in range(self.axes.servers, self.ranks) if rank not in self.lost]
 
     @property
     def is_loss_rank(self) -> bool:
@@ -127,7 +137,9 @@ class Mesh:
         if self.axes.servers:
             mine = bytes_of(tensor) if self.rank == source else b""
             rows = self._messages.gather(mine, "an exchange between all ranks")
-            tensor.set_value(*tensors_of(rows[source : source + 1], tensor))
+            if source not in self.lost:
+                place = source - sum(rank < source for rank in self.lost)
+                tensor.set_value(*tensors_of(rows[place : place + 1], tensor))
         elif self.ranks > 1:
             import paddle.distributed as dist
 
@@ -137,6 +149,9 @@ class Mesh:
     def wait(self, name: str) -> None:
         """A barrier without a time limit, for work that one rank does alone: writing a checkpoint, building a cache."""
         if self.ranks == 1:
+            return
+        if self.expendable:  # of which nobody else would hear that one is gone
+            self._messages.gather(b"", f"'{name}'")
             return
         key = f"paddle_dp/wait/{next(self._waits)}/{name}"
         with self.waiting(f"'{name}'"):
@@ -155,7 +170,8 @@ class Mesh:
 
     @cached_property
     def _messages(self) -> Messages:
-        return Messages(range(self.ranks), self.rank, "all", hub=0 if self.axes.servers else None)
+        hub = 0 if self.axes.servers else None
+        return Messages(range(self.ranks), self.rank, "all", hub, self.expendable, self.lost)
 
     @cached_property
     def _store(self) -> Any:

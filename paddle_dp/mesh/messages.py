@@ -7,17 +7,19 @@ waits. What the hosts know already they tell each other over sockets: they wait 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import nullcontext
 
+from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh import late_ranks, transport
 
 LENGTH = struct.Struct("<Q")
+LOST = 2**64 - 1  # instead of a length: the rank is gone
 # Below 0: the bridge counts from 0.
 CHANNELS = {
     "all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6, "replicas": -7, "claims": -8,
-    "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "factors": -14,
-    "samples": -20,
+    "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "factors": -14, "pushed": -15,
+    "pulled": -16, "samples": -20,
 }  # fmt: skip
 
 
@@ -25,14 +27,26 @@ class Messages:
     """Messages among the global `ranks`, one of which is `rank`: of the whole mesh, or of an axis (`group`).
 
     With `hub`, one of the ranks, each sends to that one alone, which sends all to each: no two others ever connect.
+    Then ranks that are `expendable` may die: what they had to say is left out from then on, and they are in `lost`, on
+    all ranks after the same exchange.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, group: str, hub: int | None = None):
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        group: str,
+        hub: int | None = None,
+        expendable: Container[int] = (),
+        lost: set[int] | None = None,
+    ):
         self.id, self.ranks = CHANNELS[group], list(ranks)
         self._group, self._me, self._hub = group, self.ranks.index(rank), hub
+        self._expendable, self._lost = expendable, set() if lost is None else lost
 
     def gather(self, mine: bytes, what: str) -> list[bytes]:
-        """Every rank's bytes, in the order of `ranks`. Collective. `what`: this exchange, when ranks are late to it.
+        """Every rank's bytes, in the order of `ranks`, without those of lost ones. Collective. `what`: this exchange,
+        when ranks are late to it.
 
         Raises LostPeerError when a rank is gone, or is late by the whole of `Patience.seconds`.
         """
@@ -54,29 +68,48 @@ class Messages:
         while (have := len(got)) < size:
             wanted = min(have, size - have)
             endpoint.send(self.id, self.ranks[self._me - have], self.packed(got[:wanted]))
-            got += _parts(endpoint.receive(self.id, self.ranks[(self._me + have) % size]))
+            got += _present(endpoint.receive(self.id, self.ranks[(self._me + have) % size]))
         return [got[(place - self._me) % size] for place in range(size)]
 
     def _gather_at(self, hub: int, mine: bytes, endpoint: transport.Endpoint) -> list[bytes]:
         if self.ranks[self._me] != hub:
             endpoint.send(self.id, hub, memoryview(mine))
-            return list(_parts(endpoint.receive(self.id, hub)))
-        rows = [mine if rank == hub else bytes(endpoint.receive(self.id, rank)) for rank in self.ranks]
-        packed = Messages.packed(rows)
-        for rank in self.ranks:
-            if rank != hub:
-                endpoint.send(self.id, rank, packed)
-        return rows
+            rows = list(_parts(endpoint.receive(self.id, hub)))
+            self._lost.update(rank for rank, row in zip(self.ranks, rows, strict=True) if row is None)
+        else:
+            rows = [mine if rank == hub else self._row(rank, endpoint) for rank in self.ranks]
+            packed = Messages.packed(rows)
+            for rank in self.ranks:
+                if rank != hub and rank not in self._lost:
+                    endpoint.send(self.id, rank, packed)
+        return [row for row in rows if row is not None]
+
+    def _row(self, rank: int, endpoint: transport.Endpoint) -> bytes | None:
+        """What a rank says at the hub; None of one that is lost."""
+        if rank in self._lost:
+            return None
+        try:
+            return bytes(endpoint.receive(self.id, rank))
+        except LostPeerError:
+            if rank not in self._expendable or not endpoint.is_gone(rank):
+                raise
+            self._lost.add(rank)
+            return None
 
     @staticmethod
-    def packed(rows: Sequence[bytes]) -> memoryview:
-        """Every rank's bytes as one message, which a hub sends."""
-        return memoryview(b"".join(LENGTH.pack(len(row)) + row for row in rows))
+    def packed(rows: Sequence[bytes | None]) -> memoryview:
+        """Every rank's bytes as one message, which a hub sends; None for one that is lost."""
+        parts = (LENGTH.pack(LOST) if row is None else LENGTH.pack(len(row)) + row for row in rows)
+        return memoryview(b"".join(parts))
 
 
-def _parts(packed: bytearray) -> Iterator[bytes]:
+def _present(packed: bytearray) -> Iterator[bytes]:
+    return (row for row in _parts(packed) if row is not None)
+
+
+def _parts(packed: bytearray) -> Iterator[bytes | None]:
     at = 0
     while at < len(packed):
         (length,) = LENGTH.unpack_from(packed, at)
-        at += LENGTH.size + length
-        yield bytes(packed[at - length : at])
+        at += LENGTH.size + (length if length != LOST else 0)
+        yield bytes(packed[at - length : at]) if length != LOST else None

@@ -56,6 +56,7 @@ class Endpoint:
             collections.deque
         )
         self._gone: set[int] = set()
+        self._farewells: dict[str, Callable[[int], None]] = {}
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()  # messages, by (group, rank)
         self._received: collections.Counter[tuple[int, int]] = collections.Counter()
         self._answers: dict[int, Callable[[int, bytearray], None]] = {}
@@ -104,6 +105,16 @@ class Endpoint:
         why = "has left the job" if rank in self._gone else f"sent nothing for {Patience.seconds:g} s"
         raise LostPeerError(f"rank {self.rank} waits for a message of rank {rank}, which {why}. See its log.")
 
+    def is_gone(self, rank: int) -> bool:
+        """Whether a peer that had connected has left, or is dead."""
+        return rank in self._gone
+
+    def when_gone(self, whose: str, farewell: Callable[[int], None]) -> None:
+        """From now on `farewell(rank)` is called when a peer is gone, in the thread that has read all that it sent. One
+        for each user `whose`, the last one given."""
+        with self._arrived:
+            self._farewells[whose] = farewell
+
     def arrived(self, group: int, rank: int) -> bool:
         """Whether a message of a peer is there, so that `receive` would not wait."""
         return bool(self._inbox[group, rank])
@@ -150,6 +161,9 @@ class Endpoint:
             with self._arrived:
                 self._gone.add(rank)
                 self._arrived.notify_all()
+                farewells = list(self._farewells.values())
+            for farewell in farewells:
+                farewell(rank)
 
 
 class Outgoing:

@@ -91,7 +91,9 @@ class Buffers:
         bits = (flat.astype("uint8") if is_bool else flat.view("uint8")).clone()
         for group in self._groups:
             if group is None:
-                self._mesh.broadcast(bits, self._mesh.axes.servers)
+                self._mesh.broadcast(bits, source := self._mesh.readers[0])
+                while source in self._mesh.lost:  # since a moment ago
+                    self._mesh.broadcast(bits, source := self._mesh.readers[0])
             else:
                 dist.broadcast(bits, group.ranks[0], group)
         tensor.set_value(

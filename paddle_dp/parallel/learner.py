@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -224,6 +224,14 @@ class Learner(Passes):
         With `collect`, returns the share's sums by name, `loss` and scores, what the loss counts in it (`count`), and
         the `gradient_norm` of its mean.
         """
+        raise NotImplementedError
+
+    def leave_off(self) -> None:
+        """When this rank has computed all shares that it could get in a round. Not collective."""
+
+    def serve(self) -> Iterator[int]:
+        """On a rank that computes no shares: works for the others until they all have left off. Yields the number of a
+        global batch when others have come to it."""
         raise NotImplementedError
 
     def meet(self) -> None:

@@ -104,7 +104,8 @@ class PlacedModel:
             return
         with paddle.no_grad():
             for statistic in self._own_statistics():
-                mean = self._sum_over_readers(statistic.astype("float64")) / self.mesh.dp_size
+                total = self._sum_over_readers(statistic.astype("float64"))
+                mean = total / (self.mesh.dp_size - len(self.mesh.lost))
                 statistic.set_value(mean.astype(statistic.dtype))
 
     def _own_statistics(self) -> list[paddle.Tensor]:

@@ -47,6 +47,11 @@ class StrategyConfig:
         than 1."""
         return 1
 
+    @property
+    def may_lose_ranks(self) -> bool:
+        """Whether a training goes on when one of some ranks dies: those that say so in their heartbeats."""
+        return False
+
     def not_promised(self, recipe: Recipe) -> str:
         """Why a training is not one process's up to rounding, and what can be compared instead, in a sentence that
         `paddle-dp verify` prints instead of comparing; "" where it is to be, which is the default."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.strategies._alone import refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 
@@ -24,12 +25,38 @@ class Config(StrategyConfig):
     servers: Positive = 1
     """Ranks that own the parameters and the optimizer's states, each a part; they read no samples."""
 
+    mode: Literal["sync", "async"] = "sync"
+    """`sync`: each update is one process's. `async`: no worker waits for another, and one that dies is left behind."""
+
+    staleness: Positive = 4
+    """How many global batches a worker may be ahead of the slowest one that lives, under `mode: async`."""
+
     sync_batch_norm: bool = False
     """BatchNorm over the samples of all workers, as on one process; through server 0."""
 
     def layout(self, ranks: int) -> Layout:
         degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
         return Layout(degrees=degrees, recompute=self.recompute)
+
+    def __post_init__(self) -> None:
+        if self.mode == "async" and self.sync_batch_norm:
+            raise ValueError(
+                "sync_batch_norm: true lets workers wait for one another in every BatchNorm, and mode: async does not"
+            )
+
+    @property
+    def may_lose_ranks(self) -> bool:
+        return self.mode == "async"
+
+    def not_promised(self, recipe: Recipe) -> str:
+        if self.mode == "sync":
+            return ""
+        return (
+            "strategy parameter_server with mode=async promises no other run's result, not even that of the same "
+            "command again: which worker learns from which samples, and with how old parameters, depends on time. "
+            "strategy.mode=sync is one process's training; or compare held-out numbers of whole trainings "
+            "(docs/parallelism.md)."
+        )
 
     @property
     def keeps_a_part(self) -> bool:
@@ -46,7 +73,24 @@ class Config(StrategyConfig):
                 "guard.recompute compares ranks that compute the same samples, and a server has no model to compute "
                 "with: leave guard.recompute out under strategy.use=parameter_server."
             )
+        if self.mode == "async":
+            self._refuse_waiting(recipe)
         preflight_check(recipe, self.layout(ranks), splits=True)
+
+    def _refuse_waiting(self, recipe: Recipe) -> None:
+        """Raises UsageError for what lets workers wait for one another, or needs all of them."""
+        refuse_shared_decisions(recipe, "parameter_server with mode=async")
+        why = ""
+        if recipe.guard.non_finite is not None:
+            why = "guard.non_finite lets all ranks judge each update together: leave it out"
+        elif any(
+            getattr(part.config, "async_", False) for part in recipe.callbacks if part.name == "checkpoint"
+        ):
+            why = "a checkpoint that is written in the background waits for the files of all ranks: leave async out"
+        elif recipe.loss is not None and getattr(recipe.loss.config, "across", "") == "ranks":
+            why = "a loss across ranks lets workers wait for one another's samples: set loss.across=rank"
+        if why:
+            raise UsageError(f"strategy parameter_server with mode=async: {why}, or set strategy.mode=sync.")
 
     def _check_workers(self, ranks: int) -> None:
         if ranks <= self.servers:
@@ -62,7 +106,9 @@ class Config(StrategyConfig):
 
         self._check_workers(mesh.ranks)
         _check_device(mesh.device)
-        mesh = replace(mesh, degrees=self.layout(mesh.ranks).degrees)
+        workers = range(self.servers, mesh.ranks)
+        expendable = frozenset(workers if self.may_lose_ranks else ())
+        mesh = replace(mesh, degrees=self.layout(mesh.ranks).degrees, expendable=expendable)
         heartbeat.call(mesh.axes.role(mesh.rank))
         return ParameterServer(self, mesh)
 
@@ -91,6 +137,7 @@ class ParameterServer:
         from paddle_dp.parallel.initial_weights import draw, reads_weights
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.recompute import recomputed
+        from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
         from paddle_dp.parallel.server.deal import Deal
         from paddle_dp.parallel.server.learner import ServedLearner
         from paddle_dp.parallel.strategy import made_optimizer
@@ -107,9 +154,15 @@ class ParameterServer:
         deal = Deal(prepared.model, prepared.optimizer, self.mesh, placements)
         draw(task.model, deal.stored(prepared.model))
         deal.free_others(prepared.model)
-        learner = prepared.learner(
-            ServedLearner, noticed=noticed, placements=placements, deal=deal, clips=clips
-        )
+        fields: dict[str, Any] = {"placements": placements, "deal": deal, "clips": clips}
+        if self.config.mode == "sync":
+            learner = prepared.learner(ServedLearner, noticed=noticed, **fields)
+        else:
+            noticed.append("updates are made from shares as they come, with parameters that may be old")
+            staleness = self.config.staleness
+            learner = prepared.learner(
+                AsynchronousServedLearner, noticed=noticed, staleness=staleness, **fields
+            )
         learner.check("after the weights were placed")
         return learner
 

@@ -36,8 +36,10 @@ class Claims:
         ] = []  # questions of a round that this rank has not begun
         self._own: deque[Share] = deque()
         self._pace: dict[int, float] = {}  # of the ranks, on rank 0
+        self._resting: deque[int] = deque()  # ranks that have computed all that they claimed
         if mesh.ranks > 1 and mesh.rank == KEEPER:
             transport.endpoint().answer(CHANNELS["claims"], self._asked)
+            transport.endpoint().when_gone("claims", self.gone)
 
     def begin(self, first: int, stop: int) -> None:
         """A round over the global batches `first` to `stop` - 1 of an epoch; the same on every rank."""
@@ -71,6 +73,15 @@ class Claims:
         else:
             self._say({"do": "done", "share": share, "sums": sums})
 
+    def more(self) -> bool:
+        """When this rank has no shares left: waits until all others have none, or are gone; whether there are shares
+        again, of one that is gone. Where no rank may be lost, there are none."""
+        if not self.mesh.expendable:
+            return False
+        self._say({"do": "rest"})
+        with heartbeat.waiting("the shares that other ranks compute"):
+            return bool(json.loads(bytes(self._granted())))
+
     def cut(self) -> None:
         """No further global batch is begun in this round."""
         if self.mesh.rank == KEEPER:
@@ -79,8 +90,11 @@ class Claims:
             self._say({"do": "cut"})
 
     def gone(self, rank: int) -> None:
-        """On rank 0: what this rank has claimed and not done is handed out again."""
-        self._with(lambda ledger: ledger.gone(rank))
+        """On rank 0: what this rank has claimed and not done is handed out again, if the others go on without it."""
+        with self._lock:
+            if self._ledger is not None and rank in self.mesh.expendable:
+                self._ledger.gone(rank)
+                self._wake()
 
     def reported(self, batch: int) -> dict[str, float]:
         """On rank 0: the means over the shares up to this global batch that were reported since the last call."""
@@ -105,7 +119,7 @@ class Claims:
         with self._lock:
             assert self._ledger is not None, "a round was begun"
             found = do(self._ledger)
-            self._lock.notify_all()
+            self._wake()
             return found
 
     def _say(self, said: dict[str, Any]) -> None:
@@ -132,8 +146,19 @@ class Claims:
             transport.endpoint().send(CHANNELS["granted"], rank, memoryview(answer))
         elif said["do"] == "done":
             ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"], time.monotonic())
+        elif said["do"] == "rest":
+            self._resting.append(rank)
         else:
             ledger.cut()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Something has changed in the ledger: who waits for it looks again, here and on resting ranks."""
+        ledger = self._ledger
+        assert ledger is not None, "a round was begun"
+        while self._resting and (ledger.is_done or ledger.has_more):
+            answer = memoryview(json.dumps(not ledger.is_done).encode())
+            transport.endpoint().send(CHANNELS["granted"], self._resting.popleft(), answer)
         self._lock.notify_all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.batch import MicroBatch
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.data import Loader
 from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, TargetError
@@ -74,8 +75,14 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     wrong, or if no target counted.
     """
     learner.sync_buffers()
-    tally = _tallied(learner, loader, loader.batches)
-    rows = mesh.gather([tally.sums, tally.count, tally.samples, None if tally.confusion is None else True])
+    while True:
+        lost = len(mesh.lost)
+        tally = _tallied(learner, loader, loader.batches)
+        rows = mesh.gather(
+            [tally.sums, tally.count, tally.samples, None if tally.confusion is None else True]
+        )
+        if len(mesh.lost) == lost:
+            break  # else a rank was lost meanwhile, and nobody has counted its samples
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.sampler.samples:
         raise DataError(
@@ -109,7 +116,7 @@ def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
     tally = _Tally()
     try:
         with paddle.no_grad():
-            for batch in islice(loader.read(0), batches):
+            for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
                     if learner.score_is_collective or not micro_batch.is_dummy:
                         tally.add(learner, micro_batch)
@@ -119,6 +126,15 @@ def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
         for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
             layer.training = training
     return tally
+
+
+def _read(loader: Loader, batches: int, mesh: Mesh) -> Iterator[Batch]:
+    """This rank's shares of the first `batches` batches; those of ranks that are lost are dealt to the others."""
+    if not mesh.lost or not mesh.reads:
+        return islice(loader.read(0), batches)
+    readers, me = mesh.readers, mesh.readers.index(mesh.rank)
+    own = [mesh.dp_rank, *sorted(mesh.axes.dp_rank(rank) for rank in mesh.lost)[me :: len(readers)]]
+    return loader.read_shares(0, ((number, share) for number in range(batches) for share in own))
 
 
 def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:

@@ -49,6 +49,7 @@ class Ledger:
             self._ended.add(rank)
             return None
         self._held[rank].append(share)
+        self._ended.discard(rank)
         return share
 
     def _is_too_slow(self, rank: int, left: int) -> bool:
@@ -81,6 +82,12 @@ class Ledger:
         """A rank computes no more."""
         self._ended.add(rank)
         self._again.extend(self._held.pop(rank, []))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are shares again for a rank that was told that there is none: of a rank that is gone."""
+        left = (self.stop - self.first) * self.shares - self._next
+        return bool(self._again) or (left > 0 and self._ended.issuperset(self._held))
 
     @property
     def is_done(self) -> bool:

@@ -54,8 +54,17 @@ class Rounds(Moments):
         claims.begin(self.progress.batch, self._next_meeting())
         self.learner.go_on()
         if self.learner.claims:
-            for batch in self.loader.read_shares(self.progress.epoch, claims.shares()):
-                self._compute(batch, claims)
+            more = True
+            while more:
+                for batch in self.loader.read_shares(self.progress.epoch, claims.shares()):
+                    self._compute(batch, claims)
+                more = claims.more()
+            self.learner.leave_off()
+        else:
+            for number in self.learner.serve():
+                self._come_to(number, claims)
+                if self.mesh.is_main and (self.stopped or self._requests.wants):
+                    claims.cut()
         stop = self._agree(claims)
         if stop > self.progress.batch:
             self._come_to(stop - 1, claims)

@@ -234,7 +234,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
         learner.mixed.scale.load(state["loss_scale"])
     axes = state.get("axes", {"data": checkpoint.ranks})
     own = checkpoint.own(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
-    if own is not None:
+    if own:  # it is empty of a rank that was lost when this was saved
         load_rng_state(own["rng"])
     else:
         seed_ranks(state["data"]["seed"] + progress.step, learner.mesh)

@@ -1,0 +1,153 @@
+"""A parameter server whose workers do not wait for one another: each pulls parameters, computes a share, and pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from paddle_dp.batch import Batch
+from paddle_dp.errors import LossError
+from paddle_dp.mesh import transport
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.parallel import gradients
+from paddle_dp.parallel.exchange.memory import bytes_of, moved_gradient
+from paddle_dp.parallel.given_optimizer import parameters_of
+from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.loss import Count, number, numbers
+from paddle_dp.parallel.server.desk import END, PULL, PUSH, SAID, Desk
+from paddle_dp.parallel.server.learner import ServedLearner
+
+
+@dataclass(kw_only=True)
+class AsynchronousServedLearner(ServedLearner):
+    """A worker computes the shares of global batches that it claims, each with parameters that it pulls just before,
+    and which may be `staleness` global batches old; a server serves whoever comes (`desk`).
+
+    A share's gradient is that of the mean over its samples, clipped by its own norm, times the part of the global batch
+    that it is. A worker may be lost: what it has not pushed another one computes.
+    """
+
+    staleness: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        deal, me = self.deal, self.mesh.rank
+        self._of_server = [
+            [place for place, owner in enumerate(deal.owners) if owner == server]
+            for server in range(self.mesh.axes.servers)
+        ]
+        self.desk: Desk | None = None
+        if not self.mesh.reads:
+            mine = self._of_server[me]
+            self.desk = Desk(
+                self.mesh, [deal.parameters[place] for place in mine], mine, self.staleness, self._update
+            )
+
+    @property
+    def asynchronous(self) -> bool:
+        return True
+
+    @property
+    def claims(self) -> bool:
+        return self.mesh.reads
+
+    def go_on(self) -> None:
+        if self.desk is not None:
+            self.desk.begin()
+        heartbeat.expendable = self.mesh.rank in self.mesh.expendable
+
+    def serve(self) -> Iterator[int]:
+        assert self.desk is not None, "a worker serves nobody"
+        return self.desk.serve()
+
+    def leave_off(self) -> None:
+        for server in range(self.mesh.axes.servers):
+            self._say(server, END)
+
+    def meet(self) -> None:
+        if self.desk is not None:
+            self.desk.finish()
+        self.share_updates()
+        Learner._after_update(self)
+
+    def _update(self) -> None:
+        """On a server, with gradients in its parameters."""
+        if parameters_of(self.optimizer):
+            self.optimizer.step()
+            self.optimizer.clear_grad(set_to_zero=False)
+
+    # What a worker does. Nothing here is collective.
+
+    def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+        heartbeat.enter("exchange")
+        self._pull(batch.index)
+        heartbeat.enter("forward")
+        batch = self.mixed.cast_batch(batch)
+        known = self.count_ahead(batch)
+        divisor = batch.samples if known is None else known or 1.0
+        seen, answered = self._forward_backward(batch, divisor, collect)
+        count = float(numbers([answered])[0]) if known is None else known
+        if not count >= 0:
+            raise LossError(f"the loss {self.loss.name} returned a count of {count:g}: it must be 0 or more.")
+        heartbeat.enter("update")
+        found = None
+        if count:
+            gradients.scale(self.trainable, divisor / count)
+            if collect:
+                names = list(seen[0])
+                here = gradients.global_norm(self.trainable)
+                *values, norm = numbers([*(row[name] for name in names for row in seen), here])
+                sums = np.array(values).reshape(len(names), len(seen)).sum(1).tolist()
+                found = {**dict(zip(names, sums, strict=True)), "gradient_norm": norm, "count": count}
+            for clip in self.clips:
+                norm = float(gradients.global_norm(clip.parameters).item())
+                gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
+        own = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
+        part = sum(micro_batch.samples for micro_batch in own) / batch.samples
+        gradients.scale(self.trainable, part)
+        self._push(batch.index, own[0].first, part, bool(count))
+        return found
+
+    def count_ahead(self, batch: Batch) -> float | None:
+        """Of this share alone."""
+        own = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
+        if self.loss.counted == "answers":
+            return None
+        counts: list[Count] = [
+            micro_batch.samples if self.loss.counted == "samples" else self._counted(micro_batch)
+            for micro_batch in own
+        ]
+        return float(sum(number(count) for count in counts))
+
+    def _exchanging(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @paddle.no_grad()
+    def _pull(self, batch: int) -> None:
+        """The newest parameters of each server, that lets this worker begin a share of a global batch."""
+        servers = range(self.mesh.axes.servers)
+        for server in servers:
+            self._say(server, PULL, batch)
+        for server in servers:
+            data, at = transport.endpoint().receive(CHANNELS["pulled"], server), 0
+            for place in self._of_server[server]:
+                there = bytes_of(self.deal.parameters[place])
+                there[:] = np.frombuffer(data, np.uint8, len(there), at)
+                at += len(there)
+
+    def _push(self, batch: int, first: int, part: float, learned: bool) -> None:
+        for server, places in enumerate(self._of_server):
+            there = [p for p in places if learned and self.deal.parameters[p].grad is not None]
+            parts = [bytes_of(moved_gradient(self.deal.parameters[place])).data for place in there]
+            header = SAID.pack(PUSH, batch, first, part, len(there)) + np.array(there, "<i8").tobytes()
+            transport.endpoint().send(CHANNELS["pushed"], server, memoryview(header), *parts)
+        for parameter in self.trainable:
+            parameter.clear_gradient(False)
+
+    def _say(self, server: int, what: int, batch: int = 0) -> None:
+        transport.endpoint().send(CHANNELS["pushed"], server, memoryview(SAID.pack(what, batch, 0, 0.0, 0)))

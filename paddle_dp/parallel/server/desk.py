@@ -1,0 +1,185 @@
+"""A server that serves workers as they come: bounded staleness, and updates from whosever shares."""
+
+from __future__ import annotations
+
+import queue
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.errors import LostPeerError
+from paddle_dp.mesh import Mesh, transport
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.mesh.transport import Patience
+from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtype_of, numbers_of
+
+PULL, PUSH, END = range(3)
+# What a worker says: one of these, the global batch, where its share begins in it, what part of it the share is, and of
+# how many of the server's parameters there is a gradient; their places follow, int64, and the gradients.
+SAID = struct.Struct("<qqqdq")
+WHOLE = 1 - 1e-6  # of a global batch: its shares add up to 1, but for rounding
+
+
+@dataclass
+class Clocks:
+    """At which global batch each worker computes, so that none runs away from the slowest that lives (Ho et al. 2013,
+    NIPS: stale synchronous parallel).
+
+    A worker that wants parameters for a share of global batch k gets them when no other computes with parameters that
+    it got for one before k − `staleness`. The slowest never waits, so that somebody always goes on.
+    """
+
+    staleness: int
+    _at: dict[int, int] = field(default_factory=dict, init=False)
+    _wants: dict[int, int] = field(default_factory=dict, init=False)
+    waits: int = field(default=0, init=False)  # how often a worker had to
+
+    def want(self, rank: int, batch: int) -> list[int]:
+        """A worker asks; returns whom to answer now."""
+        self._wants[rank] = batch
+        found = self._due()
+        self.waits += rank in self._wants
+        return found
+
+    def leave(self, rank: int) -> list[int]:
+        """A worker has computed its share, or is gone; returns whom to answer now."""
+        self._at.pop(rank, None)
+        return self._due()
+
+    def gone(self, rank: int) -> list[int]:
+        self._wants.pop(rank, None)
+        return self.leave(rank)
+
+    def _due(self) -> list[int]:
+        due = [
+            rank
+            for rank, batch in self._wants.items()
+            if batch - self._slowest(rank, batch) <= self.staleness
+        ]
+        for rank in due:
+            self._at[rank] = self._wants.pop(rank)
+        return due
+
+    def _slowest(self, rank: int, batch: int) -> int:
+        return min((at for other, at in self._at.items() if other != rank), default=batch)
+
+
+class Desk:
+    """A server's part of asynchronous training: `parameters` are its own, `places` their numbers in the model.
+
+    Gradients that come are added up, each by the part of a global batch that its share is, until they are a whole one,
+    whosever they are: then `update` is called with them in the parameters' gradients, and pulls get the new values. So
+    as many updates are made as global batches are learned from, whatever the number of workers (n-softsync with n = 1:
+    Zhang et al. 2016, arXiv:1511.05950).
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        parameters: Sequence[paddle.Tensor],
+        places: Sequence[int],
+        staleness: int,
+        update: Callable[[], None],
+    ):
+        self._mesh, self._parameters, self._update = mesh, parameters, update
+        self._at_place = dict(zip(places, range(len(places)), strict=True))
+        self._said: queue.SimpleQueue[tuple[int, bytearray | None]] = queue.SimpleQueue()
+        self.clocks = Clocks(staleness)
+        self._workers, self._gone = set(range(mesh.axes.servers, mesh.ranks)), set[int]()
+        self._left: set[int] = set()
+        self._sums: dict[int, Array] = {}
+        self._part = 0.0  # of a global batch
+        self._seen: set[tuple[int, int]] = set()  # shares, in this round
+        self._values: memoryview | None = None  # since the last update
+        self.updates, self.oldest = (
+            0,
+            0,
+        )  # made; and how many others were made at most while a gradient was computed
+        self._began: dict[int, int] = {}
+        transport.endpoint().answer(CHANNELS["pushed"], lambda rank, data: self._said.put((rank, data)))
+        transport.endpoint().when_gone("pushed", lambda rank: self._said.put((rank, None)))
+
+    def begin(self) -> None:
+        """A round begins, whose shares are new."""
+        self._left, self._seen, self._values = set(), set(), None
+
+    def serve(self) -> Iterator[int]:
+        """Serves the workers until all that are not gone have left off; yields the global batch of each share, before
+        it is learned from."""
+        while not self._workers <= self._left | self._gone:
+            rank, data = self._next()
+            if data is None:
+                self._gone.add(rank)
+                self._answer(self.clocks.gone(rank))
+                continue
+            kind, batch, first, part, count = SAID.unpack_from(data)
+            if kind == PULL:
+                self._answer(self.clocks.want(rank, batch))
+            elif kind == END:
+                self._left.add(rank)
+            else:
+                yield batch
+                heartbeat.enter("update")
+                if (batch, first) not in self._seen:  # of a rank that is gone another one computes it again
+                    self._seen.add((batch, first))
+                    self._add(rank, data, part, count)
+                self._answer(self.clocks.leave(rank))
+                heartbeat.enter("exchange")
+
+    def finish(self) -> None:
+        """Makes an update of what is left: shares that nobody has computed are missing."""
+        if self._part:
+            self._make_update()
+
+    def _next(self) -> tuple[int, bytearray | None]:
+        with heartbeat.waiting("gradients of the workers"):
+            try:
+                return self._said.get(timeout=Patience.seconds)
+            except queue.Empty:
+                late = sorted(self._workers - self._left - self._gone)
+                raise LostPeerError(
+                    f"rank {self._mesh.rank}, a server, has heard nothing for {Patience.seconds:g} s of the workers "
+                    f"that have not left off, ranks {', '.join(map(str, late))} (train.patience). See their logs."
+                ) from None
+
+    def _answer(self, ranks: Sequence[int]) -> None:
+        if not ranks:
+            return
+        if self._values is None:
+            self._values = np.concatenate([bytes_of(parameter) for parameter in self._parameters]).data
+        for rank in ranks:
+            self._began[rank] = self.updates
+            transport.endpoint().send(CHANNELS["pulled"], rank, self._values)
+
+    def _add(self, rank: int, data: bytearray, part: float, count: int) -> None:
+        self.oldest = max(self.oldest, self.updates - self._began.get(rank, self.updates))
+        at = SAID.size + 8 * count
+        for place in np.frombuffer(data, "<i8", count, SAID.size).tolist():
+            number = self._at_place[place]
+            parameter = self._parameters[number]
+            size = int(parameter.size) * int(parameter.element_size())
+            numbers = numbers_of(memoryview(data)[at : at + size], dtype_of(parameter))
+            at += size
+            if number in self._sums:
+                self._sums[number] += numbers
+            else:
+                self._sums[number] = numbers
+        self._part += part
+        if self._part >= WHOLE:
+            self._make_update()
+
+    @paddle.no_grad()
+    def _make_update(self) -> None:
+        for number, total in self._sums.items():
+            parameter = self._parameters[number]
+            gradient: Any = paddle.empty(parameter.shape, parameter.dtype)
+            bytes_of(gradient)[:] = bytes_from(total, dtype_of(parameter))
+            parameter._copy_gradient_from(gradient)
+        self._sums, self._part, self._values = {}, 0.0, None
+        self._update()
+        self.updates += 1
