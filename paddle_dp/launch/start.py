@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +97,12 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         sizes.plan, attempt = _opened(plan, recipe.folder)
         if plan.alone:
             return _alone(sizes.plan, attempt)
-        return attempts.run(sizes.next_said, attempt, inherited, sizes.resize, waiting)
+        with ExitStack() as own:
+            if waiting is None and recipe.strategy.config.may_lose_ranks and job.entry_point == "train":
+                waiting = own.enter_context(
+                    WaitingRanks()
+                )  # Paddle's launcher ends all ranks when one has died
+            return attempts.run(sizes.next_said, attempt, inherited, sizes.resize, waiting)
     finally:
         release(recipe.folder)
 

@@ -14,6 +14,7 @@ from paddle_dp.errors import StoppedError
 from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
+from paddle_dp.launch.lost import LostRanks
 from paddle_dp.launch.memory import KernelKills
 from paddle_dp.launch.processes import (
     is_stopped,
@@ -71,6 +72,7 @@ class Supervision:
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
         self._said_who_left = False
+        self.lost = LostRanks(self.watch, board, self.first_rank)
 
     def wait(self, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
@@ -92,6 +94,8 @@ class Supervision:
                 return 128 + signals.number
             outcome = self._outcome(signals)
             failed = isinstance(outcome, Failure)
+            if not failed:
+                self.lost.tell_all()
             patience = GRACE if self._has_stopped() else 0.0
             return outcome
         finally:
@@ -104,16 +108,23 @@ class Supervision:
         self.watch.look()
         self.kernel.look(time.monotonic())
         self._say_who_left(time.time())
-        done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks) and not self._left_early()
+        lost = self.lost.now()
+        self.lost.tell(self._failure_of)
+        done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks, lost) and not self._left_early()
         return (
             done
             or self.process.poll() is not None
-            or bool(self.watch.failed)
-            or bool(read_all(self.attempt))
+            or any(departure.rank not in lost for departure in self.watch.failed)
+            or bool(self.lost.written(self.attempt))
             or bool(self._left_early())
             or self.outside.must_end()
             or self._stands()
         )
+
+    def _failure_of(self, rank: int) -> Failure:
+        """How a rank that has ended did so."""
+        written = {failure.rank: failure for failure in read_all(self.attempt)}
+        return written.get(rank) or self._of(self.watch.departures[rank])
 
     def _say_who_left(self, now: float) -> None:
         """Says once which ranks of a script have ended well while others go on for long: a script of which that is no
@@ -207,8 +218,8 @@ class Supervision:
         ranks do not say when they are done."""
         if self.board is None:
             return []
-        gone = self.watch.departures.values()
-        return [d for d in gone if d.code in (0, None) and not self._is_done(d.rank)]
+        gone, lost = self.watch.departures.values(), self.lost.now()
+        return [d for d in gone if d.code in (0, None) and not self._is_done(d.rank) and d.rank not in lost]
 
     def _is_done(self, rank: int) -> bool:
         beat = None if self.board is None else self.board.read(rank - self.first_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -121,6 +121,7 @@ class Watch:
         """Ranks that are known to have ended with anything but 0."""
         return [departure for departure in self.departures.values() if departure.code]
 
-    def all_well(self, ranks: int) -> bool:
-        """Whether all `ranks` have started, and ended with 0."""
-        return len(self.departures) == ranks and all(d.code == 0 for d in self.departures.values())
+    def all_well(self, ranks: int, lost: Container[int] = ()) -> bool:
+        """Whether all `ranks` have started, and ended with 0, but for those that are `lost`."""
+        ended = self.departures.values()
+        return len(ended) == ranks and all(d.code == 0 or d.rank in lost for d in ended)

@@ -52,11 +52,12 @@ EVERY = 2  # steps from one line of metrics to the next
 
 @dataclass(frozen=True)
 class Layout:
-    """What the table calls it, its recipe, and its strategy; `{n}` is the number of nodes."""
+    """What the table calls it, its recipe, and its strategy; `{n}` is the number of nodes, of which it needs some."""
 
     name: str
     recipe: Path
     strategy: str
+    least_nodes: int = 2
 
     def words(self, nodes: int) -> list[str]:
         return [f"strategy={{{self.strategy.format(n=nodes)}}}"]
@@ -64,6 +65,8 @@ class Layout:
 
 LAYOUTS = [
     Layout("data_parallel", MLP, "use: data_parallel"),
+    Layout("1 server", MLP, "use: parameter_server, servers: 1"),
+    Layout("2 servers", MLP, "use: parameter_server, servers: 2", least_nodes=3),
     Layout("data {n}", MLP, "use: hybrid, data: {n}"),
     *(
         Layout(f"sharding {{n}}, stage {s}", MLP, f"use: hybrid, sharding: {{n}}, sharding_stage: {s}")
@@ -160,7 +163,7 @@ class Bench:
         if torch and wanted(DDP):
             yield from self.torch(torch)
         for layout in LAYOUTS:
-            if wanted(layout.name.format(n=nodes)):
+            if nodes >= layout.least_nodes and wanted(layout.name.format(n=nodes)):
                 try:
                     yield from self.layout(layout)
                 except (RuntimeError, TimeoutError, PaddleDPError) as error:  # the others are worth knowing

@@ -1,0 +1,81 @@
+"""Ranks that a training goes on without: they say so in their heartbeats, and one that dies then ends no job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from paddle_dp.launch.failures import Failure, read_all
+from paddle_dp.launch.watch import Departure, Watch
+from paddle_dp.mesh.heartbeat import Beat, Board
+
+
+class LostRanks:
+    """Which of a node's ranks have ended without that the job has to: as long as one like them goes on, or is done."""
+
+    def __init__(self, watch: Watch, board: Board | None, first_rank: int):
+        self._watch, self._board, self._first = watch, board, first_rank
+        self._told: dict[int, str] = {}
+
+    def now(self) -> set[int]:
+        """Of those that have ended so far."""
+        departures = self._watch.departures
+        gone = {rank for rank, departure in departures.items() if self._is_lost(departure)}
+        others = [
+            rank
+            for rank in self._watch.pids
+            if rank not in gone and (rank not in departures or self._is_done(rank))
+        ]
+        return gone if any(self._is_expendable(rank) for rank in others) else set()
+
+    def tell(self, failure_of: Callable[[int], Failure]) -> None:
+        """Says of each lost rank, once, how it ended."""
+        for rank in sorted(self.now() - self._told.keys()):
+            failure = failure_of(rank)
+            self._told[rank] = failure.who
+            print(
+                f"{failure.who} is lost: {failure.in_short}. The others go on without it, and compute what it had not "
+                "sent.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def tell_all(self) -> None:
+        """At the end of a job that was done: which ranks were lost on the way."""
+        if self._told:
+            print(
+                f"done without {', '.join(self._told.values())}, lost on the way", file=sys.stderr, flush=True
+            )
+
+    def written(self, attempt: Path) -> list[Failure]:
+        """The failures that ranks have written, without those of lost ranks."""
+        lost = self.now()
+        return [failure for failure in read_all(attempt) if not self._is_ending(failure.rank, lost)]
+
+    def _is_ending(self, rank: int, lost: set[int]) -> bool:
+        """Whether a rank that has written its failure is lost, or will be as soon as its process has ended."""
+        if rank in lost:
+            return True
+        living = [
+            other for other in self._watch.pids if other not in self._watch.departures and other != rank
+        ]
+        return (
+            rank not in self._watch.departures
+            and self._is_expendable(rank)
+            and any(self._is_expendable(other) for other in living)
+        )
+
+    def _is_lost(self, departure: Departure) -> bool:
+        return self._is_expendable(departure.rank) and not (
+            departure.code in (0, None) and self._is_done(departure.rank)
+        )
+
+    def _is_expendable(self, rank: int) -> bool:
+        return (beat := self._beat(rank)) is not None and beat.expendable
+
+    def _is_done(self, rank: int) -> bool:
+        return (beat := self._beat(rank)) is not None and beat.phase == "done"
+
+    def _beat(self, rank: int) -> Beat | None:
+        return None if self._board is None else self._board.read(rank - self._first)
