@@ -103,3 +103,11 @@ def test_means_are_over_what_counts_and_told_once():
     assert ledger.reported(1)["loss"] == 1.5
     assert ledger.reported(1) == {}
     assert ledger.reported(2)["acc1"] == 0.5
+
+
+def test_who_was_told_that_there_is_nothing_left_hears_of_what_a_dead_rank_leaves():
+    ledger = Ledger(0, 1, 2)
+    ledger.claim(0), ledger.claim(1)
+    assert ledger.claim(2) is None and not ledger.has_more
+    ledger.gone(1)
+    assert ledger.has_more and ledger.claim(2) == (0, 1) and not ledger.has_more
