@@ -198,9 +198,10 @@ class Supervision:
         """The first cause, from the failures that ranks have written and from how they ended."""
         if (status := self.process.poll()) is not None and status < 0:
             return self._of_launcher(-status)
-        failures = read_all(self.attempt)
+        lost = self.lost.now()
+        failures = [failure for failure in read_all(self.attempt) if failure.rank not in lost]
         wrote = {failure.rank for failure in failures}
-        ended = [*self.watch.failed, *self._left_early()]
+        ended = [*(d for d in self.watch.failed if d.rank not in lost), *self._left_early()]
         failures += [self._of(departure) for departure in ended if departure.rank not in wrote]
         cause = first(failures)
         if cause is not None and cause.consequence and self.board is None:

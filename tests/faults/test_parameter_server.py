@@ -47,7 +47,7 @@ def test_a_worker_that_dies_is_left_behind_where_none_waits(start: Any, found: A
     name = f"worker {rank - 1} (rank {rank})"
     how = "ValueError: the culprit's own words" if "raise" in fault else "ended by SIGKILL in"
     named = f"{name} is lost: {how}" in complained and f"done without {name}" in complained
-    found(f"{name}, async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0], job=job)
+    found(f"{name}, async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0])
     assert status == 0 and named and not job.left(), complained + said
     assert (job.out / "checkpoints" / "step-00000016").is_dir()
 
@@ -65,5 +65,5 @@ def test_without_a_server_or_any_worker_the_job_ends(start: Any, found: Any, fau
     if "all" in fault:
         words = r"the culprit's own words\nworker \d \(rank \d\) of 4 \S+ \S+ failed first"
     named = re.search(words, complained) is not None
-    found(f"async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0], job=job)
+    found(f"async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0])
     assert status != 0 and named and not job.left(), complained

@@ -45,7 +45,11 @@ class AsynchronousServedLearner(ServedLearner):
         if not self.mesh.reads:
             mine = self._of_server[me]
             self.desk = Desk(
-                self.mesh, [deal.parameters[place] for place in mine], mine, self.staleness, self._update
+                self.mesh,
+                [deal.parameters[place] for place in mine],
+                mine,
+                self.staleness,
+                self._update,
             )
 
     @property
@@ -76,6 +80,9 @@ class AsynchronousServedLearner(ServedLearner):
         Learner._after_update(self)
 
     def _update(self) -> None:
+        self._step()
+
+    def _step(self) -> None:
         """On a server, with gradients in its parameters."""
         if parameters_of(self.optimizer):
             self.optimizer.step()
