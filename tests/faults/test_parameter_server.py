@@ -35,7 +35,7 @@ def test_a_worker_or_a_server_that_fails_is_named(start: Any, found: Any, fault:
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", ["forward 2 6 kill", "backward 3 6 raise", "callback-epoch 1 6 kill"])
+@pytest.mark.parametrize("fault", ["forward 2 6 kill", "forward 3 6 raise", "callback-epoch 1 6 kill"])
 def test_a_worker_that_dies_is_left_behind_where_none_waits(start: Any, found: Any, fault: str) -> None:
     """It dies within a round, or where the ranks meet: the others learn from, and evaluate, what was its."""
     overrides = ["strategy={use: parameter_server, mode: async}"]
