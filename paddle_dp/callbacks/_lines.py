@@ -110,11 +110,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def sent(size: float) -> str:
-    """What a rank has sent: «25.2 MB», of a million bytes, as links are measured."""
-    return f"each rank sent {size / 1e6:.3g} MB a step to the others"
-
-
 def left_out(count: int, steps: int) -> str:
     """Of how many updates nothing was learned."""
     return f"{count} of {steps} update{'s' * (steps != 1)} {'was' if count == 1 else 'were'} left out by the guard"
@@ -127,8 +122,10 @@ def summary(
     found: Evaluation | None,
     saved: Path | None,
     differences: Sequence[str] = (),
+    sent: float | None = None,
 ) -> Iterable[str]:
-    """The last lines: results, and commands for what to do next. `differences`: from one process's result."""
+    """The last lines: results, and commands for what to do next. `differences`: from one process's result; `sent`: the
+    bytes that a rank has sent in a step, shown in MB of a million, as links are measured."""
     if found is not None:  # its numbers are on the screen already
         yield f"  {found.counted}"
     if run.mesh.ranks > 1 and steps:  # the ranks' weights are equal, or the training would have failed
@@ -143,7 +140,8 @@ def summary(
         else:
             same = "same global batches and gradients, shared weights bit-equal"
             yield f"  as on one process, to the rounding of {_precision(run)}: {same}"
-    yield f"{steps} step{'s' * (steps != 1)} in {duration(seconds)}. The run is in {run.folder}"
+    each = "" if sent is None else f", {sent / 1e6:.3g} MB a step sent by each rank"
+    yield f"{steps} step{'s' * (steps != 1)} in {duration(seconds)}{each}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"

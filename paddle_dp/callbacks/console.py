@@ -114,10 +114,10 @@ class Console(Callback):
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
         if self._left_out:
             self._say(_lines.left_out(len(self._left_out), steps))
-        if self._sent is not None:
-            self._say(_lines.sent(self._sent))
         differences = moment.trainer.differences
-        for line in _lines.summary(self.run, steps, seconds, self._found, self._saved, differences):
+        for line in _lines.summary(
+            self.run, steps, seconds, self._found, self._saved, differences, self._sent
+        ):
             self._say(line)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
