@@ -115,9 +115,8 @@ class Console(Callback):
         if self._left_out:
             self._say(_lines.left_out(len(self._left_out), steps))
         differences = moment.trainer.differences
-        for line in _lines.summary(
-            self.run, steps, seconds, self._found, self._saved, differences, self._sent
-        ):
+        took = _lines.Took(steps, seconds, self._sent)
+        for line in _lines.summary(self.run, took, self._found, self._saved, differences):
             self._say(line)
 
     def failed(self, moment: Moment, error: BaseException) -> None:

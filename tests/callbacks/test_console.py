@@ -47,12 +47,17 @@ def test_the_last_step_of_an_epoch_is_still_in_it() -> None:
 
 def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None:
     spaced = dataclasses.replace(run, folder=Path("runs/my run"), recipe=recipe_with("data_parallel"))
-    assert list(_lines.summary(spaced, 1, 1.0, Evaluation(numbers={}, samples=1), None)) == [
+    assert list(_lines.summary(spaced, _lines.Took(1, 1.0), Evaluation(numbers={}, samples=1), None)) == [
         "  the only held-out sample counted once",
         "1 step in 1.0 s. The run is in runs/my run",
         "  dashboard    paddle-dp dashboard runs",
         "  the proof    paddle-dp verify 'runs/my run/recipe.yaml' --ranks 2",
     ]
+
+
+def test_what_a_rank_sends_stands_beside_the_seconds() -> None:
+    assert str(_lines.Took(1, 1.0)) == "1 step in 1.0 s"
+    assert str(_lines.Took(460, 6.4, 340_000.0)) == "460 steps in 6.4 s, 0.34 MB a step sent by each rank"
 
 
 def recipe_with(strategy: str) -> Recipe:
@@ -73,7 +78,7 @@ def test_the_proof_that_is_shown_is_one_that_the_strategy_takes(
     run: Run, ranks: int, strategy: str, words: str
 ) -> None:
     several = dataclasses.replace(run, mesh=Mesh(ranks=ranks), recipe=recipe_with(strategy))
-    last = list(_lines.summary(several, 1, 1.0, None, None))[-1]
+    last = list(_lines.summary(several, _lines.Took(1, 1.0), None, None))[-1]
     assert last == f"  the proof    paddle-dp verify {run.folder}/recipe.yaml {words}"
 
 
@@ -105,7 +110,9 @@ def test_what_could_not_be_tried_is_not_called_a_difference(run: Run) -> None:
         ([doubt], "nothing is known to differ from one process, but:"),
         ([doubt, known], "they are not those of one process:"),
     ):
-        lines = list(_lines.summary(dataclasses.replace(run, mesh=mesh), 1, 1.0, None, None, differences))
+        lines = list(
+            _lines.summary(dataclasses.replace(run, mesh=mesh), _lines.Took(1, 1.0), None, None, differences)
+        )
         assert lines[0] == f"  weights that ranks share are equal bit by bit; {said}"
         assert lines[1] == f"  - {doubt}"
 
@@ -187,15 +194,15 @@ def tell(console: Callback, at: Callable[..., Moment], found: Callable[..., Eval
 
 
 def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run) -> None:
-    lines = "\n".join(_lines.summary(run, 4, 1.0, None, None))
+    lines = "\n".join(_lines.summary(run, _lines.Took(4, 1.0), None, None))
     assert "verify" not in lines and "held-out" not in lines and "checkpoint" not in lines
 
 
 def test_as_on_one_process_is_said_only_when_it_is_so(run: Run) -> None:
     run = dataclasses.replace(run, mesh=Mesh(ranks=2))
-    assert "as on one process" in "\n".join(_lines.summary(run, 4, 1.0, None, None))
+    assert "as on one process" in "\n".join(_lines.summary(run, _lines.Took(4, 1.0), None, None))
     local = "53 BatchNorm layers normalize over one rank's samples"
-    lines = list(_lines.summary(run, 4, 1.0, None, None, [local]))
+    lines = list(_lines.summary(run, _lines.Took(4, 1.0), None, None, [local]))
     assert not any("as on one process" in line for line in lines)
     assert lines[:2] == [
         "  weights that ranks share are equal bit by bit; they are not those of one process:",
