@@ -20,6 +20,7 @@ from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.again import RESULT, judged
 from paddle_dp.proof.compare import K
 from paddle_dp.proof.sides import run_alone
+from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
 from paddle_dp.train import certificate as certificates
 from paddle_dp.train.certificate import Content
@@ -224,12 +225,16 @@ def train_again(interval: Interval, content: Content, run: Path, which: str = ""
             f"nothing is known of steps {interval.start + 1} to {interval.to}: metrics.jsonl has no loss of them, and "
             "no checkpoint was saved after them."
         )
-    print(f"training steps {interval.start + 1} to {interval.to} again on one process{which} …", flush=True)
     # Beside the run: a recipe finds the models of a folder above it.
     recipe = run / f".again-{os.getpid()}.yaml"
     with scratch_folder("paddle-dp-certificate-") as scratch:
         try:
             recipe.write_text(yaml_text(interval.recipe), "utf-8")
+            asked = read_recipe(recipe)
+            if why := asked.strategy.config.not_promised(asked):
+                raise UsageError(f"nothing was trained again: {why}")
+            steps = f"steps {interval.start + 1} to {interval.to}"
+            print(f"training {steps} again on one process{which} …", flush=True)
             guard = interval.recipe.get("guard") or {}
             # It needs a checkpoint to go back to; what it would leave out then, a skip leaves out, too.
             skip = ("guard.non_finite=skip",) if guard.get("non_finite") == "rewind" else ()
@@ -239,15 +244,13 @@ def train_again(interval: Interval, content: Content, run: Path, which: str = ""
             )  # fmt: skip
             (scratch / "run").mkdir()
             if status := run_alone(job, attempt["variables"] if attempt["ranks"] == 1 else None):
-                raise UsageError(
-                    f"steps {interval.start + 1} to {interval.to} were not trained again: {status}"
-                )
+                raise UsageError(f"{steps} were not trained again: {status}")
             result = json.loads((scratch / RESULT).read_text())
         finally:
             recipe.unlink(missing_ok=True)
     same, lines = verdict(result, exact=attempt["ranks"] == 1 and attempt["host"] == socket.gethostname())
     print(
-        f"steps {interval.start + 1} to {interval.to}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
+        f"{steps}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
         f"again on one process: {'the same' if same else 'DIFFERENT'}"
     )
     print("\n".join(f"  {line}" for line in lines), flush=True)

@@ -113,7 +113,14 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     }  # fmt: skip
     data = {"train": {"samples": 9, "digest": digest}}
     content = {"name": "digits", "steps": 2700, "data": data, "attempts": [attempt], "replay": ""}
-    parts = [Interval(start=a, to=b, begin=None, end=None, recipe={}) for a, b in ((0, 2600), (2600, 2700))]
+    recipe = {
+        "name": "digits", "model": {"use": "mlp", "inputs": 64, "classes": 10}, "dataset": {"use": "digits"},
+        "loss": {"use": "cross_entropy"}, "optimizer": {"use": "sgd"},
+        "schedule": {"use": "constant", "learning_rate": 0.1}, "train": {"length": "2700 steps", "batch": 9},
+    }  # fmt: skip
+    parts = [
+        Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2600), (2600, 2700))
+    ]
 
     def stops(job: Job, variables: object) -> int:
         screens.append(capsys.readouterr().out)
@@ -132,6 +139,9 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     told = screens[0] + screens[1] + capsys.readouterr().out
     assert "step 2600: weights 84a6b8abecab, optimizer 84a6b8abecab\n" in told and digest not in told
     assert "the weights are bit-equal: 84a6b8abecab\n" in told and max(map(len, told.splitlines()[1:])) <= 80
+    recipe["strategy"] = {"use": "local_sgd", "every": "8 steps"}
+    with pytest.raises(UsageError, match="nothing was trained again: strategy local_sgd does not promise"):
+        certificate(tmp_path, replay=3, steps=2000)
 
 
 def test_each_attempt_begins_with_the_weights_that_were_there(tmp_path):
