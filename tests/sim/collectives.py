@@ -192,3 +192,11 @@ def unwaited(size: int, bandwidth: float) -> dict[str, Any]:
         "late": late,
         "whole": time.perf_counter() - begun,
     }
+
+
+def timed(path: str) -> None:
+    """In a rank: one all-reduce of 1000 numbers, with SIM_TIMELINE."""
+    os.environ["SIM_TIMELINE"] = path
+    joined()
+    dist.all_reduce(paddle.ones([1000]))
+    paddle.device.synchronize()

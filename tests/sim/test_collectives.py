@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.ranks import run_ranks
-from tests.sim.collectives import unwaited, wrong
+from tests.sim.collectives import timed, unwaited, wrong
 
 
 def test_what_is_not_waited_for_is_not_there() -> None:
@@ -20,3 +22,13 @@ def test_what_is_not_waited_for_is_not_there() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_collective_gives_what_it_must(ranks: int) -> None:
     assert run_ranks(wrong, ranks) == [[]] * ranks
+
+
+def test_each_collective_is_a_line_of_the_timeline(tmp_path: Path) -> None:
+    run_ranks(timed, 2, str(tmp_path / "timeline"))
+    for rank in range(2):
+        began, ended, sent, received, _, what = (
+            (tmp_path / f"timeline.{rank}").read_text().split("\n")[0].split()
+        )
+        assert float(began) < float(ended)
+        assert (sent, received, what) == ("4000", "4000", "all_reduce")  # half of it scattered, half gathered
