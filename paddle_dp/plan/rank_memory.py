@@ -42,7 +42,8 @@ class Layout:
     `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
     ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
     split the tokens between cut layers (`sequence_parallel`); what is recomputed. `averaged_every`: in how many steps
-    weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too.
+    weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too;
+    `copies` of the weights are kept besides.
     `widths`, the bytes per element, follow from optimizer and precision.
     """
 
@@ -56,6 +57,7 @@ class Layout:
     recompute: Recompute = field(default_factory=Recompute)
     averaged_every: int = 0
     averaged_states: bool = False
+    copies: int = 0
     widths: Widths = field(default_factory=Widths)
     accelerator: bool = False
 

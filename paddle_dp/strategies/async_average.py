@@ -33,7 +33,8 @@ class Config(StrategyConfig):
             raise ValueError(f"every: '{self.every}' is not a number of steps")
 
     def layout(self, ranks: int) -> Layout:
-        return replace(super().layout(ranks), averaged_every=int(self.every.count))
+        # Where the round began, and what is under way to the center.
+        return replace(super().layout(ranks), averaged_every=int(self.every.count), copies=2)
 
     def not_promised(self, recipe: Recipe) -> str:
         return (

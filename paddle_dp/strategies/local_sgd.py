@@ -64,7 +64,9 @@ class Config(StrategyConfig):
 
     def layout(self, ranks: int) -> Layout:
         states = self.optimizer_states == "averaged"
-        return replace(super().layout(ranks), averaged_every=int(self.every.count), averaged_states=states)
+        copies = 1 + (self.outer is not None)  # where the period began, and the velocity
+        every = int(self.every.count)
+        return replace(super().layout(ranks), averaged_every=every, averaged_states=states, copies=copies)
 
     def not_promised(self, recipe: Recipe) -> str:
         linear = {"sgd"} | ({"momentum"} if self.optimizer_states == "averaged" else set())

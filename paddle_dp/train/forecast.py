@@ -110,6 +110,8 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
         "gradients": memory.state.gradients,
         "optimizer": memory.state.optimizer,
     }
+    if layout.copies:
+        sizes["copies of the weights"] = layout.copies * memory.state.parameters
     if memory.lent:
         and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
         sizes[f"weights of other owners{and_more} at work or under way"] = memory.lent

@@ -12,6 +12,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.proof import Comparison, compare_sides, verify
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._alone import place_alone
+from paddle_dp.train.forecast import forecast
 from paddle_dp.units import Recompute
 from tests.jobs import comparisons_in_forks
 from tests.parity import weights
@@ -202,3 +203,15 @@ def test_the_recipes_of_the_family_are_read():
     for name in ("digits_local_sgd", "digits_diloco", "digits_async_average"):
         asked = read_recipe(ROOT / "configs" / f"{name}.yaml")
         asked.strategy.refuse(asked, 2, "cpu")
+
+
+def test_check_counts_the_copies_and_the_bytes(recipe):
+    """1210 weights on four ranks; one copy of where a period began, another one for the velocity."""
+    said = {
+        words: "\n".join(forecast(read_recipe(recipe, [words]), 4))
+        for words in (local("every: 8 steps"), local("every: 8 steps", "outer: {use: momentum}"), DATA)
+    }
+    plain, diloco, data = said.values()
+    assert "copies" not in data and "a step sends 7.26 kB: data 7.26 kB of gradients" in data
+    assert "copies of the weights 4.84 kB" in plain and "copies of the weights 9.68 kB" in diloco
+    assert "a step sends 908 bytes: data 908 bytes of parameters" in plain
