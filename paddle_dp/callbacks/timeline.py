@@ -1,4 +1,4 @@
-"""Records when each stage of a pipeline computes: a picture of one batch, and the stages' idle time."""
+"""Records when each rank does what: a picture of one batch; of a pipeline its stages, else compute and exchange."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline
 from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks._timeline_picture import draw
 from paddle_dp.errors import UsageError
@@ -28,15 +29,17 @@ class Config:
     """Steps of the window."""
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError without pipeline stages. Called before any process starts."""
-        if recipe.strategy.config.layout(ranks).degrees.pipeline == 1:
+        """Raises UsageError for one rank. Called before any process starts."""
+        if ranks == 1:
             raise UsageError(
-                "callback timeline shows the stages of a pipeline, and there are none: set strategy to {use: hybrid, "
-                "pipeline: 2}, or leave the callback out."
+                "callback timeline shows what ranks exchange, and the stages of a pipeline, and there is one rank: "
+                "give --ranks 2, or leave the callback out."
             )
 
     def build(self, run: Run) -> Callback:
-        return Timeline(run, self)
+        if run.mesh.axes.pipeline > 1:
+            return Timeline(run, self)
+        return ExchangeTimeline(run, self.start, self.steps)
 
 
 class Timeline(Callback):

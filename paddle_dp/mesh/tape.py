@@ -59,6 +59,9 @@ class Tape:
         if size >= LARGE and len(self.transfers) < MANY:
             self.transfers.append((start, time.monotonic()))
 
+    def hand_over(self, what: str, start: float) -> None:
+        """This rank has just given a gradient, or a bucket of them, to be exchanged, and began that at `start`."""
+
     def as_json(self) -> dict[str, Any]:
         """For the ranks that compare theirs: lists and numbers."""
         return {
@@ -68,3 +71,23 @@ class Tape:
             "sends": self.sends,
             "transfers": self.transfers,
         }
+
+
+class Film(Tape):
+    """A tape that also keeps when each piece of work was, for a picture: `spans`, [phase, start, stop], without waits;
+    `given`, [what, start, stop] of gradients and buckets that were handed over."""
+
+    def __init__(self, settle: Callable[[], None] | None = None):
+        super().__init__(settle)
+        self.spans: list[tuple[str, float, float]] = []
+        self.given: list[tuple[str, float, float]] = []
+
+    def add(self, phase: str, what: str, seconds: float) -> None:
+        super().add(phase, what, seconds)
+        now = time.monotonic()
+        if len(self.spans) < MANY:
+            self.spans.append((phase, now - seconds, now))
+
+    def hand_over(self, what: str, start: float) -> None:
+        if len(self.given) < MANY:
+            self.given.append((what, start, time.monotonic()))

@@ -1,4 +1,4 @@
-"""The timeline: a window of batches, what is written of it, and that it is refused where there are no stages."""
+"""The timeline: a window of batches, what is written of it, and that it is refused for one rank."""
 
 from __future__ import annotations
 
@@ -105,11 +105,13 @@ def test_the_picture_has_a_lane_for_each_stage() -> None:
     assert heights[1] > 1.4 * heights[0]
 
 
-def test_without_stages_it_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+def test_for_one_rank_it_is_refused_before_a_process_starts(tmp_path: Path) -> None:
     path = tmp_path / "flat.yaml"
     path.write_text(
         RECIPE.replace("{use: hybrid, pipeline: 2, pipeline_schedule: interleaved}", "{use: single}")
     )
     recipe = read_recipe(path)
-    with pytest.raises(UsageError, match="shows the stages of a pipeline, and there are none"):
+    with pytest.raises(
+        UsageError, match="shows what ranks exchange, and the stages of a pipeline, and there is one rank"
+    ):
         recipe.callbacks[0].config.refuse(recipe, 1)

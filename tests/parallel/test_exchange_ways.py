@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import read_part
 from paddle_dp.proof.verify import verify
 from paddle_dp.recipe import read_recipe
-from tests.parity import assert_same, train, train_each, truth, weights
+from tests.parity import ADAMW, RECIPE, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
 DIGITS = Path(__file__).parents[2] / "configs/digits_mlp.yaml"
@@ -54,6 +56,47 @@ def test_two_compressed_runs_have_the_same_bits_on_all_ranks_and_go_on_from_a_ch
     assert first[0]["rows"][4:] == parts[0]["rows"]
     ours, theirs = (weights(found[0]["saved"]) for found in (first, parts))
     assert set(ours) == set(theirs) and any("/error/" in name for name in ours)
+    assert not [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+
+
+def train_or_die(folder: str, strategy: str, killed_after: int = 0, resume: bool = False) -> None:
+    """In a rank: trains 10 steps, saving every 3; or kills itself after a step."""
+    from paddle_dp.mesh import join
+    from paddle_dp.train import Callback
+    from paddle_dp.train.build import build
+
+    class Kill(Callback):
+        def step(self, moment):
+            if moment.progress.step == killed_after and moment.trainer.mesh.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    mesh = join(seed=3)
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    recipe = RECIPE.format(strategy=strategy, model="gpt", optimizer=ADAMW, dropout="exact")
+    path.write_text(recipe.replace("callbacks: []", "callbacks: [{use: checkpoint, every: 3 steps}]"))
+    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh, "newest" if resume else None)
+    trainer.add(Kill())
+    trainer.fit()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "way", ["exchange: after", "exchange: per_parameter", *(f"compress: {c}" for c in COMPRESSED)]
+)
+def test_after_kill_9_it_goes_on_bit_for_bit(way, tmp_path):
+    from paddle_dp.checkpoint import newest
+
+    strategy, ends = f"{{use: data_parallel, {way}}}", []
+    for name, killed_after in (("whole", 0), ("broken", 8)):
+        (folder := tmp_path / name).mkdir()
+        if killed_after:
+            with pytest.raises(AssertionError):
+                run_ranks(train_or_die, 2, str(folder), strategy, killed_after)
+            assert newest(folder / "checkpoints").name == "step-00000006"
+        run_ranks(train_or_die, 2, str(folder), strategy, resume=bool(killed_after))
+        ends.append(weights(str(newest(folder / "checkpoints"))))
+    ours, theirs = ends
+    assert set(ours) == set(theirs)
     assert not [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
 
 

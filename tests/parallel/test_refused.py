@@ -150,7 +150,11 @@ PARTS = [
         "ReduceOnPlateau",
     ),
     (CHAIN_OF_4, [DATA, "loss=null"], "has no method loss"),
-    (CHAIN_OF_4, [DATA, "callbacks=[{use: timeline}]"], "callback timeline shows the stages of a pipeline"),
+    (
+        CHAIN_OF_4,
+        ["strategy.use=single", "callbacks=[{use: timeline}]"],
+        "callback timeline shows what ranks exchange",
+    ),
 ]
 
 

@@ -111,7 +111,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"strategy": {"use": "hybrid", "pipeline": 2}, "model": nn.Linear(6, 4)}, "ordered `blocks`"),
     ({"strategy": "single"}, "strategy single runs on one rank"),
-    ({"callbacks": [*CALLBACKS, "timeline"]}, "callback timeline shows the stages of a pipeline"),
     ({"train": Points(0)}, "dataset: the train split is empty: its len() is 0."),
     (
         {"test": Points(0)},

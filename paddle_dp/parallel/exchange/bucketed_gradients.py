@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, fill
@@ -168,7 +170,7 @@ class BucketedGradients:
         while self._next < len(self._buckets) and self._final.issuperset(self._buckets[self._next].places):
             bucket, flat = self._buckets[self._next], self._flat.pop(self._next)
             self._next += 1
-            owner = bucket.kind[0]  # type: ignore[index]
+            owner, began = bucket.kind[0], time.monotonic()  # type: ignore[index]
             task: Any
             if self._errors is not None:
                 task = NarrowSum(flat, str(self._wire), self._group)
@@ -177,6 +179,8 @@ class BucketedGradients:
             else:
                 task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
             self._count(flat)
+            if heartbeat.tape is not None:
+                heartbeat.tape.hand_over(f"bucket {self._next} of {len(self._buckets)}", began)
             self._travelling.append((bucket, flat, task))
             if self.each_micro_batch:
                 self._settle(self._may_travel)

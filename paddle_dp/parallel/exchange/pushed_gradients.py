@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import paddle
 
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.push import Push
@@ -75,4 +77,7 @@ class PushedGradients:
 
     def _send(self, place: int, final: bool) -> None:
         self._sent.add(place)
+        began = time.monotonic()
         self._reduce.send(place, final and not self.each_micro_batch)
+        if heartbeat.tape is not None:
+            heartbeat.tape.hand_over(f"gradient {place}", began)

@@ -1,0 +1,98 @@
+"""The timeline of ranks without stages: what a film keeps, the picture, the trace; and on two ranks, all of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.callbacks._exchange_picture import Row, draw, trace
+from paddle_dp.launch.worker import work
+from paddle_dp.mesh.heartbeat import Heartbeat
+from paddle_dp.mesh.tape import Film
+from tests.ranks import run_ranks
+
+ROWS = [
+    Row(0, "work", "forward", 0.0, 0.01),
+    Row(0, "work", "backward", 0.01, 0.03),
+    Row(0, "given", "gradient 1", 0.02, 0.021),
+    Row(0, "wait", "exchange", 0.03, 0.04),
+    Row(1, "work", "backward", 0.0, 0.04),
+    Row(1, "link", "", 0.02, 0.03),
+]
+
+
+def test_a_film_keeps_what_was_when_and_what_was_handed_over() -> None:
+    beat, film = Heartbeat(), Film()
+    beat.begin_tape(film)
+    beat.enter("backward")
+    began = time.monotonic()
+    film.hand_over("gradient 3", began)
+    with beat.waiting("others", ("all 0", 1, False)):
+        time.sleep(0.01)
+    beat.enter("update")
+    beat.end_tape()
+    phases = [phase for phase, start, stop in film.spans if stop > start]
+    assert phases == ["start", "backward", "backward", "update"]
+    assert all(
+        a[2] <= b[1] + 1e-3 for a, b in zip(film.spans, film.spans[1:], strict=False)
+    )  # without the wait
+    assert [(what, start) for what, start, _ in film.given] == [("gradient 3", began)]
+    assert film.waits[0][4] - film.waits[0][3] >= 0.01
+
+
+def test_a_trace_has_a_process_for_each_rank_and_a_lane_for_each_kind() -> None:
+    events = trace(ROWS)["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
+    slices = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert slices[1:4] == [
+        (0, 1, "backward", 10000.0, 20000.0),
+        (0, 2, "gradient 1", 20000.0, 1000.0),
+        (0, 1, "waits for others", 30000.0, 10000.0),
+    ]
+    assert slices[-1] == (1, 3, "message", 20000.0, 10000.0)
+
+
+def test_the_picture_grows_with_the_ranks() -> None:
+    from PIL import Image
+
+    one, two = (Image.open(io.BytesIO(draw(rows, "mlp, step 3"))) for rows in (ROWS[:4], ROWS))
+    assert two.height > 1.3 * one.height and two.width == one.width
+    colours = {
+        two.convert("RGB").getpixel((x, y))
+        for x in range(300, two.width, 40)
+        for y in range(0, two.height, 8)
+    }
+    assert {(0xE0, 0x8A, 0x3C), (0x9C, 0xC5, 0xEB)} <= colours  # backward, forward
+
+
+def record(path: str, overrides: list[str]) -> None:
+    """What a rank of `paddle-dp train` does."""
+    work("train", Path(path), overrides, {})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("exchange", "given"), [("auto", "gradient"), ("per_parameter", "bucket")])
+def test_of_two_ranks_backward_and_what_they_hand_over_are_seen(
+    exchange: str, given: str, tmp_path: Path
+) -> None:
+    words = [
+        f"output_dir={tmp_path}",
+        "train.length=24 steps",
+        f"strategy={{use: data_parallel, exchange: {exchange}}}",
+    ]
+    words += ["callbacks=[{use: timeline, start: 16, steps: 3}]"]
+    run_ranks(record, 2, "configs/digits_mlp.yaml", words)
+    events = [
+        e for e in json.loads((tmp_path / "timeline.json").read_text())["traceEvents"] if e["ph"] == "X"
+    ]
+    for rank in (0, 1):
+        backward = [e for e in events if (e["pid"], e["name"]) == (rank, "backward")]
+        handed = [e for e in events if e["pid"] == rank and e["name"].startswith(given)]
+        assert backward and len(handed) >= 4  # weights and biases of its layers
+        first, last = backward[0]["ts"], max(e["ts"] + e["dur"] for e in backward)
+        assert all(first <= e["ts"] <= last for e in handed)
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
