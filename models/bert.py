@@ -68,6 +68,22 @@ class BERT(Chain):
 
     # What the first published weights call them.
     hugging_face_versions: ClassVar[dict[str, str]] = {"*.gamma": "*.weight", "*.beta": "*.bias"}
+    paddle_nlp: ClassVar[dict[str, str]] = {
+        "bert.embeddings.LayerNorm.*": "bert.embeddings.layer_norm.*",
+        "bert.encoder.layer.*.attention.self.query.*": "bert.encoder.layers.*.self_attn.q_proj.*",
+        "bert.encoder.layer.*.attention.self.key.*": "bert.encoder.layers.*.self_attn.k_proj.*",
+        "bert.encoder.layer.*.attention.self.value.*": "bert.encoder.layers.*.self_attn.v_proj.*",
+        "bert.encoder.layer.*.attention.output.dense.*": "bert.encoder.layers.*.self_attn.out_proj.*",
+        "bert.encoder.layer.*.attention.output.LayerNorm.*": "bert.encoder.layers.*.norm1.*",
+        "bert.encoder.layer.*.intermediate.dense.*": "bert.encoder.layers.*.linear1.*",
+        "bert.encoder.layer.*.output.dense.*": "bert.encoder.layers.*.linear2.*",
+        "bert.encoder.layer.*.output.LayerNorm.*": "bert.encoder.layers.*.norm2.*",
+        "cls.predictions.transform.dense.*": "cls.predictions.transform.*",
+        "cls.predictions.transform.LayerNorm.*": "cls.predictions.layer_norm.*",
+        "cls.predictions.decoder.weight": "cls.predictions.decoder_weight.T",  # [vocab, width]
+        "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
+        "cls.predictions.bias": "cls.predictions.decoder_bias",
+    }
 
     def __init__(self, config: Config):
         blocks = [Block(config) for _ in range(config.depth)]

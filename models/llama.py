@@ -152,6 +152,8 @@ class Head(nn.Layer):
 class Llama(Generates, Chain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
+    paddle_nlp: ClassVar[dict[str, str]] = {"model.*": "llama.*"}
+
     def __init__(self, config: Config):
         blocks = [Block(config) for _ in range(config.depth)]
         embedding = Embedding(config)

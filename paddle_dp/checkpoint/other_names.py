@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 PYTORCH, HUGGING_FACE = "PyTorch's", "Hugging Face's"
 INNER = "Hugging Face's, of the model without its head"
+PADDLE_NLP, PADDLE_NLP_INNER = "PaddleNLP's", "PaddleNLP's, of the model without its head"
+OF_PADDLE = ("", PADDLE_NLP, PADDLE_NLP_INNER)  # whose Linear is [inputs, outputs]
+# Names in PaddleNLP of weights whose layout no table here says, and what they are.
+UNKNOWN = {
+    "*.self_attn.qkv_proj.*": "q, k and v fused (fuse_attention_qkv)",
+    "*.mlp.gate_up_fused_proj.*": "two products fused (fuse_attention_ffn)",
+    "gpt.decoder.*": "a GPT",
+    "ernie.*": "an ERNIE",
+}
 
 
 @runtime_checkable
@@ -36,6 +45,14 @@ class OtherVersions(Protocol):
     """Of such a model, patterns of names that another version of transformers has → those of the table."""
 
     hugging_face_versions: Mapping[str, str]
+
+
+@runtime_checkable
+class InPaddleNLP(Protocol):
+    """Of such a model, patterns of names in transformers → what PaddleNLP calls these. What is transposed in the table
+    for transformers is not in PaddleNLP, unless the name there says so."""
+
+    paddle_nlp: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -59,9 +76,14 @@ def names_of(model: nn.Layer) -> Tables:
     passed_over: dict[str, Sequence[str]] = {PYTORCH: ("num_batches_tracked", "*.num_batches_tracked")}
     if isinstance(model, PublishedNames):
         published = dict(model.hugging_face())
-        unused = published.pop("", ())
+        unused = [str(pattern) for pattern in published.pop("", ())]
         tables |= {HUGGING_FACE: published, INNER: _without_prefix(published)}
-        passed_over |= {HUGGING_FACE: unused, INNER: unused}  # type: ignore[dict-item]
+        passed_over |= {HUGGING_FACE: unused, INNER: unused}
+        if isinstance(model, InPaddleNLP):
+            ours = _in_paddle_nlp(published, model.paddle_nlp)
+            tables |= {PADDLE_NLP: ours, PADDLE_NLP_INNER: _without_prefix(ours)}
+            unused = [*unused, *(_first(name, model.paddle_nlp)[0].removesuffix(".T") for name in unused)]
+            passed_over |= {PADDLE_NLP: unused, PADDLE_NLP_INNER: unused}
     versions = dict(model.hugging_face_versions) if isinstance(model, OtherVersions) else {}
     return Tables(tables, passed_over, versions)
 
@@ -69,18 +91,33 @@ def names_of(model: nn.Layer) -> Tables:
 def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
     """The source under a model's names, and whose names it has: "" or words for the screen.
 
-    `rename`: patterns of the source's names → what these are to be. Of the model's own names, PyTorch's and Hugging
-    Face's, those are taken that most tensors have; where as many have them, its own, unless PyTorch wrote the file.
-    Raises UsageError for a pattern that means nothing or gives two tensors one name.
+    `rename`: patterns of the source's names → what these are to be. Of the model's own names, PyTorch's, Hugging Face's
+    and PaddleNLP's, those are taken that most tensors have, of who wrote the file; where as many have them, its own.
+    Raises UsageError for a pattern that means nothing or gives two tensors one name, and for weights of PaddleNLP's
+    whose layout is not known.
     """
     names = renamed(source.names, rename)
-    usable = [whose for whose in tables.names if source.of_torch in (None, bool(whose))]
+    usable = [whose for whose in tables.names if source.of_torch in (None, whose not in OF_PADDLE)]
     whose = max(usable, key=lambda whose: _fits(tables.names[whose], set(tables.of(whose, names))))
     there = tables.of(whose, names)
+    _refuse_unknown(there, tables.names[whose], source.of_torch)
     plain = Translated(source, {new: Origin((Piece(old),)) for new, old in there.items()})
     patterns = tables.passed_over.get(whose, ())
     unused = sorted(name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns))
     return Translated(plain, origins_of(tables.names[whose]), unused), whose
+
+
+def _refuse_unknown(there: Iterable[str], table: Names, of_torch: bool | None) -> None:
+    """Raises UsageError for names of PaddleNLP's that the table has not, and whose layout is known not to be known."""
+    known = {name for origin in origins_of(table).values() for name in origin.names}
+    for name in there if not of_torch else ():
+        for pattern, what in UNKNOWN.items():
+            if name not in known and fnmatchcase(name, pattern):
+                raise UsageError(
+                    f"load: {name} is PaddleNLP's, of {what}, whose layout is not known here; known are its Llama and "
+                    "BERT, not fused. Save the model with transformers' names and load that, or give the names of what "
+                    "fits in load.rename, and load.only without the rest."
+                )
 
 
 def _fits(table: Names, there: set[str]) -> int:
@@ -101,6 +138,18 @@ def torch_names(model: nn.Layer) -> dict[str, str]:
             if f"{dot}{ours}" in said:
                 said[f"{dot}{ours}"] = f"{dot}{theirs}"
     return said
+
+
+def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
+    """The table of the same weights in PaddleNLP."""
+
+    def called(piece: str) -> str:
+        return _first(piece.removesuffix(".T"), patterns)[0]
+
+    return {
+        ours: called(theirs) if isinstance(theirs, str) else (tuple(map(called, theirs[0])), theirs[1])
+        for ours, theirs in published.items()
+    }
 
 
 def _without_prefix(said: Names) -> Names:

@@ -172,3 +172,89 @@ def test_an_unknown_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.h5").write_bytes(b"x")
     with pytest.raises(UsageError, match=r"w\.h5 is of no format that is known.*\.pdparams"):
         source(tmp_path / "w.h5")
+
+
+def in_paddle_nlp(model: Any) -> dict[str, np.ndarray]:
+    """A model's weights as PaddleNLP saves them, written out by its own names, and not from our tables."""
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    width, heads, last = 16, 4, len(model.blocks) - 1
+    if type(model).__name__ == "Llama":
+        found = {"llama.embed_tokens.weight": state["blocks.0.token.weight"]}
+        found |= {
+            "llama.norm.weight": state[f"blocks.{last}.norm.weight"],
+            "lm_head.weight": state[f"blocks.{last}.out.weight"],
+        }
+        theirs = {
+            "q": "self_attn.q_proj",
+            "k": "self_attn.k_proj",
+            "v": "self_attn.v_proj",
+            "out": "self_attn.o_proj",
+        }
+        theirs |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+        theirs |= {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+        for n in range(last - 1):
+            found |= {
+                f"llama.layers.{n}.{name}.weight": state[f"blocks.{n + 1}.{ours}.weight"]
+                for ours, name in theirs.items()
+            }
+        return found
+    first, end = "bert.embeddings", f"blocks.{last}"
+    found = {f"{first}.word_embeddings.weight": state["blocks.0.token.weight"]}
+    found |= {f"{first}.position_embeddings.weight": state["blocks.0.position"]}
+    found |= {f"{first}.token_type_embeddings.weight": state["blocks.0.segment"]}
+    found |= {"cls.predictions.decoder_weight": found[f"{first}.word_embeddings.weight"]}
+    found |= {
+        "cls.predictions.decoder_bias": state[f"{end}.out.bias"],
+        "bert.pooler.dense.bias": np.zeros(3, "float32"),
+    }
+    for word in ("weight", "bias"):
+        found |= {f"{first}.layer_norm.{word}": state[f"blocks.0.norm.{word}"]}
+        found |= {f"cls.predictions.transform.{word}": state[f"{end}.dense.{word}"]}
+        found |= {f"cls.predictions.layer_norm.{word}": state[f"{end}.norm.{word}"]}
+        for n in range(last - 1):
+            ours, theirs_of = f"blocks.{n + 1}", f"bert.encoder.layers.{n}"
+            qkv = state[f"{ours}.qkv.{word}"]
+            apart = qkv.reshape(*qkv.shape[:-1], heads, 3, width // heads)
+            for number, each in enumerate("qkv"):
+                part = apart[..., number, :].reshape(*qkv.shape[:-1], width)
+                found |= {f"{theirs_of}.self_attn.{each}_proj.{word}": part}
+            found |= {f"{theirs_of}.self_attn.out_proj.{word}": state[f"{ours}.out.{word}"]}
+            found |= {f"{theirs_of}.linear1.{word}": state[f"{ours}.up.{word}"]}
+            found |= {f"{theirs_of}.linear2.{word}": state[f"{ours}.down.{word}"]}
+            found |= {
+                f"{theirs_of}.{norm}.{word}": state[f"{ours}.{norm}.{word}"] for norm in ("norm1", "norm2")
+            }
+    return found
+
+
+@pytest.mark.parametrize("use", ["llama", "bert"])
+def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(use: str, tmp_path: Path) -> None:
+    """Square matrices: what lies the wrong way would fit."""
+    from paddle_dp.part import read_part
+
+    sizes = {"vocab": 16, "width": 16, "depth": 2, "heads": 4, "hidden": 16, "length": 16}
+    sizes |= {"segments": 2, "tied": True} if use == "bert" else {}
+    model = read_part("models", {"use": use, **sizes}).build()
+    with paddle.no_grad():
+        for parameter in model.parameters():
+            parameter.set_value(DRAW.normal(size=parameter.shape).astype("float32"))
+    theirs = in_paddle_nlp(model)
+    for inner in ("", f"{use}."):
+        saved = {name.removeprefix(inner): paddle.to_tensor(array) for name, array in theirs.items()}
+        paddle.save(saved, str(tmp_path / "w.pdparams"))
+        weights, whose = translated(source(tmp_path / "w.pdparams"), names_of(model), {})
+        assert whose == "PaddleNLP's" + ", of the model without its head" * bool(inner)
+        for name, tensor in model.state_dict().items():
+            np.testing.assert_array_equal(weights.read(name), tensor.numpy(), err_msg=name)
+
+
+def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> None:
+    for name, what in (
+        ("llama.layers.0.self_attn.qkv_proj.weight", "q, k and v fused"),
+        ("ernie.pooler.dense.bias", "an ERNIE"),
+    ):
+        paddle.save({name: paddle.ones([4, 4])}, str(tmp_path / "w.pdparams"))
+        with pytest.raises(
+            UsageError, match=f"{name} is PaddleNLP's, of {what}.*, whose layout is not known here"
+        ):
+            translated(source(tmp_path / "w.pdparams"), names_of(small()), {})
