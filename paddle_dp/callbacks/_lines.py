@@ -130,6 +130,12 @@ class Took:
         return steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by each rank"
 
 
+def mean(of_steps: Sequence[tuple[int, float]]) -> float | None:
+    """The mean over steps of (how many steps, a number of each of them); None without any."""
+    steps = sum(count for count, _ in of_steps)
+    return sum(count * number for count, number in of_steps) / steps if steps else None
+
+
 def summary(
     run: Run,
     took: Took,

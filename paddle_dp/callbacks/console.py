@@ -69,22 +69,27 @@ class Console(Callback):
     def __init__(self, run: Run, every: Every):
         self.run, self.every = run, every
         self._sinks: list[Sink] = []
-        self._began, self._first = 0.0, 0
+        self._began, self._first, self._read = 0.0, 0, 0
         self._found: Evaluation | None = None
         self._saved: Path | None = None
-        self._sent: float | None = None
+        self._sent: list[
+            tuple[int, float]
+        ] = []  # steps, and what was sent in each: some strategies send in a few only
         self._left_out: set[int] = set()  # steps whose updates the guard left out
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step
-        self._found = self._saved = self._sent = None
+        self._found = self._saved = None
+        self._sent, self._read = [], moment.progress.step
         self._left_out.clear()
         self._sinks = self._opened(moment) if self.run.mesh.is_main else []
         self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
         self._on_each(lambda sink: sink.start(moment.progress))
 
     def step(self, moment: Moment) -> None:
-        self._sent = moment.numbers.get("sent")
+        if "sent" in moment.numbers:
+            self._sent.append((moment.progress.step - self._read, moment.numbers["sent"]))
+        self._read = moment.progress.step
         self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
 
     def measured(self, moment: Moment, measured: Measured) -> None:
@@ -102,6 +107,7 @@ class Console(Callback):
         if refusal.action == "skip":
             self._left_out.add(refusal.step)
         else:  # these steps come again, and so does the batch that was refused
+            self._read = moment.progress.step
             self._left_out = {step for step in self._left_out if step <= moment.progress.step}
 
     def saved(self, moment: Moment, path: Path) -> None:
@@ -115,7 +121,7 @@ class Console(Callback):
         if self._left_out:
             self._say(_lines.left_out(len(self._left_out), steps))
         differences = moment.trainer.differences
-        took = _lines.Took(steps, seconds, self._sent)
+        took = _lines.Took(steps, seconds, _lines.mean(self._sent))
         for line in _lines.summary(self.run, took, self._found, self._saved, differences):
             self._say(line)
 

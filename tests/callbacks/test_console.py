@@ -57,6 +57,8 @@ def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None
 
 def test_what_a_rank_sends_stands_beside_the_seconds() -> None:
     assert str(_lines.Took(1, 1.0)) == "1 step in 1.0 s"
+    assert _lines.mean([]) is None
+    assert _lines.mean([(10, 6.0), (10, 0.0), (5, 0.0)]) == 2.4
     assert str(_lines.Took(460, 6.4, 340_000.0)) == "460 steps in 6.4 s, 0.34 MB a step sent by each rank"
 
 
