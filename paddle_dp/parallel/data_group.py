@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.parallel.exchange.gradient_exchange import among
 from paddle_dp.parallel.hcg import HCG
 
 
@@ -17,6 +19,42 @@ class Among(Protocol):
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]: ...
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor: ...
+
+
+class Ranks:
+    """Ranks with a process group of their own, as one of them (`rank`) sees them; a rank alone has none."""
+
+    def __init__(self, ranks: Sequence[int], rank: int, group: Any):
+        self.ranks, self.rank, self.group = list(ranks), rank, group
+
+    @classmethod
+    def of(cls, degrees: Degrees, rank: int, *axes: str) -> Ranks:
+        """The ranks that differ from `rank` on these axes only. Collective: all ranks make all groups."""
+        mine = None
+        for ranks in sorted({tuple(among(degrees, other, *axes)) for other in range(degrees.ranks)}):
+            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            mine = cls(ranks, rank, group) if rank in ranks else mine
+        assert mine is not None
+        return mine
+
+    @property
+    def place(self) -> int:
+        """The number of this rank among them."""
+        return self.ranks.index(self.rank)
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every rank's `tensor`, in their order. Collective."""
+        if self.group is None:
+            return [tensor]
+        parts: list[paddle.Tensor] = []
+        dist.all_gather(parts, tensor, group=self.group)
+        return parts
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Sums `tensor` over the ranks, in place, and returns it. Collective."""
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
 
 
 class DataGroup:

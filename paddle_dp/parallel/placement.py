@@ -60,6 +60,7 @@ class Placement:
     axis do not store its values between updates (ZeRO-3). `first_copy`: False for the copies of a tied weight on all of
     its stages but the first. `server`: the number of the server that updates it (`Degrees.servers`); the workers have
     copies. What has none, and is on all ranks (statistics, what is frozen), counts on server 0.
+    `only_at`: the first rank of the tensor axis that has it, where not all have: it is of a branch (parallel.branches).
     """
 
     shard: Shard | None = None
@@ -67,6 +68,7 @@ class Placement:
     stored_by_owner: bool = False
     first_copy: bool = True
     server: int | None = None
+    only_at: int = 0
 
     def global_shape(self, local: Sequence[int]) -> Shape:
         """The whole tensor's shape, from the shape `local` of this rank's part."""
@@ -95,7 +97,7 @@ class Placement:
             self.first_copy
             and at["data"] == at["sequence"] == 0
             and at["sharding"] == (self.owner or 0)
-            and (self.shard is not None or at["tensor"] == 0)
+            and (self.shard is not None or at["tensor"] == self.only_at)
         )
 
     def is_updated_at(self, at: Coordinates) -> bool:

@@ -35,7 +35,7 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.
     """
     check_compiles(recipe, layout)
-    model = _made(recipe.build_model)
+    model = built_without_memory(recipe.build_model)
     if model is None:
         return
     check_dense(model)
@@ -56,7 +56,7 @@ def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bo
     except Exception:  # noqa: BLE001 - it may not fit that length
         schedule = None
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
-    optimizer = _made(lambda: recipe.optimizer.build(schedule() if schedule else 0.1, named))
+    optimizer = built_without_memory(lambda: recipe.optimizer.build(schedule() if schedule else 0.1, named))
     if optimizer is None:
         return
     check_kept(optimizer)
@@ -69,7 +69,7 @@ def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bo
             check_ungrouped(optimizer, "strategy.sharding")
 
 
-def _made(make: Callable[[], Made]) -> Made | None:
+def built_without_memory(make: Callable[[], Made]) -> Made | None:
     """What `make` makes, or None where that raises an error that is none of ours: a rank will show it."""
     try:
         with lazily():

@@ -56,8 +56,11 @@ class Annotation:
     blocks: tuple[Any, ...] = ()
     """The layers whose chain is the forward: patterns, functions, and lists of them that stay together."""
 
+    branches: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    """Pattern of layers to their branches: each the names of its layers, one behind the other."""
 
-KEYS = ("cuts", "attention_methods", "blocks")
+
+KEYS = ("cuts", "attention_methods", "blocks", "branches")
 
 
 def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Model:
@@ -68,6 +71,7 @@ def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Mod
     layers = _Layers(model, prefix)
     layers.cut(annotation.cuts)
     layers.attend(annotation.attention_methods)
+    layers.branch(annotation.branches)
     blocks = layers.chain(annotation.blocks)
     if layers.mistakes:
         raise RecipeError(layers.mistakes)
@@ -158,6 +162,19 @@ class _Layers:
                     )
                     break
                 layer.attention_methods = tuple(dict.fromkeys((*attention_methods_of(layer), method)))
+
+    def branch(self, branches: Mapping[str, Sequence[Sequence[str]]]) -> None:
+        """Gives layers their `branches`."""
+        for pattern, chains in branches.items():
+            found = self._layers(pattern)
+            if not found:
+                self._complain(("branches", pattern), self._nothing(pattern))
+            for name in found:
+                for word in (word for chain in chains for word in chain):
+                    if f"{name}.{word}" not in self.named:
+                        self._complain(("branches", pattern), self._nothing(f"{name}.{word}"))
+                        return
+                self.named[name].branches = tuple(map(tuple, chains))
 
     def chain(self, blocks: Sequence[Any]) -> tuple[Any, ...]:
         """The blocks with patterns expanded: a layer's name, a function, or a tuple of these."""

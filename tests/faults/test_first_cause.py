@@ -25,6 +25,10 @@ LAYOUTS = {
     "sharding 2": [*GPT, "strategy={use: hybrid, sharding: 2, sharding_stage: 3}"],
     "sequence 2": [*GPT, "strategy={use: hybrid, sequence: 2}"],
     "scattered 2": ["dataset.reading=scatter"],
+    "branches 2": [
+        "model={use: tests.strategies.test_branches.Deep}",
+        "strategy={use: branches, over: 2, sync_batch_norm: true}",
+    ],
 }
 # What rank 1 does in the forward of step 7, the status that the job ends with, and what the screen says.
 DEEDS = {

@@ -33,6 +33,10 @@ SEED = int(os.environ.get("SOAK_SEED", str(time.time_ns() % 10**6)))
 RECIPE = Path("tests/faults/soak.yaml")
 TARGETS = {"rank 0": 3, "rank 1": 3, "data worker": 3, "Paddle's launcher": 2, "paddle-dp": 2}
 MOMENTS = {"start": 1, "step": 4, "checkpoint": 3}
+BRANCHES = (
+    "model={use: tests.strategies.test_branches.Deep}",
+    "strategy={use: branches, over: 2}",
+)
 NAMED = {  # how the screen is to name each as the first cause
     "rank 0": r"rank 0 of 2 on \S+: ended by SIGKILL",
     "rank 1": r"rank 1 of 2 on \S+: ended by SIGKILL",
@@ -182,7 +186,12 @@ def is_whole(checkpoint: Path) -> bool:
 @pytest.mark.timeout(120 + 60 * KILLS)
 @pytest.mark.parametrize(
     ("saves", "more"),
-    [("at once", ()), ("in the background", ()), ("at once", ("dataset.reading=scatter",))],
+    [
+        ("at once", ()),
+        ("in the background", ()),
+        ("at once", ("dataset.reading=scatter",)),
+        ("at once", BRANCHES),
+    ],
 )
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(start, tmp_path, capsys, saves, more):
     length, begun = 12 * KILLS + 60, time.monotonic()

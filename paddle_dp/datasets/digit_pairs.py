@@ -1,0 +1,60 @@
+"""Pairs of scikit-learn's handwritten digits: half of them show the same digit. Real data, no download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.datasets import digits
+from paddle_dp.units import Fraction, Positive
+
+Array = np.ndarray[Any, Any]
+
+
+class Pairs:
+    """`pairs` [n, 2] numbers of samples, as two inputs and 1 for the same class, else 0."""
+
+    def __init__(self, samples: Any, pairs: Array):
+        self.samples, self.pairs = samples, pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Array, Array], np.int64]:
+        one, other = self.pairs[index]
+        return (self.samples.inputs[one], self.samples.inputs[other]), np.int64(self._same(one, other))
+
+    def take(self, indices: Array) -> tuple[tuple[Array, Array], Array]:
+        one, other = self.pairs[indices].T
+        return (self.samples.inputs[one], self.samples.inputs[other]), self._same(one, other)
+
+    def _same(self, one: Any, other: Any) -> Any:
+        return (self.samples.targets[one] == self.samples.targets[other]).astype("int64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    pairs: Positive = 10000
+    """Pairs to learn from; a fifth as many are held out, of digits that no pair to learn from has."""
+
+    held_out: Fraction = 0.2
+    """Share of each class that is kept for the test split."""
+
+    seed: int = 0
+    """Seed of the choice of held-out samples, and of pairs."""
+
+    def build(self, split: str) -> Pairs:
+        """Inputs two of float32 [64] in 0..1, targets int64: 1 for two of one digit, else 0; each about half."""
+        samples = digits.Config(held_out=self.held_out, seed=self.seed).build(split)
+        draw = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, int(split == "test")]))
+        count = self.pairs if split == "train" else max(self.pairs // 5, 1)
+        of_class = [np.flatnonzero(samples.targets == number) for number in range(10)]
+        pairs = []
+        for number in range(count):
+            one = int(draw.integers(len(samples)))
+            mine = int(samples.targets[one])
+            other = mine if number % 2 else (mine + int(draw.integers(1, 10))) % 10
+            pairs.append((one, int(draw.choice(of_class[other]))))
+        return Pairs(samples, np.array(pairs))

@@ -1,0 +1,248 @@
+"""Branches on ranks of their own learn what one process learns; a table that says something else is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.parallel.branches import branched, deal, tables_of
+from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.placement import Placement, Placements
+from paddle_dp.part import read_part
+from paddle_dp.strategies.branches import Config
+from tests.parity import weights
+from tests.ranks import run_ranks
+
+ALONE = Ranks([0], 0, None)
+
+
+class Paths(nn.Layer):
+    """Three paths from one input, which meet in a sum; `wide` is two layers."""
+
+    branches = (("narrow",), ("wide1", "wide2"), ("norm",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.norm = nn.Linear(6, 6), nn.BatchNorm1D(6)
+        self.wide1, self.wide2 = nn.Linear(6, 24), nn.Linear(24, 6)
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.tanh(self.narrow(x) + self.wide2(self.wide1(x)) + self.norm(x))
+
+
+class Deep(nn.Layer):
+    """Layers before, between and behind two joins; `use: tests.strategies.test_branches.Deep`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.end = nn.Linear(64, 6), nn.Linear(6, 10)
+        self.paths = nn.LayerList([Paths(), Paths()])
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Any) -> Any:
+        x = self.begin(x)
+        for paths in self.paths:
+            x = self.drop(paths(x))
+        return self.end(x)
+
+
+def samples(width: int = 6) -> Any:
+    return paddle.to_tensor(np.random.RandomState(0).randn(2, width).astype("float32"))
+
+
+def place(model: nn.Layer, width: int = 6) -> list[str]:
+    return branched(model, lambda: samples(width), ALONE, Placements(), compare=True)
+
+
+def test_the_largest_branches_are_dealt_first_and_every_rank_gets_the_same_deal() -> None:
+    assert deal([1.0, 8.0, 5.0, 4.0], 2) == [0, 0, 1, 1]
+    assert deal([3.0, 3.0], 2) == [0, 1]
+    assert deal([1.0], 3) == [0]
+
+
+def test_on_one_rank_outputs_and_gradients_are_those_of_the_model_itself() -> None:
+    paddle.seed(1)
+    model, x = Deep(), samples(64)
+    model.eval()
+    x.stop_gradient = False
+    wanted = model(x)
+    wanted.sum().backward()
+    truth = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    of_x = x.grad.numpy()
+    model.clear_gradients()
+    x.clear_grad()
+    assert place(model, 64) == []
+    found = model(x)
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+    found.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), of_x, rtol=1e-5, atol=1e-7)
+    for name, p in model.named_parameters():
+        if name in truth:
+            np.testing.assert_allclose(p.grad.numpy(), truth[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_tables_within_a_branch_are_the_branch_s_own_affair() -> None:
+    class Outer(nn.Layer):
+        branches = (("inner",), ("other",))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.other = Paths(), nn.Linear(6, 6)
+
+    assert list(tables_of(nn.Sequential(Outer(), Paths()))) == ["0", "1"]
+
+
+def test_a_placement_counts_once_where_a_branch_is() -> None:
+    at = {"data": 0, "sequence": 0, "sharding": 0}
+    branch = Placement(only_at=1)
+    assert [branch.is_main_replica({**at, "tensor": rank}) for rank in (0, 1)] == [False, True]
+
+
+class Wrong(Paths):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.drop = kind, nn.Dropout(0.5)
+        self.branches = {
+            "order": (("narrow",), ("wide2", "wide1")),
+            "unknown": (("narow",), ("norm",)),
+            "between": (("narrow",), ("wide1", "wide2")),
+            "twice": (("narrow",), ("norm",)),
+            "drop": (("narrow",), ("drop",)),
+        }[kind]
+
+    def forward(self, x: Any) -> Any:
+        wide = self.wide1(x)
+        wide = self.wide2(wide + 1 if self.kind == "between" else wide)
+        again = self.narrow(x) if self.kind == "twice" else 0
+        return self.narrow(x) + wide + self.norm(x) + self.drop(x) + again
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("order", r"branch 1 of the model is wide2 → wide1, and wide2 is not called with an input"),
+        ("unknown", r"the model has no layer 'narow'"),
+        ("between", r"wide2 is not called with what wide1 gave alone"),
+        ("twice", r"the model calls narrow more often than its table names it"),
+        ("drop", r"drop drops, and it is in a branch"),
+    ],
+)
+def test_a_table_that_says_something_else_is_refused(kind: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        place(Wrong(kind))
+
+
+class Tied(nn.Layer):
+    branches = (("one",), ("other",))
+
+    def __init__(self, shared_norm: bool) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.BatchNorm1D(6)) if shared_norm else nn.Linear(6, 6)
+        self.other = self.one if shared_norm else nn.Linear(6, 6)
+        if not shared_norm:
+            self.outside = self.other.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.one(x) + self.other(x) + (x @ self.outside if hasattr(self, "outside") else 0)
+
+
+def test_a_weight_in_a_branch_and_outside_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"in a branch and also elsewhere"):
+        place(Tied(shared_norm=False))
+
+
+def test_a_recipe_s_table_names_layers_that_there_are() -> None:
+    model = {"use": "paddle.vision.models.inception_v3", "num_classes": 10}
+    with pytest.raises(RecipeError, match=r"no layer is called 'inception_block_list\.0\.branch'"):
+        read_part("models", {**model, "branches": {"inception_block_list.0": [["branch"]]}}).build()
+
+
+def test_ranks_that_over_does_not_divide_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"start a multiple of 2"):
+        Config(over=2)._check(3, "cpu")
+
+
+RECIPE = """
+model: {{use: {model}}}
+dataset: {{use: {dataset}}}
+loss: {{use: {loss}}}
+optimizer: {{use: adamw, clip: 0.5}}
+schedule: {{use: constant, learning_rate: 0.01}}
+strategy: {strategy}
+train: {{length: 8 steps, batch: 11, micro_batches: 2, seed: 3}}
+callbacks: []
+"""
+DEEP = {"model": "tests.strategies.test_branches.Deep", "dataset": "digits", "loss": "cross_entropy"}
+PAIRS = {"model": "siamese", "dataset": "digit_pairs, pairs: 200", "loss": "siamese"}
+APART = {**PAIRS, "model": "siamese, shared: false"}
+
+
+def learned(
+    out: str, strategy: str, parts: dict[str, str], until: str = "8 steps", resume: bool = False
+) -> dict[str, Any]:
+    """In every rank: losses and norms, an evaluation, and a checkpoint."""
+    from paddle_dp import checkpoint
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+    from tests.parity import recorded
+
+    mesh = join(seed=3)
+    path = Path(out) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy, **parts))
+    trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
+    rows = recorded(trainer)
+    trainer.fit(until)
+    numbers = dict(trainer.evaluate().numbers)
+    saved = checkpoint.save(trainer.snapshot(), Path(out) / "checkpoints", trainer.mesh)
+    mine = [name for name, _ in trainer.learner.named_parameters()]
+    return {"rows": rows, "numbers": numbers, "saved": str(saved), "mine": mine}
+
+
+TWO, FOUR = (
+    (2, "{use: branches, over: 2, sync_batch_norm: true}"),
+    (4, "{use: branches, over: 2, sync_batch_norm: true}"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("parts", [DEEP, PAIRS, APART], ids=["deep", "shared", "apart"])
+@pytest.mark.parametrize(("ranks", "strategy"), [TWO, FOUR, (3, "{use: branches, over: 3}")])
+def test_branches_learn_what_one_process_learns(tmp_path, ranks, strategy, parts) -> None:
+    if ranks == 3 and parts is not DEEP:
+        pytest.skip("two towers are no three branches")
+    for name in ("one", "many"):
+        (tmp_path / name).mkdir()
+    (one,) = run_ranks(learned, 1, str(tmp_path / "one"), "{use: single}", parts)
+    many = run_ranks(learned, ranks, str(tmp_path / "many"), strategy, parts, timeout=200)
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=2e-5)
+        assert found["numbers"] == pytest.approx(one["numbers"], rel=1e-4)
+    ours, theirs = weights(many[0]["saved"]), weights(one["saved"])
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=2e-5, err_msg=name)
+    if parts is not PAIRS:
+        assert many[0]["mine"] != many[1]["mine"] and set(many[0]["mine"]) < set(one["mine"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_resume_has_the_same_bits_and_any_strategy_goes_on(tmp_path) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = run_ranks(learned, *[TWO[0], str(tmp_path / "whole"), TWO[1], DEEP])
+    begun = run_ranks(learned, *[TWO[0], str(tmp_path / "parts"), TWO[1], DEEP], until="3 steps")
+    again = run_ranks(learned, *[TWO[0], str(tmp_path / "parts"), TWO[1], DEEP], until="6 steps", resume=True)
+    assert begun[0]["rows"] + again[0]["rows"] == whole[0]["rows"][:6]
+    last = run_ranks(
+        learned, 2, str(tmp_path / "parts"), "{use: data_parallel, sync_batch_norm: true}", DEEP, resume=True
+    )
+    np.testing.assert_allclose(last[0]["rows"], whole[0]["rows"][6:], rtol=2e-5)
