@@ -155,10 +155,9 @@ class Soak:
             return supervisor.children()[0].pid
         ranks = self._ranks(attempt)
         if target == "data worker":
-            having = [
-                rank for rank in ranks.values() if psutil.Process(rank).children()
-            ]  # scattered, rank 0 alone
-        return psutil.Process(self.draw.choice(having)).children()[0].pid
+            # Of scattered data rank 0 alone has workers.
+            having = [rank for rank in ranks.values() if psutil.Process(rank).children()]
+            return psutil.Process(self.draw.choice(having)).children()[0].pid
         return ranks[int(target[-1])]
 
     def _damage(self) -> None:
