@@ -13,7 +13,7 @@ from paddle.nn.initializer import Normal
 from models import _transformer
 from models._chain import Chain
 from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, divides
-from models._names import Names
+from models._names import Names, encoder_names
 from models._transformer import STD, TiedOutput, linear
 
 
@@ -104,24 +104,15 @@ class BERT(Chain):
             f"blocks.{last}.out.weight": tied if self.tied else f"{head}.decoder.weight.T",
             f"blocks.{last}.out.bias": f"{head}.bias" if self.tied else f"{head}.decoder.bias",
         }
-        for word, turned in (("weight", ".T"), ("bias", "")):
+        for word in ("weight", "bias"):
             names |= {
                 f"blocks.0.norm.{word}": f"{first}.LayerNorm.{word}",
                 f"blocks.{last}.norm.{word}": f"{head}.transform.LayerNorm.{word}",
             }
-            for n in range(last - 1):
-                ours, theirs = f"blocks.{n + 1}", f"bert.encoder.layer.{n}"
-                qkv = tuple(
-                    f"{theirs}.attention.self.{each}.{word}{turned}" for each in ("query", "key", "value")
-                )
-                names |= {
-                    f"{ours}.qkv.{word}": (qkv, self.head_width),
-                    f"{ours}.out.{word}": f"{theirs}.attention.output.dense.{word}{turned}",
-                    f"{ours}.norm1.{word}": f"{theirs}.attention.output.LayerNorm.{word}",
-                    f"{ours}.up.{word}": f"{theirs}.intermediate.dense.{word}{turned}",
-                    f"{ours}.down.{word}": f"{theirs}.output.dense.{word}{turned}",
-                    f"{ours}.norm2.{word}": f"{theirs}.output.LayerNorm.{word}",
-                }
+        norms = ("attention.output.LayerNorm", "output.LayerNorm")
+        for n in range(last - 1):
+            block = f"bert.encoder.layer.{n}"
+            names |= encoder_names(f"blocks.{n + 1}", block, "attention.self", norms, self.head_width)
         unused = ("*embeddings.position_ids", "bert.pooler.*", "pooler.*", "cls.seq_relationship.*")
         twice = (f"{head}.decoder.weight", f"{head}.decoder.bias") if self.tied else (f"{head}.bias",)
         return {**names, "": (*unused, *twice)}

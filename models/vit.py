@@ -13,7 +13,7 @@ from paddle.nn.initializer import Normal
 from models import _transformer
 from models._chain import Chain
 from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, divides
-from models._names import Names
+from models._names import Names, encoder_names
 from models._transformer import STD, linear, residual_std
 
 
@@ -98,18 +98,10 @@ class ViT(Chain):
                 f"blocks.{last}.norm.{word}": f"vit.layernorm.{word}",
                 f"blocks.{last}.out.{word}": f"classifier.{word}{turned}",
             }
-            for n in range(last - 1):
-                ours, theirs = f"blocks.{n + 1}", f"vit.encoder.layer.{n}"
-                attention = f"{theirs}.attention.attention"
-                qkv = tuple(f"{attention}.{each}.{word}{turned}" for each in ("query", "key", "value"))
-                names |= {
-                    f"{ours}.qkv.{word}": (qkv, self.head_width),
-                    f"{ours}.out.{word}": f"{theirs}.attention.output.dense.{word}{turned}",
-                    f"{ours}.norm1.{word}": f"{theirs}.layernorm_before.{word}",
-                    f"{ours}.up.{word}": f"{theirs}.intermediate.dense.{word}{turned}",
-                    f"{ours}.down.{word}": f"{theirs}.output.dense.{word}{turned}",
-                    f"{ours}.norm2.{word}": f"{theirs}.layernorm_after.{word}",
-                }
+        norms = ("layernorm_before", "layernorm_after")
+        for n in range(last - 1):
+            block = f"vit.encoder.layer.{n}"
+            names |= encoder_names(f"blocks.{n + 1}", block, "attention.attention", norms, self.head_width)
         return {**names, "": ("vit.pooler.*", "pooler.*", f"{first}.mask_token", "embeddings.mask_token")}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parallel import test_missing_gradients
+from tests.parallel import test_frozen, test_missing_gradients
 from tests.ranks import run_ranks
 
 ALL = [0, 1, 2, 0, 1, 2, 0, 1]  # on each of two ranks every expert
@@ -125,3 +125,12 @@ def test_sent_ahead_or_in_rounds_gradients_have_the_same_bits(tmp_path: Path) ->
         assert one[0] == other[0]
     assert in_rounds[0][1] == in_rounds[1][1]  # no rank begins a round alone
     assert ahead[0][1] == ahead[1][1] < in_rounds[0][1] / 2
+
+
+@pytest.mark.long
+def test_frozen_weights_travel_for_their_layers_and_no_gradient_does() -> None:
+    one, _ = run_ranks(test_frozen.learn, 1, {"use": "single"})[0]
+    stages = [{"use": "hybrid", "sharding": 2, "sharding_stage": 3, "prefetch": ahead} for ahead in (0, 1)]
+    for found in zip(*run_ranks(test_frozen.learn_each, 2, stages), strict=True):
+        test_frozen.assert_one_process([weights for weights, _ in found], one)
+        assert [sum("2.weight" in weights for weights, _ in found)] == [1]
