@@ -46,6 +46,8 @@ class Claims:
         self.round += 1
         if self.mesh.rank == KEEPER:
             with self._lock:
+                if self._ledger is not None:
+                    self._pace = self._ledger.known_pace()
                 self._ledger = Ledger(first, stop, self.mesh.dp_size, self._pace)
                 early, self._early = self._early, []
                 for rank, said in early:

@@ -74,6 +74,11 @@ class Ledger:
             if sums is not None:
                 self._sums.append((share[0], sums))
 
+    def known_pace(self) -> dict[int, float]:
+        """For the next round: of the ranks that have computed in this one. A rank that was too slow for it may have
+        become faster, which only a share tells."""
+        return {rank: pace for rank, pace in self.pace.items() if rank in self._last}
+
     def cut(self) -> None:
         """No global batch is begun any more."""
         self.stop = min(self.stop, self.first - (-self._next // self.shares))

@@ -72,7 +72,17 @@ def test_paces_are_means_of_what_ranks_took():
     ledger = Ledger(0, 2, 2)
     for now in (1.0, 3.0, 7.0):
         ledger.done(0, ledger.claim(0), None, now)
-    assert ledger.pace == {0: 3.0}
+    assert ledger.pace == ledger.known_pace() == {0: 3.0}
+
+
+def test_a_rank_that_was_refused_all_the_round_is_tried_again_in_the_next():
+    ledger = Ledger(0, 1, 2, {0: 1.0, 1: 60.0})
+    ledger.claim(0)
+    assert ledger.claim(1) is None
+    ledger.done(0, (0, 0), None, 1.0)
+    again = Ledger(1, 2, 2, ledger.known_pace())
+    again.claim(0)
+    assert again.claim(1) == (1, 1)
 
 
 def test_whatever_the_order_each_share_is_computed_once():
