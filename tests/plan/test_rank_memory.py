@@ -3,6 +3,7 @@
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.exchange import sent
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, rank_memory, total_parameters
 
@@ -64,3 +65,25 @@ def test_one_of_each_kind_stands_for_all():
     ]
     everyone = [rank_memory(MODEL, Layout(degrees=degrees), rank) for rank in range(16)]
     assert {(one.parameters, one.state) for one in everyone} == {(one.parameters, one.state) for one in found}
+
+
+def test_stage_3_shards_what_is_frozen_and_leaves_statistics_everywhere():
+    body = [
+        Weight(name="a.w", size=100, frozen=True),
+        Weight(name="a.m", size=10, frozen=True, statistic=True),
+    ]
+    blocks = [body, [Weight(name="b.w", size=60)]]
+    layout = Layout(degrees=Degrees(sharding=2), sharding_stage=3, prefetch=0)
+    first, second = rank_memories(blocks, layout)
+    assert (first.state.parameters, second.state.parameters) == (4 * 70, 4 * 110)
+    assert (first.state.gradients, second.state.gradients, second.state.optimizer) == (4 * 60, 0, 0)
+    assert (first.lent, second.lent) == (4 * 100, 4 * 60)
+    moved = {(s.what, s.when): (s.bytes, s.taken) for s in sent(blocks, layout, 1, 1, None)}
+    # Backward ends at the first weight that learns, and fetches nothing before it.
+    assert moved == {
+        ("gradients", "every backward"): (240, 0),
+        ("parameters", "every forward"): (400, 240),
+        ("parameters", "every backward"): (0, 240),
+    }
+    whole = rank_memories(blocks, Layout(degrees=Degrees(sharding=2), sharding_stage=2))
+    assert [memory.state.parameters for memory in whole] == [4 * 170] * 2
