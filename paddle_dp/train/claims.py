@@ -23,7 +23,8 @@ class Claims:
     """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer,
     whatever it computes meanwhile.
 
-    A rank asks for its next share when it gets one, so that no question is waited for.
+    A rank asks for its next share when it gets one, so that no question is waited for. Where ranks may be lost, it asks
+    when it has computed one: then a slow rank, or a dead one, never holds two.
     """
 
     def __init__(self, mesh: Mesh):
@@ -60,12 +61,16 @@ class Claims:
                 self._own.append(share)
                 yield share
             return
+        later = bool(self.mesh.expendable)  # rank 0 computes nothing, and answers at once
         self._say({"do": "claim"})
         while (answer := json.loads(bytes(self._granted()))) is not None:
             share = (int(answer[0]), int(answer[1]))
-            self._say({"do": "claim"})
+            if not later:
+                self._say({"do": "claim"})
             self._own.append(share)
             yield share
+            if later:
+                self._say({"do": "claim"})
 
     def done(self, sums: Sums | None) -> None:
         """The share that was claimed first, of those that are left, is computed."""
