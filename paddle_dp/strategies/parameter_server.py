@@ -28,7 +28,7 @@ class Config(StrategyConfig):
     mode: Literal["sync", "async"] = "sync"
     """`sync`: each update is one process's. `async`: no worker waits for another, and one that dies is left behind."""
 
-    staleness: Positive = 8
+    staleness: Positive = 4
     """How many global batches a worker may be ahead of the slowest one that lives, under `mode: async`."""
 
     sync_batch_norm: bool = False
