@@ -126,4 +126,5 @@ def test_stage_3_has_on_a_device_what_the_plan_says(tmp_path: Path, ranks: int, 
     words = f"{{use: hybrid, sharding: {ranks}, sharding_stage: 3, prefetch: {prefetch}}}"
     for found in run_ranks(allocated, ranks, str(tmp_path), words):
         least = found["state"] + found["lent"]
-        assert 0.99 * least <= found["most"] <= 1.01 * (least + found["activations"])
+        # The plan takes layers whole, in the order of their weights, and says what there is at most.
+        assert 0.95 * least <= found["most"] <= 1.01 * (least + found["activations"])
