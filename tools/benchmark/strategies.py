@@ -97,6 +97,8 @@ WAYS = [
     Way("async_average", "use: async_average"),
     Way("1 parameter server", "use: parameter_server, servers: 1", ranks=3, servers=1),
     Way("2 parameter servers", "use: parameter_server, servers: 2", ranks=4, servers=2),
+    Way("2 parameter servers, async", "use: parameter_server, servers: 2, mode: async", ranks=4, servers=2),
+    Way("2 replicas", "use: replicas, count: 2", ranks=1),
 ]
 
 
