@@ -166,7 +166,9 @@ class Watched:
             [m.samples for m in batch.micro_batches],
         )
         cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
-        if self.side.assembly.setup.loader.collate == "batch":  # every rank has read all of it
+        setup = self.side.assembly.setup
+        scattered = setup.scatters and self.mesh.ranks > 1
+        if setup.loader.collate == "batch" and not scattered:  # every rank has read all of it
             every = taken(self.side.chosen.read, batch.samples)
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
