@@ -91,7 +91,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     joined = join(seed=recipe.train.seed, device=recipe.train.device)
     folder = Path(options["trace"])
     rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
-    if joined.ranks == 1:
+    if options.get("alone", joined.ranks == 1):
         dtype = recipe.train.precision.dtype
         noise = [rehearsal.plain(_nudged(dtype, seed)) for seed in (1, 2)]
         results = {"plain": rehearsal.plain(), "noise": noise, "dtype": dtype}

@@ -128,8 +128,9 @@ def _some(numbers: list[int]) -> str:
 def sentence(found: Difference | None, ranks: int) -> str:
     """The result of comparing two rehearsals, in a sentence."""
     if found is None:
+        who = f"{ranks} ranks that were" if ranks > 1 else "the parts of one process that were"
         return (
-            f"Rehearsed, SAME: {ranks} ranks that were evaluated, saved and resumed on their way read and learned what "
+            f"Rehearsed, SAME: {who} evaluated, saved and resumed on their way read and learned what "
             "one process does that nothing interrupts."
         )
     return f"Rehearsed, DIFFERENT: {found.sentence}."

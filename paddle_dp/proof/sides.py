@@ -109,8 +109,8 @@ class Comparison:
         `patch`: "module:function" of a function without arguments that every rank calls before anything is built, by
         which tests put a fault into a run. The module is searched from the current folder.
         """
-        fault = {} if patch is None else {"patch": patch}
-        job = self._job([*self.overrides, *words], ranks, self.scratch / name, **fault)
+        more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
+        job = self._job([*self.overrides, *words], ranks, self.scratch / name, **more)
         begun = time.perf_counter()
         return self._side(run(job, self.waiting), job, begun)
 

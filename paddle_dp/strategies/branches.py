@@ -40,7 +40,7 @@ class Config(StrategyConfig):
         from paddle_dp.parallel.branches import tables_of
         from paddle_dp.parallel.preflight import built_without_memory
 
-        self._check(ranks, device)
+        self._check(ranks, "cpu" if recipe.train.device == "auto" else recipe.train.device)
         if self.recompute.blocks or str(self.recompute) != "none":
             raise UsageError("strategy branches runs each branch once: set strategy.recompute=none.")
         model = built_without_memory(recipe.build_model)

@@ -30,7 +30,7 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more than one rank, for accelerators, and for weights of 16 bits."""
-        _check(ranks, device)
+        _check(ranks, "cpu" if recipe.train.device == "auto" else recipe.train.device)
         if recipe.train.precision.level == "O2":
             raise UsageError(
                 "strategy replicas copies weights that are as the optimizer has them: set train.precision to a level "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
@@ -14,6 +16,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.part import read_part
+from tests.ranks import run_ranks
 
 
 def batch(samples=11, micro_batches=2):
@@ -113,3 +116,47 @@ def test_several_ranks_and_accelerators_are_refused():
         part.build(Mesh(rank=0, ranks=2))
     with pytest.raises(UsageError, match="on CPUs only"):
         part.build(Mesh(device="gpu:0"))
+
+
+RECIPE = """
+model: {{use: mlp, inputs: 64, hidden: [16], classes: 10, dropout: 0.2}}
+dataset: {{use: digits}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw, clip: 0.5}}
+schedule: {{use: constant, learning_rate: 0.01}}
+strategy: {strategy}
+train: {{length: 8 steps, batch: 11, micro_batches: 2, seed: 3}}
+callbacks: []
+"""
+
+
+def learned(out: str, strategy: str, until: str, resume: bool = False) -> list[list[float]]:
+    """In every rank: losses and norms up to a step, from the newest checkpoint if asked to; and saves there."""
+    from paddle_dp import checkpoint
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+    from tests.parity import recorded
+
+    mesh = join(seed=3)
+    path = Path(out) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy))
+    trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
+    rows = recorded(trainer)
+    trainer.fit(until)
+    checkpoint.save(trainer.snapshot(), Path(out) / "checkpoints", trainer.mesh)
+    return rows
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_resume_has_the_same_bits_and_any_strategy_goes_on(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    copies, folder = "{use: replicas, count: 3}", str(tmp_path / "parts")
+    (whole,) = run_ranks(learned, 1, str(tmp_path / "whole"), copies, "8 steps")
+    (begun,) = run_ranks(learned, 1, folder, copies, "3 steps")
+    (again,) = run_ranks(learned, 1, folder, copies, "6 steps", True)
+    assert begun + again == whole[:6]
+    last, _ = run_ranks(learned, 2, folder, "{use: data_parallel}", "8 steps", True)
+    np.testing.assert_allclose(last, whole[6:], rtol=2e-5)
