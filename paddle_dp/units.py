@@ -116,7 +116,7 @@ class Every(Length):
 
     def due_at_step(self, step: int) -> bool:
         """Whether it is due after update `step` (counted from 1)."""
-        return self.unit == "steps" and step % int(self.count) == 0
+        return self.unit == "steps" and step % self.count == 0
 
     def due_at_epoch(self, epochs_done: int) -> bool:
         """Whether it is due after `epochs_done` complete epochs."""

@@ -21,7 +21,7 @@ from paddle_dp.data.scatter import ReadByOne, Received, Scatterer
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.whole_batches import WholeBatches
 from paddle_dp.data.worker_pool import Prefetched
-from paddle_dp.mesh.copies import is_cpu, on_host, one_ahead, to_device
+from paddle_dp.mesh.copies import copies_to, is_cpu, on_host, one_ahead
 from paddle_dp.mesh.device import current_place
 from paddle_dp.structure import mapped
 
@@ -123,6 +123,7 @@ class Loader:
                 yield k, sampler
 
         source = self._source.read(epoch, parts())
+        copy, keep_targets = copies_to(place), not is_cpu(place)
         while True:
             begun = time.perf_counter()
             if (arrays := next(source, None)) is None:
@@ -131,15 +132,15 @@ class Loader:
             size = sampler.size(k)
             micro_batches = tuple(
                 MicroBatch(
-                    mapped(lambda array: to_device(array, place), inputs),
-                    mapped(lambda array: to_device(array, place), targets),
+                    mapped(copy, inputs),
+                    mapped(copy, targets),
                     count,
                     first,
-                    host_targets=None if is_cpu(place) else mapped(on_host, targets),
+                    host_targets=mapped(on_host, targets) if keep_targets else None,
                 )
                 for (inputs, targets, count), (first, _) in zip(arrays, sampler.cuts(size), strict=True)
             )
-            yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, self.sampler.seed)
+            yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, sampler.seed)
 
     def workers_busy(self) -> float:
         """The CPU seconds of the workers that live now, so far; 0 without workers."""

@@ -16,6 +16,9 @@ NEVER = -(2**31)  # no class is ignored; Paddle's default, -100, would silently 
 class Classes(Protocol):
     """Operations on scores [..., classes on this rank]; the result is the same on every rank of the tensor axis."""
 
+    refuses: bool
+    """Whether `total` raises IndexError, on CPUs, for a number that is no class; others give NaN."""
+
     def local_range(self, width: int) -> tuple[int, int]:
         """The number of the first of the `width` classes on this rank, and how many classes there are in all."""
         ...
@@ -40,13 +43,18 @@ class Classes(Protocol):
 class Whole:
     """All classes are on this rank."""
 
+    refuses = True
+
     def local_range(self, width: int) -> tuple[int, int]:
         return 0, width
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        from paddle.nn.functional import cross_entropy
+        """As F.cross_entropy, which also makes a mask for weights that are none here: 6 µs of its 15."""
+        import paddle
 
-        return cross_entropy(scores, numbers, ignore_index=ignored, reduction="sum")
+        kernel, labels = paddle._C_ops.cross_entropy_with_softmax, numbers.unsqueeze(-1)
+        _, losses = kernel(scores, labels, False, True, True, ignored, -1)
+        return losses.sum()
 
     def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
         return parts
@@ -64,6 +72,8 @@ class Exact(Whole):
     On CPUs (3.3.1) Paddle's losses are cut off at 64, and its sums, also logsumexp's, are sequential: over a million
     classes they are off by 1e-3. Here they are computed in float64.
     """
+
+    refuses = False
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
         import paddle
@@ -98,7 +108,7 @@ def check_range(numbers: paddle.Tensor, classes: int, ignored: int) -> None:
             f"target {value} is no class: {known}{left_out}. Give the model more classes (model.classes, or "
             f"num_classes), correct the data set, or leave such targets out: loss.ignore_index={value}.",
             int(row), value,
-        )  # fmt: skip
+        ) from None  # fmt: skip
 
 
 def gather_target(

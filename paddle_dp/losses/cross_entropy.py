@@ -43,8 +43,13 @@ class CrossEntropy:
         """(total, count); the total is float32 also under autocast."""
         outputs = one_tensor(outputs, self.use)
         numbers = _class_numbers(targets, outputs)
-        check_range(numbers, self.num_classes(outputs), self.ignored)
-        total = self._total(self._logits(widened(outputs), numbers), numbers)
+        if not self.classes.refuses:
+            check_range(numbers, self.num_classes(outputs), self.ignored)
+        try:
+            total = self._total(self._logits(widened(outputs), numbers), numbers)
+        except IndexError:  # without a word on which target it is
+            check_range(numbers, self.num_classes(outputs), self.ignored)
+            raise
         return self._per_sample(total, targets), self._count(targets)
 
     @full_precision  # a sum in bfloat16 stops growing at 256
@@ -118,7 +123,7 @@ def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Ten
 
     if targets.ndim == outputs.ndim:
         targets = targets.squeeze(-1)
-    if targets.dtype == paddle.int64:
+    if targets.dtype is paddle.int64:
         return targets
     if targets.is_floating_point():
         raise LossError(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,20 +17,29 @@ if TYPE_CHECKING:
     import numpy as np
     import paddle
 
+    Array = np.ndarray[Any, Any]
+
 T = TypeVar("T")
 # Events that were recorded, each with the memory that must not be used for anything else until the device has come to
 # it. They are recorded again after that: a custom device waits where an event is destroyed (3.3.1).
 _recorded: deque[tuple[paddle.device.Event, Any]] = deque()
 
 
-def to_device(array: np.ndarray[Any, Any], place: Any) -> paddle.Tensor:
+def copies_to(place: Any) -> Callable[[Array], paddle.Tensor]:
+    """`to_device` for this place, which is looked at once."""
+    return on_host if is_cpu(place) else partial(to_device, place=place)
+
+
+def to_device(array: Array, place: Any) -> paddle.Tensor:
     """`array` as a tensor at `place`, copied on the current stream; the array may be changed as soon as this returns.
 
     A GPU copies from page-locked memory, other devices from ordinary memory; either is kept until the copy is done.
     """
     import paddle
 
-    if is_cpu(place) or not has_streams(str(place)):
+    if is_cpu(place):
+        return on_host(array)
+    if not has_streams(str(place)):
         return paddle.to_tensor(array, place=place)
     pinned = "gpu" in str(place)
     source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace()) if pinned else on_host(array)
@@ -39,11 +48,21 @@ def to_device(array: np.ndarray[Any, Any], place: Any) -> paddle.Tensor:
     return copy
 
 
-def on_host(array: np.ndarray[Any, Any]) -> paddle.Tensor:
-    """`array` as a tensor in host memory, whatever the device is."""
+def on_host(array: Array) -> paddle.Tensor:
+    """`array` as a tensor in host memory, whatever the device is.
+
+    `paddle.to_tensor` comes to the same after a look at what else it may have been given, which takes as long as the
+    copy of a small array.
+    """
+    import numpy as np
     import paddle
 
-    return paddle.to_tensor(array, place=paddle.CPUPlace())
+    place = paddle.CPUPlace()
+    if type(array) is not np.ndarray:
+        return paddle.to_tensor(array, place=place)
+    return paddle.Tensor(
+        value=array, place=place, persistable=False, zero_copy=False, name=None, stop_gradient=True
+    )
 
 
 def is_cpu(place: Any) -> bool:

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Heartbeat:
         self.expendable = False
         self.name = ""
         self._since = self.born = time.monotonic()
-        self._spent: dict[str, float] = {}
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self.tape: Tape | None = None  # of the steps that are measured
 
     def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
@@ -156,7 +157,7 @@ class Heartbeat:
             self.tape.settle()
         now = time.monotonic()
         if not self._waits:
-            self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+            self._spent[self._phase] += now - self._since
             if self.tape is not None:
                 self.tape.add(self._phase, self._what.decode(errors="ignore"), now - self._since)
         self._since = now

@@ -55,7 +55,7 @@ class Mesh:
         """Whether this is the rank that writes the logs, the dashboard and the screen."""
         return self.rank == 0
 
-    @property
+    @cached_property
     def axes(self) -> Degrees:
         """How the ranks are split over the axes: all over data, unless a strategy set `degrees`."""
         return self.degrees or Degrees(data=self.ranks)
@@ -75,7 +75,7 @@ class Mesh:
         """Whether this rank reads samples and computes, which a server does not."""
         return self.dp_rank >= 0
 
-    @property
+    @cached_property
     def dp_size(self) -> int:
         return self.axes.dp_size
 
@@ -84,7 +84,7 @@ class Mesh:
         """The ranks that read samples and are not lost."""
         return [rank for rank in range(self.axes.servers, self.ranks) if rank not in self.lost]
 
-    @property
+    @cached_property
     def is_loss_rank(self) -> bool:
         """Whether this rank's losses and scores count: one rank of each reader, on the last pipeline stage."""
         coords = self.coords

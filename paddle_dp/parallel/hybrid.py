@@ -24,7 +24,6 @@ from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, amon
 from paddle_dp.parallel.exchange.memory import dtype_of
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.gathered_samples import GatheredSamples
-from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.hcg import HCG, Group
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count
@@ -155,7 +154,7 @@ class HybridLearner(Learner):
             for clip, norm in zip(self.clips, norms, strict=True):
                 factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
                 gradients.scale(clip.parameters, factor)
-        if parameters_of(self.optimizer):  # a stage may have none, and Paddle's step reads the first
+        if self._updates_some:
             with self.optimizer_states_on_device():
                 self.optimizer.step()
         if self.zero is not None:

@@ -70,6 +70,9 @@ class Learner(Passes):
         super().__post_init__()
         self._placed_trainable = Trainable(self.named_parameters())
         updated = {id(p) for p in parameters_of(self.optimizer)}
+        self._updates_some = bool(
+            updated
+        )  # a stage may have no parameters, and Paddle's methods ask for the first
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._gradients_checked = False
         self._absent = MissingGradients(self.mesh)
@@ -128,7 +131,7 @@ class Learner(Passes):
             undo()
         elif usable:
             self._step()
-        if parameters_of(self.optimizer):  # a stage may have none of them, and Paddle's asks for the first
+        if self._updates_some:
             self.optimizer.clear_grad(set_to_zero=False)
         for parameter in self._not_updated:
             parameter.clear_gradient(False)

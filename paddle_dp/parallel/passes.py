@@ -29,6 +29,7 @@ from paddle_dp.parallel.trial import trial
 from paddle_dp.structure import call
 
 Dropout = Literal["exact", "own"]
+NOTHING = nullcontext()
 Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or tensors of one that no one has read yet
 
 
@@ -91,23 +92,23 @@ class Passes(PlacedModel):
         counted: Count = 0
         for place, micro_batch in enumerate(batch.micro_batches, start=1):
             last = place == len(batch.micro_batches) and self._exchanges
-            with self._dummy() if micro_batch.is_dummy else nullcontext(), self._no_sync(not last):
+            with self._dummy() if micro_batch.is_dummy else NOTHING, self._no_sync(not last):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
                 if not micro_batch.is_dummy:
-                    with self.mixed.context():  # in the forward's dtypes, or the loss would differ
-                        self._samplewise.look(outputs, micro_batch.targets, total)
+                    self._try(outputs, micro_batch, total)
                     self._keep(batch, micro_batch)
                 heartbeat.enter("backward")
                 waiting = last and self.dp_world_size > 1
                 with (
                     self.mixed.backward_context(),
-                    self._waiting_for_exchange() if waiting else nullcontext(),
+                    self._waiting_for_exchange() if waiting else NOTHING,
                     self._exchanging(last),
                 ):
                     total.backward(self._weight(total, self._factor(micro_batch, divisor)))
-            heartbeat.enter("forward")
             counted = counted if micro_batch.is_dummy else counted + count
+            if collect_metrics or not last:
+                heartbeat.enter("forward")
             if collect_metrics:
                 seen.append(self._sums(outputs, total, micro_batch))
         return seen, counted
@@ -143,6 +144,12 @@ class Passes(PlacedModel):
         counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
         return {name: value if counts else 0.0 for name, value in sums.items()}
 
+    def _try(self, outputs: Any, micro_batch: MicroBatch, total: paddle.Tensor) -> None:
+        """Tries the loss, once, on the first outputs that it was called with."""
+        if self._samplewise.wanted:
+            with self.mixed.context():  # in the forward's dtypes, or the loss would differ
+                self._samplewise.look(outputs, micro_batch.targets, total)
+
     def _keep(self, batch: Batch, micro_batch: MicroBatch) -> None:
         """Keeps the first samples for the trial in `differences`."""
         if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
@@ -156,14 +163,12 @@ class Passes(PlacedModel):
     def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
         """Disables DataParallel's exchange while more micro-batches follow; the last backward exchanges everything."""
         wrapper = self.parallel_model
-        return (
-            wrapper.no_sync() if more_to_come and isinstance(wrapper, paddle.DataParallel) else nullcontext()
-        )
+        return wrapper.no_sync() if more_to_come and isinstance(wrapper, paddle.DataParallel) else NOTHING
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch's backward, `last` of an update, and no more: gradients of a backward that runs within
         forward (of an adversary's) are its own affair. Here nothing."""
-        return nullcontext()
+        return NOTHING
 
     def _waiting_for_exchange(self) -> AbstractContextManager[None]:
         """Around the backward in which DataParallel exchanges the gradients."""
@@ -235,7 +240,7 @@ class Passes(PlacedModel):
             with (
                 trial(self.model),
                 layer_by_layer(self.model),
-                self._dummy() if micro_batch.is_dummy else nullcontext(),
+                self._dummy() if micro_batch.is_dummy else NOTHING,
                 outputs.watched(self.named_layers(), blocks, place),
             ):
                 if not micro_batch.is_dummy:

@@ -59,7 +59,8 @@ class EachOutput(Loss):
 class Samplewise:
     """Tries a loss on the first micro-batch of several samples: as a whole, again, and in two parts.
 
-    A loss of this package is known, and not tried. `model` is what may keep state for the loss.
+    A loss of this package is known, and not tried. `model` is what may keep state for the loss. `wanted`: it was not
+    looked at yet.
     """
 
     def __init__(self, loss: Loss, model: nn.Layer):
@@ -71,7 +72,7 @@ class Samplewise:
         self._modes: list[tuple[nn.Layer, bool]] = []  # of the layers in that update
         own = type(loss.given).__module__.startswith("paddle_dp.") or loss.given is None
         self._known = own or bool(loss.compares)  # that it compares samples is meant
-        self._wanted = not self._known
+        self.wanted = not self._known
         buffers = {id(buffer) for buffer in self._buffers()}
         self._kept_by_model = bool(buffers) and not buffers.isdisjoint(
             id(buffer) for buffer in model.buffers()
@@ -84,13 +85,12 @@ class Samplewise:
 
         Raises LossError for one whose counts do not add up, or that remembers what it was called with before.
         """
-        samples = int(leaves(targets)[0].shape[0])
-        if not self._wanted or samples < 2:
+        if not self.wanted or (samples := int(leaves(targets)[0].shape[0])) < 2:
             return
         cuttable = paddle.utils.flatten(outputs)
         if not all(isinstance(x, paddle.Tensor) and x.ndim and x.shape[0] == samples for x in cuttable):
             return  # what cannot be cut is tried with the model, in `differences`
-        self._wanted, half = False, samples // 2
+        self.wanted, half = False, samples // 2
         outputs = paddle.utils.map_structure(paddle.Tensor.detach, outputs)
         parts = [(_rows(outputs, cut), _rows(targets, cut)) for cut in (slice(half), slice(half, None))]
         try:
@@ -118,7 +118,7 @@ class Samplewise:
     def keep(self, micro_batch: MicroBatch) -> bool:
         """Keeps the first micro-batch that is learned from, and more until there are SAMPLES samples. True for the very
         first."""
-        if micro_batch.is_dummy or self._full:
+        if self._full or micro_batch.is_dummy:
             return False
         began = self._kept is None
         if self._kept is None:
@@ -149,7 +149,7 @@ class Samplewise:
         if found:
             return found
         if forward is None:
-            untried = not self._known and all(mesh.gather(self._wanted))
+            untried = not self._known and all(mesh.gather(self.wanted))
             return (
                 [_UNTRIED.format(self._loss.name, "its outputs cannot be cut into samples")]
                 if untried

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+_LINE = json.JSONEncoder(allow_nan=False)  # dumps() would make one for each line
 EMA = "ema_"  # begins the names of numbers that averaged weights give
 
 
@@ -18,8 +19,9 @@ def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
     not_finite = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
     if not_finite:
         content = {**content, **dict.fromkeys(not_finite), "not_finite": not_finite}
-    separators = (", ", ": ") if indent is None else None
-    return json.dumps(content, allow_nan=False, indent=indent, separators=separators) + "\n"
+    return (
+        _LINE.encode(content) if indent is None else json.dumps(content, allow_nan=False, indent=indent)
+    ) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

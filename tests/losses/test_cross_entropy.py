@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,23 @@ def test_scores_take_int32_too() -> None:
     loss = Config().build()
     wanted, found = (loss.scores(outputs, targets.astype(kind)) for kind in ("int64", "int32"))
     assert {name: score.item() for name, score in found.items()} == {n: s.item() for n, s in wanted.items()}
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 4)])
+def test_it_is_paddle_s_own_to_the_bit(shape: tuple[int, ...]) -> None:
+    """The kernel is called without what Paddle's function puts around it."""
+    array, numbers = drawn(*shape)
+    numbers.flat[0] = -1
+    found = []
+    for loss in (
+        lambda outputs, targets: Config(ignore_index=-1).build()(outputs, targets)[0],
+        partial(paddle.nn.functional.cross_entropy, ignore_index=-1, reduction="sum"),
+    ):
+        outputs = paddle.to_tensor(array, stop_gradient=False)
+        total = loss(outputs, paddle.to_tensor(numbers))
+        total.backward()
+        found.append((total.numpy().tobytes(), outputs.grad.numpy().tobytes()))
+    assert found[0] == found[1]
 
 
 def test_several_outputs_are_refused_by_what_to_do() -> None:

@@ -217,7 +217,7 @@ def test_targets_that_are_broadcast_against_every_output_are_refused() -> None:
 def test_an_honest_loss_is_tried_without_a_trace(loss: Any) -> None:
     """Also in Paddle's generator: what is drawn after the first update is drawn after it without the trial, too."""
     tried, not_tried = learner(loss), learner(loss)
-    not_tried._samplewise._wanted = False
+    not_tried._samplewise.wanted = False
     after = []
     for one in (tried, not_tried):
         paddle.seed(3)

@@ -22,6 +22,7 @@ from paddle_dp.parallel.precision.emulated_amp import Rounder
 from paddle_dp.recipe import Precision
 from paddle_dp.structure import leaves
 
+_NOTHING = nullcontext()
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
 HOPELESS = 50  # updates left out in a row; 16 halvings bring the scale from 65536 to 1
 
@@ -157,25 +158,29 @@ class MixedPrecision:
     def cast_micro_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """The micro-batch in the model's dtype: floating-point tensors become float64 under float64; otherwise float64
         tensors become float32 for a model that reads float32."""
-        inputs, targets = micro_batch.inputs, micro_batch.targets
-        has_float64 = any(leaf.dtype == paddle.float64 for leaf in leaves((inputs, targets)))
-        if not self.double and not (self.reads == "float32" and has_float64):
+        if not self._casts(micro_batch):
             return micro_batch
         dtype = "float64" if self.double else "float32"
+        inputs, targets = micro_batch.inputs, micro_batch.targets
         return replace(micro_batch, inputs=cast(inputs, dtype), targets=cast(targets, dtype))
 
     def cast_batch(self, batch: Batch) -> Batch:
         """`cast_micro_batch` for all micro-batches of a batch."""
-        micro_batches = tuple(map(self.cast_micro_batch, batch.micro_batches))
-        same = all(ours is given for ours, given in zip(micro_batches, batch.micro_batches, strict=True))
-        return batch if same else replace(batch, micro_batches=micro_batches)
+        if not any(map(self._casts, batch.micro_batches)):
+            return batch
+        return replace(batch, micro_batches=tuple(map(self.cast_micro_batch, batch.micro_batches)))
+
+    def _casts(self, micro_batch: MicroBatch) -> bool:
+        if self.double or self.reads != "float32":
+            return self.double
+        return any(x.dtype is paddle.float64 for x in leaves((micro_batch.inputs, micro_batch.targets)))
 
     def context(self) -> AbstractContextManager[Any]:
         """Around every forward, in training and in evaluation."""
         if self.double:
             return default_dtype("float64")
         if not self.low:
-            return nullcontext()
+            return _NOTHING
         if self._rounder is not None:
             return self._rounding()
         return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
@@ -187,7 +192,7 @@ class MixedPrecision:
         """
         if self.double:
             return default_dtype("float64")
-        return self._rounding() if self._rounder is not None else nullcontext()
+        return self._rounding() if self._rounder is not None else _NOTHING
 
     @contextmanager
     def _rounding(self) -> Iterator[None]:

@@ -28,6 +28,8 @@ def vocab_parallel(loss: Loss, group: Group) -> Loss:
 class VocabParallel:
     """Operations over all classes, computed by the ranks of the tensor axis together. Each method is collective."""
 
+    refuses = False
+
     def __init__(self, group: Group):
         self.group = group
 

@@ -95,3 +95,18 @@ def test_each_block_counts_its_calls_for_itself():
     with Scope(0, 0, 0, 0, N):  # a stage that holds the last block alone
         assert (blocks[2](x) == whole[2]).all()
     assert (whole[0] != whole[2]).any() and (whole[0] != whole[3]).any()
+
+
+def test_a_block_that_never_draws_counts_no_calls_and_any_other_does():
+    """Counting takes longer than a small layer's forward. A hook of a user's may draw, and so may a subclass."""
+
+    class Mine(nn.Linear):
+        pass
+
+    hooked = nn.ReLU()
+    hooked.register_forward_post_hook(lambda layer, inputs, outputs: None)
+    quiet = [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.GELU())]
+    counted = [Mine(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), nn.RReLU(), hooked]
+    number_elements(enumerate([*quiet, *counted]))
+    assert not any(layer._forward_pre_hooks for layer in quiet)
+    assert all(layer._forward_pre_hooks for layer in counted)
