@@ -23,8 +23,7 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.restarts import Again, Outcome, decide
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import MARK, Outside, Supervision, board_of
-from paddle_dp.launch.waiting import WaitingRanks
-from paddle_dp.launch.watch import Launcher, Started
+from paddle_dp.launch.watch import Launcher, Prepared
 from paddle_dp.mesh.heartbeat import STARTED
 
 if TYPE_CHECKING:
@@ -39,13 +38,13 @@ def run(
     attempt: Path,
     inherited: Mapping[str, str],
     resize: Callable[[Plan], str] = lambda plan: "",
-    waiting: WaitingRanks | None = None,
+    prepared: Prepared | None = None,
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
     The first attempt writes its logs to `attempt`, each later one to a folder beside it. `resize` says why a running
-    attempt is to stop for another number of ranks: then the next one goes on, which is no failure. `waiting`: its ranks
-    are forks of these, where they can be.
+    attempt is to stop for another number of ranks: then the next one goes on, which is no failure. `prepared`: what
+    starts its ranks, where it can.
     """
     history: list[Outcome] = []
     with Signals() as signals:
@@ -56,7 +55,7 @@ def run(
         while True:
             resizing = _Resizing(resize, plan)
             outside = Outside(signals=signals, must_stop=resizing)
-            outcome = run_once(plan, attempt, inherited, point, started, outside, waiting)
+            outcome = run_once(plan, attempt, inherited, point, started, outside, prepared)
             if outcome.stopped and not signals.number and resizing.asked:
                 point = next_point(plan, attempt)
                 try:
@@ -103,10 +102,10 @@ def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
     point: Point,
     started: float,
     outside: Outside,
-    waiting: WaitingRanks | None = None,
+    prepared: Prepared | None = None,
 ) -> Outcome:
-    """Runs the plan's ranks from `point` until none of their processes is left, under supervision: by Paddle's
-    launcher, or as forks of those that are `waiting`.
+    """Runs the plan's ranks from `point` until none of their processes is left, under supervision: by what was
+    `prepared`, or else by Paddle's launcher.
 
     `started`: when the job's first attempt did, in seconds of the monotonic clock. What it saved is not looked up.
     """
@@ -114,7 +113,7 @@ def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
     variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
     words = argv(plan, attempt, plan.meeting)
     command = Command(words=words, screen=_screen(plan, variables), variables=variables)
-    ended, supervision = watched(command, plan, attempt, outside, waiting)
+    ended, supervision = watched(command, plan, attempt, outside, prepared)
     outcome = Outcome(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
     if not isinstance(ended, Failure):
         return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
@@ -138,11 +137,11 @@ def watched(
     plan: Plan,
     attempt: Path,
     outside: Outside,
-    waiting: WaitingRanks | None = None,
+    prepared: Prepared | None = None,
 ) -> tuple[Failure | int, Supervision]:
     """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
 
-    With `waiting`, the plan's ranks as forks of these instead, where they can be.
+    With what was `prepared` instead, where that can start the plan's ranks.
 
     The job is also ended from `outside`. Afterwards none of its processes is left.
     """
@@ -154,7 +153,7 @@ def watched(
         ExitStack() as hidden,
     ):
         given = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
-        process: Started | None = waiting.fork(plan, given, attempt) if waiting else None
+        process = None if prepared is None else prepared.begin(plan, given, attempt)
         process = process or Launcher(
             command.words,
             env=hidden.enter_context(for_launcher(given)),

@@ -15,6 +15,7 @@ from paddle_dp.launch.machine import Machine
 if TYPE_CHECKING:
     from paddle_dp.recipe.schema import Watch
 
+MODULE = "paddle.distributed.launch"  # Paddle's launcher
 WORKER = Path(__file__).with_name("worker.py")
 SCRIPT_RANK = Path(__file__).with_name("script_rank.py")
 # Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its own arguments.
@@ -163,7 +164,7 @@ def launcher(
     plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable
 ) -> list[str]:
     """The beginning of that command, to be followed by a script and its arguments."""
-    words = [python, "-u", "-m", "paddle.distributed.launch", "--nproc_per_node", str(plan.ranks)]
+    words = [python, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
     # All nodes have to say the same name, and their logs may be counted differently.
     words += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
     if plan.devices:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, last_words, logs, script
+from paddle_dp.launch.ahead import LauncherAhead
 from paddle_dp.launch.command import Job, Limits, Plan, environment
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
@@ -22,6 +23,7 @@ from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
 from paddle_dp.launch.steady import steady_screen
 from paddle_dp.launch.waiting import WaitingRanks
+from paddle_dp.launch.watch import Prepared
 
 OF_A_RUN = (
     "evaluate",
@@ -54,7 +56,6 @@ def run(job: Job, waiting: WaitingRanks | None = None) -> int:
 
 
 def _run(job: Job, waiting: WaitingRanks | None) -> int:
-    """Checks everything that can be refused before a process starts or a file is written, then runs the plan."""
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
     if job.script:
@@ -66,6 +67,14 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
+    elif waiting is None and plan.nodes == 1:
+        with LauncherAhead(plan, inherited) as ahead:
+            return _checked(job, machine, inherited, ahead)
+    return _checked(job, machine, inherited, waiting)
+
+
+def _checked(job: Job, machine: Machine, inherited: dict[str, str], prepared: Prepared | None) -> int:
+    """Checks everything that can be refused before a file is written, then runs the plan."""
     from paddle_dp.recipe import foreign_code, read_recipe
     from paddle_dp.recipe.code import changed
     from paddle_dp.recipe.folder import release
@@ -97,12 +106,7 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         sizes.plan, attempt = _opened(plan, recipe.folder)
         if plan.alone:
             return _alone(sizes.plan, attempt)
-        with ExitStack() as own:
-            if waiting is None and recipe.strategy.config.may_lose_ranks and job.entry_point == "train":
-                waiting = own.enter_context(
-                    WaitingRanks()
-                )  # Paddle's launcher ends all ranks when one has died
-            return attempts.run(sizes.next_said, attempt, inherited, sizes.resize, waiting)
+        return attempts.run(sizes.next_said, attempt, inherited, sizes.resize, prepared)
     finally:
         release(recipe.folder)
 

@@ -77,7 +77,7 @@ class WaitingRanks:
             each.wait()
         self._waiting = []
 
-    def fork(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
+    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
         """The plan's ranks, which write to `attempt`; None where they must be started instead.
 
         That is on accelerators, whose drivers survive no fork; on several nodes; for a script; and where a library has

@@ -9,9 +9,12 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paddle_dp.launch.processes import alive, descendants, exit_of, variable
+
+if TYPE_CHECKING:
+    from paddle_dp.launch.command import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,13 @@ class Started(Protocol):
 
     def left(self) -> list[int]:
         """What is to be killed in the end: living processes of this job."""
+
+
+class Prepared(Protocol):
+    """What was prepared before it was known what to start: ranks that wait, or a launcher."""
+
+    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
+        """Starts the plan's ranks, which write to `attempt`; None where that has to be done in another way."""
 
 
 class Launcher(Popen[bytes]):

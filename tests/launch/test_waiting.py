@@ -148,7 +148,7 @@ def test_a_waiting_process_that_is_killed_ends_its_rank_alone_and_is_replaced(wa
 @pytest.mark.parametrize("changed", [{"devices": ("0",)}, {"nodes": 2}])
 def test_ranks_on_devices_and_on_several_nodes_are_started(changed, tmp_path):
     plan = Plan(job=Job(recipe=RECIPE), machine=Machine(cores=2), ranks=2, **changed)
-    assert WaitingRanks().fork(plan, {}, tmp_path) is None
+    assert WaitingRanks().begin(plan, {}, tmp_path) is None
 
 
 def test_ranks_are_told_what_the_launcher_tells_them(tmp_path):

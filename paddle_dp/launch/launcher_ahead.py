@@ -1,0 +1,39 @@
+"""Paddle's launcher, started before it is known what to launch: it imports Paddle while the command reads the recipe,
+and looks for what is to be refused.
+
+The words behind `python -m paddle.distributed.launch`, the variables and the file to print to come in one line. When
+there is none, because the job was refused, it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+    sys.path[0] = os.getcwd()
+
+import json
+
+
+def begin() -> None:
+    """Imports the launcher, waits for its line, and launches."""
+    before = frozenset(os.environ)  # Paddle sets variables when it is imported, which a launcher keeps
+    from paddle.distributed.launch import controllers, main  # noqa: F401
+
+    line = sys.stdin.readline()
+    if not line:
+        return
+    words, variables, log = json.loads(line)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for descriptor, target in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):
+        os.dup2(target, descriptor)
+    for name in before - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    sys.argv[1:] = words
+    main.launch()
+
+
+if __name__ == "__main__":
+    begin()
