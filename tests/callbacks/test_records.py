@@ -75,3 +75,11 @@ def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(nowhere)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e-3, 1e39, -1e39, float("inf"), float("nan")])
+@pytest.mark.parametrize("step", [0, 1, 127, 128, 300_000])
+def test_a_point_has_the_bytes_that_protobuf_gives(value: float, step: int) -> None:
+    tags = ("train/loss", "speed/waiting_for_data", "größe" * 40)
+    wanted = [makers().scalar(tag, value, step, 1_700_000_000_123).SerializeToString() for tag in tags]
+    assert list(records.points([(tag, value) for tag in tags], step, 1_700_000_000_123)) == wanted

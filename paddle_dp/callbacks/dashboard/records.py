@@ -6,13 +6,14 @@ length and a protobuf message with one value; the server remembers how far it ha
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-_LENGTH = struct.Struct("<Q")
+_LENGTH, _FLOAT = struct.Struct("<Q"), struct.Struct("<f")
 _UNKNOWN = bytes([15 << 3 | 2])  # the protobuf key of a bytes field 15, which readers do not know and skip
 
 
@@ -69,6 +70,24 @@ def _varint(number: int) -> bytes:
         digits.append(number & 127 | 128)
         number >>= 7
     return bytes([*digits, number])
+
+
+def points(numbers: Iterable[tuple[str, float]], step: int, now: int) -> Iterator[bytes]:
+    """A point of each curve (tag, value) at `step`, `now` in ms: the bytes that `makers().scalar` gives, at a tenth of
+    its time: a dashboard has nine or more every ten steps."""
+    before = b"\x08" + _varint(step) if step else b""  # protobuf leaves a 0 out
+    after = b"\x18" + _varint(now) + b"\x25"
+    for tag, value in numbers:
+        name = tag.encode()
+        body = b"".join((before, b"\x12", _varint(len(name)), name, after, _float(value)))
+        yield b"\x0a" + _varint(len(body)) + body
+
+
+def _float(number: float) -> bytes:
+    try:
+        return _FLOAT.pack(number)
+    except OverflowError:  # of float32, where protobuf has an infinity
+        return _FLOAT.pack(math.copysign(math.inf, number))
 
 
 def framed(body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.callbacks._journal import Journal
-from paddle_dp.callbacks.dashboard.records import cut, framed, makers
+from paddle_dp.callbacks.dashboard.records import cut, framed, makers, points
 from paddle_dp.checkpoint.disk import replace
 
 
@@ -42,8 +42,10 @@ class Log:
 
     def scalars(self, numbers: Mapping[str, float], step: int) -> None:
         """Adds a point to the curve of each tag."""
-        now = _now()
-        self._add([self._make.scalar(_clean(tag), float(v), step, now) for tag, v in numbers.items()])
+        tags = ((_clean(tag), float(value)) for tag, value in numbers.items())
+        fresh = [(tag, value) for tag, value in tags if self._latest.get(tag, -1) < step]
+        if fresh:
+            self._journal.add(b"".join(map(framed, points(fresh, step, _now()))))
 
     def text(self, tag: str, text: str, step: int) -> None:
         self._add([self._make.text(_clean(tag), text, step, _now())])
