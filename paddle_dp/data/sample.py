@@ -204,6 +204,8 @@ def take(dataset: Any, indices: Indices) -> Pair:
 
 def _rows(arrays: Arrays) -> int:
     """The rows of all its arrays; -1 where these differ, or one has none."""
+    if isinstance(arrays, np.ndarray):
+        return len(arrays) if arrays.ndim else -1
     counts = {len(leaf) if leaf.ndim else -1 for leaf in leaves(arrays)}
     return counts.pop() if len(counts) == 1 else -1
 

@@ -28,7 +28,7 @@ class LauncherAhead:
     """
 
     def __init__(self, plan: Plan, inherited: Mapping[str, str]):
-        self._environment = _when_loaded(environment(plan, inherited))
+        self._environment = {n: v for n, v in environment(plan, inherited).items() if in_the_open(n)}
         self._launcher: Launcher | None = None
         self._hidden = ExitStack()
 
@@ -64,7 +64,7 @@ class LauncherAhead:
             return None
         words, given = argv(plan, attempt, plan.meeting), self._hidden.enter_context(for_launcher(variables))
         line = [words[words.index(MODULE) + 1 :], given, str(attempt / "launcher.log")]
-        if launcher.poll() is None and _when_loaded(variables) == self._environment:
+        if launcher.poll() is None and _when_loaded(variables) == _when_loaded(self._environment):
             assert launcher.stdin is not None
             try:
                 with launcher.stdin as file:
