@@ -128,7 +128,7 @@ def step(layout: Layout, device: dict[str, str], steps: int) -> float:
             "overrides": [*layout.words, f"train.length={steps} steps"], "output_dir": f"{folder}/run",
             "recipe": str(RECIPE),
         }  # fmt: skip
-        command = [sys.executable, str(HERE / "start.py"), json.dumps(words)]
+        command = [sys.executable, str(HERE / "run_job.py"), json.dumps(words)]
         done = subprocess.run(
             command,
             env={**os.environ, **device},

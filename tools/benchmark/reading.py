@@ -108,7 +108,7 @@ def main() -> int:
                 "quiet": True, "overrides": [], "output_dir": f"{folder}/run",
                 "extra": {"folder": folder, "workers": workers, "recipe": str(recipe)},
             }  # fmt: skip
-            command = [sys.executable, str(ROOT / "tools/benchmark/start.py"), json.dumps(words)]
+            command = [sys.executable, str(ROOT / "tools/benchmark/run_job.py"), json.dumps(words)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
             if done.returncode:
                 print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
