@@ -23,8 +23,8 @@ PROGRAM = Path(__file__).with_name("launcher_ahead.py")
 class LauncherAhead:
     """Within a `with`, a launcher for a job's first attempt; one that nobody has begun with is ended at its end.
 
-    `plan`: as it is known before the recipe is read. A recipe that asks for other devices has another environment,
-    which libraries read when they are loaded: then the launcher is started as ever.
+    Where the attempt is given another environment than `plan` has, of what libraries read when they are loaded, the
+    launcher is started as ever.
     """
 
     def __init__(self, plan: Plan, inherited: Mapping[str, str]):

@@ -56,6 +56,7 @@ def run(job: Job, waiting: WaitingRanks | None = None) -> int:
 
 
 def _run(job: Job, waiting: WaitingRanks | None) -> int:
+    """Reads the recipe, before any process starts, and runs it."""
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
     if job.script:
@@ -67,17 +68,8 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
-    elif waiting is None and plan.nodes == 1:
-        with LauncherAhead(plan, inherited) as ahead:
-            return _checked(job, machine, inherited, ahead)
-    return _checked(job, machine, inherited, waiting)
-
-
-def _checked(job: Job, machine: Machine, inherited: dict[str, str], prepared: Prepared | None) -> int:
-    """Checks everything that can be refused before a file is written, then runs the plan."""
     from paddle_dp.recipe import foreign_code, read_recipe
     from paddle_dp.recipe.code import changed
-    from paddle_dp.recipe.folder import release
 
     if job.entry_point in OF_A_RUN and (foreign := foreign_code(job.recipe, job.all_overrides)):
         last_words.say(
@@ -92,6 +84,17 @@ def _checked(job: Job, machine: Machine, inherited: dict[str, str], prepared: Pr
     plan = plan_of(job, machine, recipe.train.device)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
     plan = replace(plan, limits=limits)
+    if waiting is not None or plan.alone or plan.nodes > 1:
+        return _checked(plan, recipe, inherited, waiting)
+    with LauncherAhead(plan, inherited) as ahead:
+        return _checked(plan, recipe, inherited, ahead)
+
+
+def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Prepared | None) -> int:
+    """Checks what is left that can be refused before a file is written, then runs the plan."""
+    from paddle_dp.recipe.folder import release
+
+    job = plan.job
     sizes = Sizes(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
     if not job.elastic:
         _refuse(recipe, plan.ranks * plan.nodes, plan.kind)

@@ -50,9 +50,7 @@ def test_it_is_told_what_to_launch_and_secrets_are_not_in_its_environment(
 
 
 @pytest.mark.processes
-def test_where_the_recipe_asks_for_another_environment_another_is_started(
-    program: Path, tmp_path: Path
-) -> None:
+def test_for_another_environment_another_is_started(program: Path, tmp_path: Path) -> None:
     with LauncherAhead(PLAN, os.environ) as ahead:
         assert ahead.begin(PLAN, given(OMP_NUM_THREADS="77"), tmp_path) is None
 

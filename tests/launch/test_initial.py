@@ -176,6 +176,7 @@ def test_a_resumed_training_and_other_jobs_need_no_weights(tmp_path: Path) -> No
     check_load(Job(recipe=tmp_path, entry_point="evaluate"), recipe)
 
 
+@pytest.mark.processes
 def test_train_and_check_refuse_with_status_2_and_move_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
