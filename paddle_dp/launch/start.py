@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,8 +85,10 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
     plan = replace(plan, limits=limits)
     if waiting is not None or plan.alone or plan.nodes > 1:
         return _checked(plan, recipe, inherited, waiting)
-    with LauncherAhead(plan, inherited) as ahead:
-        return _checked(plan, recipe, inherited, ahead)
+    # Paddle's launcher ends all ranks when one has died.
+    loses = recipe.strategy.config.may_lose_ranks and job.entry_point == "train"
+    with WaitingRanks() if loses else LauncherAhead(plan, inherited) as prepared:
+        return _checked(plan, recipe, inherited, prepared)
 
 
 def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Prepared | None) -> int:
