@@ -58,10 +58,10 @@ def on_host(array: Array) -> paddle.Tensor:
     import paddle
 
     place = paddle.CPUPlace()
-    if type(array) is not np.ndarray:
-        return paddle.to_tensor(array, place=place)
-    return paddle.Tensor(
-        value=array, place=place, persistable=False, zero_copy=False, name=None, stop_gradient=True
+    return (
+        paddle.Tensor(array, place=place)
+        if type(array) is np.ndarray
+        else paddle.to_tensor(array, place=place)
     )
 
 
