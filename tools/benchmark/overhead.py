@@ -5,7 +5,8 @@
 
 The hand-written loop runs with three inputs: paddle.io.DataLoader, as in most scripts; the trainer's own loader, so
 that the difference is the loop alone; and slices of a shuffled NumPy array, the cheapest input. The trainer reads
-through its loader, with all default callbacks (console, metrics, dashboard, evaluate, checkpoint). For comparison,
+through its loader, with all default callbacks (console, metrics, dashboard, evaluate, checkpoint), and «unwatched»
+without any. For comparison,
 paddle.Model.fit runs over DataLoader, with accuracy, and a line every 10 steps as the trainer's. All run in turns,
 round after round. It prints the medians of the differences and ratios within a round, and those of the quickest rounds
 of each loop: other programs hardly change either. Times are the process's own CPU time, of all its threads (DataLoader
@@ -40,7 +41,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.recipe import read_recipe
+from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train.trainer import Trainer
 
 RECIPE = """
@@ -155,31 +156,35 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="overhead-"))
         text = RECIPE.format(width=width, inputs=inputs, samples=samples, batch=batch)
         (self.folder / "recipe.yaml").write_text(text)
-        self.recipe = read_recipe(self.folder / "recipe.yaml", [f"output_dir={self.folder}/run"])
+        recipe = self.read("run")
         random = np.random.RandomState(0)
         self.data = Arrays(
             random.rand(samples, inputs).astype("float32"), random.randint(0, 10, samples).astype("int64")
         )
-        model = self.recipe.model.build
+        model = recipe.model.build
         self.loops: dict[str, Callable[[int], None]] = {
             **{
                 name: partial(advance, by_hand(model(), source(self.data, batch)))
                 for name, source in SOURCES.items()
             },
             "Model.fit": fit(model(), self.data, batch),
-            "trainer": partial(train, self.trainer()),
+            "trainer": partial(train, self.trainer(recipe)),
+            "unwatched": partial(train, self.trainer(self.read("unwatched", "callbacks=[]"))),
         }
         self.order = list(self.loops)
 
-    def trainer(self) -> Trainer:
+    def read(self, name: str, *overrides: str) -> Recipe:
+        return read_recipe(self.folder / "recipe.yaml", [f"output_dir={self.folder}/{name}", *overrides])
+
+    def trainer(self, recipe: Recipe) -> Trainer:
         """A trainer as `paddle-dp train` makes it, over the arrays in memory."""
         from paddle_dp.data import Loader, Sampler
         from paddle_dp.mesh import join
         from paddle_dp.train.build import build
 
         mesh = join(seed=0)
-        self.recipe.folder.mkdir(parents=True)
-        trainer = build(self.recipe, mesh)
+        recipe.folder.mkdir(parents=True)
+        trainer = build(recipe, mesh)
         trainer.loader = Loader(self.data, Sampler.of(len(self.data), self.batch, mesh))
         trainer.tell_start()  # what happens once per run is not a cost per step
         return trainer
@@ -214,7 +219,8 @@ def main() -> None:
     for name in bench.loops:
         of_cpu, of_wall = (f"{statistics.median(t[name]):12.1f}{min(t[name]):10.1f}" for t in (cpu, wall))
         print(f"  {name:<12}{of_cpu}  {of_wall}")
-    for one, other in [*(("trainer", name) for name in SOURCES), ("Model.fit", "DataLoader")]:
+    compared = [(one, other) for one in ("trainer", "unwatched") for other in SOURCES]
+    for one, other in [*compared, ("Model.fit", "DataLoader")]:
         pairs = list(zip(cpu[one], cpu[other], strict=True))
         extra, ratio = (
             statistics.median(of) for of in ([a - b for a, b in pairs], [a / b for a, b in pairs])
