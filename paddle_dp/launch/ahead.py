@@ -23,8 +23,8 @@ PROGRAM = Path(__file__).with_name("launcher_ahead.py")
 class LauncherAhead:
     """Within a `with`, a launcher for a job's first attempt; one that nobody has begun with is ended at its end.
 
-    Where the attempt is given another environment than `plan` has, of what libraries read when they are loaded, the
-    launcher is started as ever.
+    `plan`: as it is known before the recipe is read. A recipe that asks for other devices has another environment,
+    which libraries read when they are loaded: then the launcher is started as ever.
     """
 
     def __init__(self, plan: Plan, inherited: Mapping[str, str]):
@@ -52,10 +52,15 @@ class LauncherAhead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.drop()
+        self._hidden.close()
+
+    def drop(self) -> None:
+        """It will not be needed."""
         if self._launcher is not None:
             self._launcher.kill()
             self._launcher.wait()
-        self._hidden.close()
+            self._launcher = None
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Launcher | None:
         """The launcher, at work on the plan; None where one must be started."""

@@ -1,5 +1,5 @@
-"""Paddle's launcher, started before it is known what to launch: it imports Paddle while the command looks for what is
-to be refused.
+"""Paddle's launcher, started before it is known what to launch: it imports Paddle while the command reads the recipe,
+and looks for what is to be refused.
 
 The words behind `python -m paddle.distributed.launch`, the variables and the file to print to come in one line. When
 there is none, because the job was refused, it ends.

@@ -55,7 +55,6 @@ def run(job: Job, waiting: WaitingRanks | None = None) -> int:
 
 
 def _run(job: Job, waiting: WaitingRanks | None) -> int:
-    """Reads the recipe, before any process starts, and runs it."""
     # Read now: importing paddle changes OMP_NUM_THREADS.
     machine, inherited = Machine.here(), dict(os.environ)
     if job.script:
@@ -67,6 +66,16 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
+    elif waiting is None and plan.nodes == 1:
+        with LauncherAhead(plan, inherited) as ahead:
+            return _read(job, machine, inherited, ahead)
+    return _read(job, machine, inherited, waiting)
+
+
+def _read(
+    job: Job, machine: Machine, inherited: dict[str, str], prepared: LauncherAhead | WaitingRanks | None
+) -> int:
+    """Reads the recipe, which imports what it names, and runs it."""
     from paddle_dp.recipe import foreign_code, read_recipe
     from paddle_dp.recipe.code import changed
 
@@ -83,12 +92,15 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
     plan = plan_of(job, machine, recipe.train.device)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
     plan = replace(plan, limits=limits)
-    if waiting is not None or plan.alone or plan.nodes > 1:
-        return _checked(plan, recipe, inherited, waiting)
-    # Paddle's launcher ends all ranks when one has died.
-    loses = recipe.strategy.config.may_lose_ranks and job.entry_point == "train"
-    with WaitingRanks() if loses else LauncherAhead(plan, inherited) as prepared:
+    if not isinstance(prepared, LauncherAhead):
         return _checked(plan, recipe, inherited, prepared)
+    if recipe.strategy.config.may_lose_ranks and job.entry_point == "train":
+        prepared.drop()  # Paddle's launcher ends all ranks when one has died
+        with WaitingRanks() as waiting:
+            return _checked(plan, recipe, inherited, waiting)
+    if plan.alone:
+        prepared.drop()
+    return _checked(plan, recipe, inherited, prepared)
 
 
 def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Prepared | None) -> int:
