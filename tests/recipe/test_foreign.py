@@ -72,6 +72,7 @@ def test_check_imports_and_calls_nothing(
     del sys.modules["calls"]
 
 
+@pytest.mark.processes  # Paddle's launcher, which nobody will need
 def test_a_run_of_somebody_else_says_first_what_it_imports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
