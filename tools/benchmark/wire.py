@@ -3,6 +3,7 @@
     python tools/benchmark/wire.py                     # two nodes, all layouts; 20 Gbit/s, 1 Gbit/s, 300 Mbit/s
     python tools/benchmark/wire.py --nodes 4 --links "1 Gbit/s"
     python tools/benchmark/wire.py --only "sharding 2" --torch ~/torch/bin/python --csv wire.csv --png wire.png
+    python tools/benchmark/wire.py --recipe FILE --strategies "use: data_parallel" "use: data_parallel, exchange: after"
     python tools/benchmark/wire.py --table wire.csv --png wire.png   # the table and the picture of earlier runs
 
 Nodes are network namespaces on one switch (namespaces.py); each job is `paddle-dp train --nodes N` on all of them, over
@@ -103,7 +104,8 @@ def main() -> int:
         with cluster(given.nodes) as box, tempfile.TemporaryDirectory(prefix="wire-") as folder:
             bench = Bench(box, Path(folder), given.links, given.steps)
             failed = bench.failed
-            for row in bench.rows(given.only, given.torch):
+            chosen = [Layout(words, given.recipe, words) for words in given.strategies] or LAYOUTS
+            for row in bench.rows(chosen, given.only, given.torch):
                 rows.append(row)
                 print(
                     f"{row.layout} over {row.link}: {row.ms:.0f} ms, {row.mb:.2f} MB",
@@ -129,6 +131,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"at each speed, 6 or more (default {STEPS})"
     )
+    parser.add_argument(
+        "--strategies", nargs="+", default=[], metavar="WORDS", help="these instead: 'use: data_parallel'"
+    )
+    parser.add_argument("--recipe", type=Path, default=MLP, metavar="FILE", help="of --strategies")
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--png", type=Path, metavar="FILE")
@@ -153,16 +159,16 @@ class Bench:
         self._port, self._computed = 9700, dict[Path, Compute]()
         self.failed: list[str] = []
 
-    def rows(self, only: Sequence[str], torch: str | None) -> Iterator[Row]:
+    def rows(self, layouts: Sequence[Layout], only: Sequence[str], torch: str | None) -> Iterator[Row]:
         def wanted(name: str) -> bool:
             return not only or any(name.startswith(each) for each in only)
 
         nodes = self.box.size
-        if wanted(WIRE):
+        if wanted(WIRE) and layouts is LAYOUTS:
             yield from self.wire(whole_bytes(MLP) * 2 * (nodes - 1) / nodes)
         if torch and wanted(DDP):
             yield from self.torch(torch)
-        for layout in LAYOUTS:
+        for layout in layouts:
             if nodes >= layout.least_nodes and wanted(layout.name.format(n=nodes)):
                 try:
                     yield from self.layout(layout)
