@@ -221,3 +221,19 @@ def test_factors_of_as_many_columns_are_taken_over():
     for one in (same, other):
         owed.restore_factors(one.right, "abc", saved)
     assert (same.right[0] == exchange.right[0] * 2).all() and (other.right[0].numpy() == before).all()
+
+
+def test_errors_lie_in_two_pieces_of_memory_by_turns():
+    (_, _, errors), _ = compressing("bfloat16")
+    seen = []
+    for value in range(4):
+        errors.begin(1.0)
+        room = errors.room(0)
+        assert errors.of(0) is None or room.data_ptr() != errors.of(0).data_ptr()
+        room.set_value(paddle.full([3], float(value)))
+        errors.lose(0, room)
+        if value != 2:  # that update is left out
+            errors.keep()
+        seen.append(room.data_ptr())
+    assert len(set(seen)) == 2
+    assert errors.saved(0).tolist() == [3.0] * 3

@@ -25,9 +25,13 @@ class ErrorMemory:
         self.scale = 1.0
         self._kept: dict[int, paddle.Tensor] = {}
         self._pending: dict[int, paddle.Tensor] = {}
+        # Memory of errors that are no more, for who asks for some: new memory costs as much as what is computed in it.
+        self._spare: dict[int, paddle.Tensor] = {}
+        self._reuses = False
 
     def begin(self, scale: float) -> None:
         """Before an update's backward: forgets what an update that was left out has lost."""
+        self._free(self._pending)
         self._pending = {}
         if scale != self.scale:
             self._kept = {place: error * (scale / self.scale) for place, error in self._kept.items()}
@@ -35,8 +39,20 @@ class ErrorMemory:
 
     def keep(self) -> None:
         """The update was made."""
+        self._free({place: self._kept[place] for place in self._pending if place in self._kept})
         self._kept |= self._pending
         self._pending = {}
+
+    def _free(self, errors: dict[int, paddle.Tensor]) -> None:
+        if self._reuses:
+            self._spare |= errors
+
+    def room(self, place: int) -> paddle.Tensor:
+        """Memory for an error that is about to be lost, with any numbers in it."""
+        self._reuses = True
+        parameter = self.parameters[place]
+        spare = self._spare.pop(place, None)
+        return paddle.empty(parameter.shape, wide(parameter)) if spare is None else spare
 
     def of(self, place: int) -> paddle.Tensor | None:
         """The error that is to be added to a gradient; None: none."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
+from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.memory import (
     Array,
     bytes_from,
@@ -99,13 +99,9 @@ class PushReduce:
         data, dtype, wire = bytes_of(gradient), self._dtypes[place], self._wires[place]
         if self._errors is None:
             return data if wire == dtype else bytes_from(numbers_of(data, dtype), wire)
-        before = self._errors.of(place)
-        parameter = self._parameters[place]
-        now = paddle.empty(parameter.shape, wide(parameter))
+        before, now = self._errors.of(place), self._errors.room(place)
         lost = _numbers_in(now)
-        np.copyto(lost, numbers_of(data, dtype))
-        if before is not None:
-            lost += _numbers_in(before)
+        np.add(numbers_of(data, dtype), 0 if before is None else _numbers_in(before), out=lost)
         sent = narrowed(lost, wire)
         lost -= numbers_of(sent, wire)
         self._errors.lose(place, now)
