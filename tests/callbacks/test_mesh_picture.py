@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, draw, frame
+from paddle_dp.callbacks.dashboard.mesh_picture import BOX, Frame, _with_servers, draw, frame
 from paddle_dp.mesh.degrees import AXES, Degrees
 
 MESHES = [
@@ -62,3 +62,13 @@ def test_it_is_a_picture_that_a_screen_holds() -> None:
         assert 500 < picture.width <= 1800 and 100 < picture.height <= 1600
         assert len(picture.convert("RGB").getcolors(maxcolors=10**7)) > 20
     assert BOX[0] > BOX[1]
+
+
+def test_servers_stand_above_the_ranks_that_compute() -> None:
+    degrees = Degrees(data=3, servers=2)
+    found = ranks(_with_servers(2, whole(degrees)))
+    assert found == {
+        "rank 0": ("servers",), "rank 1": ("servers",),
+        **{f"rank {2 + n}": (f"data {n}",) for n in range(3)},
+    }  # fmt: skip
+    assert draw(degrees, "servers").startswith(b"\x89PNG")

@@ -14,6 +14,7 @@ COLORS = {
     "sharding": "#8457a8",
     "sequence": "#2e9c6e",
     "tensor": "#c23b4e",
+    "servers": "#7a6a3f",
 }
 SPLITS = {
     "data": "read different samples",
@@ -21,6 +22,7 @@ SPLITS = {
     "sharding": "read different samples, and each keeps a part of the optimizer's state",
     "sequence": "hold different tokens of the same texts",
     "tensor": "hold slices of the same layers",
+    "servers": "read nothing, and update a part of the parameters each",
 }
 # A rank's box; in its units, the margin of a frame and the height of its name; the most frames in a row.
 BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
@@ -44,6 +46,8 @@ def draw(degrees: Degrees, title: str) -> bytes:
 
     split = [axis for axis in AXES if degrees[axis] > 1]
     outer = frame(degrees, split, {})
+    if degrees.servers:
+        split, outer = ["servers", *split], _with_servers(degrees.servers, outer)
     legend = [f"{axis} {degrees[axis]}: ranks {SPLITS[axis]}" for axis in split] or [
         "one process: nothing is split"
     ]
@@ -88,6 +92,20 @@ def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
     ]
     rows = -(-len(parts) // columns)
     return Frame("", "", columns * width - MARGIN, rows * height - MARGIN, content)
+
+
+def _with_servers(servers: int, workers: Frame) -> Frame:
+    """A row of the servers above the others."""
+    boxes = [Frame(f"rank {rank}") for rank in range(servers)]
+    step = BOX[0] + MARGIN
+    row = Frame(
+        "", "", servers * step - MARGIN, BOX[1], [(n * step, 0.0, box) for n, box in enumerate(boxes)]
+    )
+    above = _framed("servers", "servers", row)
+    width = max(above.width, workers.width)
+    down = above.height + MARGIN
+    content = [((width - part.width) / 2, y, part) for y, part in ((0.0, above), (down, workers))]
+    return Frame("", "", width, down + workers.height, content)
 
 
 def _framed(name: str, axis: str, part: Frame) -> Frame:
