@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.errors import LossError, NotFiniteError, UsageError
+from paddle_dp.errors import LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel import gradients
@@ -20,7 +20,6 @@ from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.finite import not_finite
-from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.local_norms import LocalNorms
@@ -207,14 +206,6 @@ class Learner(Passes):
     @property
     def asynchronous(self) -> bool:
         return False
-
-    def _gathered_samples(self) -> GatheredSamples:
-        if self.asynchronous or self.mesh.axes.servers:
-            raise UsageError(
-                f"the loss {self.loss.name} compares the samples of all ranks, and under this strategy ranks do not "
-                "compute together: set loss.across=rank, or choose strategy.use=data_parallel or hybrid."
-            )
-        return super()._gathered_samples()
 
     @property
     def claims(self) -> bool:
