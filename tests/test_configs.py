@@ -15,13 +15,22 @@ from tests.ranks import run_ranks
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 # A recipe over invented data, or over those that scikit-learn carries, needs no file: it is trained here.
-AT_HAND = [path for path in RECIPES if re.search(r"use: (digits|random_\w+)\b", path.read_text())]
+AT_HAND = [path for path in RECIPES if re.search(r"use: (digits|digit_pairs|random_\w+)\b", path.read_text())]
+# Their strategies, or losses, have tests of their own in every run.
+ALSO_TESTED = {
+    "digits_contrastive",
+    "digits_scatter",
+    "digits_replicas",
+    "siamese_digits",
+    "inception_branches",
+}
 SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 50 alone does not
     "resnet18_random": [
         "train.batch=5", "dataset.shape=[3,32,32]", "dataset.classes=4", "dataset.samples=20", "dataset.test_samples=3",
         "model.classes=4",
     ],
     "resnet50_pipeline": ["train.batch=4", "train.micro_batches=2", "model.depth=18", "dataset.shape=[3,8,8]"],
+    "inception_branches": ["train.batch=4"],
     "large_classifier": ["train.batch=50", "model.classes=1000", "dataset.classes=1000"],
 }  # fmt: skip
 
@@ -64,7 +73,13 @@ def check_trains(path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in AT_HAND if ranks_of(path) <= 4], ids=lambda path: path.stem
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.long) if path.stem in ALSO_TESTED else path
+        for path in AT_HAND
+        if ranks_of(path) <= 4
+    ],
+    ids=lambda path: path.stem,
 )
 def test_a_recipe_trains_two_steps_on_the_ranks_of_its_header(path: Path, tmp_path: Path) -> None:
     check_trains(path, tmp_path / "run")
