@@ -235,6 +235,13 @@ def launch(
 
     Exit status: 0 done; of the rank that failed first; 2 something to type differently; 128 + n ended by signal n.
     """
+    behind = [word for word in context.args if word.partition("=")[0] in ("--ranks", "--nodes", "--devices")]
+    if behind and (ranks, devices, nodes) == (None, None, None):
+        raise UsageError(
+            f"{behind[0]} stands behind {script}, so it is the script's own, and the job would have one rank. Options "
+            f"of launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
+            "option, give launch its own, too."
+        )
     words = [*(["-m"] if as_module else []), script, *context.args]
     _run(
         Job(

@@ -73,6 +73,11 @@ def test_the_words_of_a_script_stay_what_they_are(leave: Leave, jobs: list[Job])
     assert jobs[0].script == ("own.py", "--resume", "--ranks", "9", "--resume") and jobs[0].ranks == 2
 
 
+def test_ranks_behind_a_script_are_not_taken_for_one_rank(leave: Leave, jobs: list[Job], capsys: Any) -> None:
+    assert leave("launch", "own.py", "--ranks", "2") == 2 and not jobs
+    assert "paddle-dp launch --ranks 2 own.py" in capsys.readouterr().err
+
+
 def test_what_a_resume_may_find_changed_is_given_by_key(leave: Leave, jobs: list[Job], capsys: Any) -> None:
     leave("train", "a.yaml", "--resume", "--accept", "loss, optimizer.clip")
     assert jobs[0].options["accept"] == ["loss", "optimizer.clip"] and jobs[0].resume == "newest"
