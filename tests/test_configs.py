@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_the_header_shows_a_command_that_the_recipe_takes(path: Path) -> None:
     header = re.match(r"(?:#.*\n)+", text)
     assert header and f"paddle-dp train configs/{path.name}" in header[0]
     for line in re.findall(r"paddle-dp \w+ configs/\S+(.*)", text):
-        overrides = [word for word in line.split() if re.fullmatch(r"[a-z_.]+=\S+", word)]
+        overrides = [word for word in shlex.split(line, comments=True) if re.fullmatch(r"[a-z_.]+=\S+", word)]
         read_recipe(path, [word.replace("…", "data") for word in overrides])
 
 

@@ -15,6 +15,7 @@ Arrays = Any
 """An array, or a structure of arrays."""
 Pair = tuple[Arrays, Arrays]
 _NUMBERS = "biufcV"  # NumPy's kinds: bool, integers, floats, complex; bfloat16 is a V
+_PLAIN = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8", "bool")))
 _UNKNOWN = (np.uint32, np.uint64, np.longdouble, np.clongdouble)  # to Paddle 3.3.1
 
 
@@ -37,6 +38,11 @@ def pair_of(sample: Any) -> Pair:
                 at = f" at {where}" if where else ""
                 raise DataError(f"is of type {leaf.dtype}{at}, which no tensor can hold")
     return pair
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is an array that any tensor holds as it is; cheap, for what is asked for each batch."""
+    return type(value) is np.ndarray and value.dtype in _PLAIN
 
 
 def as_arrays(value: Any) -> Arrays:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from paddle_dp.data.arrays import Arrays, Pair, describe, pair_of
+from paddle_dp.data.arrays import Arrays, Pair, describe, is_plain, pair_of
 from paddle_dp.data.collate import Uncollated, collated, row
 from paddle_dp.data.randomness import globals_kept, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
@@ -191,10 +191,11 @@ def take(dataset: Any, indices: Indices) -> Pair:
         inputs, targets = dataset.take(indices)
     except Exception as error:
         raise DataError(f"samples {_some(indices)}: {type(error).__name__}: {error}") from error
-    try:
-        inputs, targets = pair_of((inputs, targets))
-    except DataError as error:
-        raise DataError(f"samples {_some(indices)}: what take gave {error}") from error.__cause__
+    if not (is_plain(inputs) and is_plain(targets)):
+        try:
+            inputs, targets = pair_of((inputs, targets))
+        except DataError as error:
+            raise DataError(f"samples {_some(indices)}: what take gave {error}") from error.__cause__
     counts = [_rows(part) for part in (inputs, targets)]
     if counts != [len(indices)] * 2:
         got = f"{counts[0]} inputs and {counts[1]} targets"

@@ -164,3 +164,22 @@ def test_a_bfloat16_tensor_is_one():
 
     inputs, _ = read_sample([(paddle.ones([2]).astype("bfloat16"), 0)], 0)
     assert paddle.to_tensor(inputs).astype("float32").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "object"])
+def test_what_take_gives_is_looked_at_as_samples_are(dtype):
+    class Taken(list):
+        def take(self, indices):
+            return np.zeros((len(indices), 2), dtype), np.zeros(len(indices))
+
+    with pytest.raises(DataError, match=f"samples 4, 1: what take gave .*type {dtype}"):
+        read_samples(Taken([0] * 5), np.array([4, 1]), 0, 0)
+
+
+def test_lists_that_take_gives_are_arrays_as_of_samples():
+    class Taken(list):
+        def take(self, indices):
+            return {"x": [[0.5]] * len(indices)}, indices
+
+    inputs, targets = read_samples(Taken([0] * 5), np.array([4, 1]), 0, 0)
+    assert inputs["x"].dtype == np.float32 and targets.tolist() == [4, 1]

@@ -122,6 +122,22 @@ def test_a_stream_that_ends_early_is_told_with_its_end():
         Stream(Made(numbers()), 10)[10]
 
 
+@pytest.mark.parametrize("said", ["counted", "len"])
+def test_a_stream_that_goes_on_is_told_at_its_end(said):
+    class Grows(OfEpochs):
+        def __iter__(self):
+            return ((np.float32(i), i) for i in range(10 + self.first // 100))
+
+    if said == "len":
+        Grows.__len__ = lambda self: 10
+    stream = as_dataset(Grows(), None, "train")
+    assert inputs(stream, 0, range(10)) == list(map(float, range(10)))
+    assert inputs(stream, 1, [8]) == [8.0]
+    with pytest.raises(DataError, match=r"more than 10 samples in epoch 1, .*set loader\.samples"):
+        inputs(stream, 1, [9])
+    assert inputs(as_dataset(Grows(), 10, "train"), 1, [9]) == [9.0]  # an epoch of ten is what was asked for
+
+
 def test_what_can_be_read_only_once_is_refused():
     with pytest.raises(UsageError, match=r"train: generator can be read only once.*reading='scatter'"):
         as_dataset(numbers()(), None, "train")

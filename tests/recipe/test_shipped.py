@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_copy_is_trained_on_the_ranks_of_its_header(name: str, words: str) -> 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_strategy_takes_the_command_that_is_shown(path: Path) -> None:
-    words = command(path).split()[3:]
+    words = shlex.split(command(path))[3:]
     ranks = int(words[words.index("--ranks") + 1]) if "--ranks" in words else 1
     if "--devices" in words:
         ranks = len(words[words.index("--devices") + 1].split(","))
