@@ -110,3 +110,13 @@ def test_what_cannot_be_is_said(monkeypatch):
         PaddleDPError, match="the `cuts` and `blocks` of gpt do not describe all of its layers"
     ):
         said("gpt_tensor2_pipeline2_data2", 8, 3)
+
+
+def test_padding_is_compared_with_the_first_sample():
+    plain = "strategy.use=data_parallel"
+    first = said("gpt_tiny", 1, None, plain, "loader.pad={targets: {length: 999, value: -100}}")[0]
+    assert first.startswith("the first sample, padded: int64[") and first.endswith("target int64[999]")
+    with pytest.raises(
+        UsageError, match=r"no array of a sample is called 'targetz'\. Did you mean 'targets'"
+    ):
+        said("gpt_tiny", 1, None, plain, "loader.pad={targetz: {length: 999}}")
