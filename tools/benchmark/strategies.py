@@ -42,7 +42,7 @@ from tools.benchmark.strategies_table import Faulty, Point, Training, faults_tab
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
 SLOW = "50 ms"  # of the slow rank, each step
-PATIENCE = 600.0  # seconds for one training
+PATIENCE = 90.0  # seconds for one training
 
 
 @dataclass(frozen=True)
