@@ -19,6 +19,7 @@ from paddle_dp.errors import JobError
 from paddle_dp.launch.command import Job
 
 ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "configs/digits_mlp.yaml"
 Leave = Callable[..., int]
 
 
@@ -38,7 +39,10 @@ def command(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
         (["train", "a.yaml", "--ranks", "0"], "--ranks 0: a job has 1 rank or more."),
         (["train", "a.yaml", "--devices", "gpu:0"], "--devices gpu:0: give GPU numbers separated by commas"),
         (["evaluate", "nowhere"], "nowhere is no folder: name the folder of a run"),
-        (["verify", "configs/digits_mlp.yaml", "--ranks", "1"], "verify compares one process with 2 ranks or more"),
+        (
+            ["verify", str(CONFIGS / "digits_mlp.yaml"), "--ranks", "1"],
+            "verify compares one process with 2 ranks or more",
+        ),
         (["dashboard", "nowhere"], "nowhere is no folder"),
         (["parts", "modls"], "There is no shelf 'modls'. Did you mean 'models'?"),
         (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
