@@ -40,7 +40,7 @@ def command(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
         (["train", "a.yaml", "--devices", "gpu:0"], "--devices gpu:0: give GPU numbers separated by commas"),
         (["evaluate", "nowhere"], "nowhere is no folder: name the folder of a run"),
         (
-            ["verify", str(CONFIGS / "digits_mlp.yaml"), "--ranks", "1"],
+            ["verify", str(DIGITS), "--ranks", "1"],
             "verify compares one process with 2 ranks or more",
         ),
         (["dashboard", "nowhere"], "nowhere is no folder"),
