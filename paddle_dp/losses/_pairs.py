@@ -66,13 +66,14 @@ def embeddings(outputs: object, loss: str, normalize: bool) -> paddle.Tensor:
 
 
 def class_numbers(targets: object, rows: int, loss: str) -> paddle.Tensor:
-    """Targets as [n]. Raises LossError unless there is one class number for each of `rows` embeddings."""
+    """Targets as [n], of a dtype that any backend gathers: gloo has no int16, and ends the process there. Raises
+    LossError unless there is one class number for each of `rows` embeddings."""
     import paddle
 
     if not isinstance(targets, paddle.Tensor) or targets.is_floating_point() or targets.size != rows:
         got = f"{targets.dtype} {targets.shape}" if isinstance(targets, paddle.Tensor) else str(type(targets))
         raise LossError(f"{loss} takes one class number for each sample as targets, [n], and got {got}")
-    return targets.reshape([-1])
+    return targets.reshape([-1]).astype("int64")
 
 
 def squared_distances(anchors: paddle.Tensor, others: paddle.Tensor) -> paddle.Tensor:

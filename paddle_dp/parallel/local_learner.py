@@ -157,7 +157,7 @@ class LocalLearner(DataParallelLearner):
         if self.optimizer_states == "averaged":
             for states in self._states.by_kind():
                 write(states, self._mean(states))
-            self._states.average_counts()
+            self._states.average_counts(self._portion)
             self._states_apart = False
         self.sync_buffers()
         self._learned, self._apart = 0.0, False
@@ -218,6 +218,8 @@ class LocalLearner(DataParallelLearner):
                     mean = self._mean(of_kind)
                     kept += [(state, state.clone()) for state in of_kind if state is not None]
                     write(of_kind, mean)
+                kept += [(count, count.clone()) for count in self._states.counts().values()]
+                self._states.average_counts(self._portion)
         try:
             yield
         finally:
@@ -248,8 +250,8 @@ class LocalLearner(DataParallelLearner):
         check_sound(copies, mine, self.mesh, when, self._excused)
 
     def beside(self) -> Beside:
-        if not self._began:
-            return Beside()
+        if not self._began:  # but adaptive periods hang on the highest learning rate, which may be behind
+            return Beside(shared={"periods": _numbers(self.periods.state())} if self.periods.adaptive else {})
         named = self._trained
         shared = {"periods": _numbers(self.periods.state())}
         own = {"counts": _numbers([self._learned, self._portion])}
@@ -259,13 +261,19 @@ class LocalLearner(DataParallelLearner):
             shared |= {f"start/{name}": start for (name, _), start in zip(named, self._start, strict=True)}
             own |= {f"weight/{name}": parameter for name, parameter in named}
         if self._states_apart:
+            self._states.complete()
             own |= {f"state/{name}": state for name, state in self._states.named().items()}
         return Beside(shared=shared, own=own)
 
     @paddle.no_grad()
     def load_beside(self, saved: SavedBeside) -> None:
         self._began = self._apart = self._states_apart = False
-        self._start, self._learned, self.periods.ends = [], 0.0, 0
+        self._start, self._learned = [], 0.0
+        periods, counts = _numbers([0.0, 0.0]), _numbers([0.0, 0.0])
+        if "periods" in saved.shared:
+            saved.shared_into("periods", periods)
+        ends, highest = periods.tolist()
+        self.periods.load([ends if saved.own else 0.0, highest])
         named = self._trained
         if self.outer is not None:
             self.outer.velocity = []
@@ -275,10 +283,7 @@ class LocalLearner(DataParallelLearner):
                     saved.shared_into(f"velocity/{name}", velocity)
         if not saved.own or "periods" not in saved.shared:
             return
-        periods, counts = _numbers([0.0, 0.0]), _numbers([0.0, 0.0])
-        saved.shared_into("periods", periods)
         saved.own_into("counts", counts)
-        self.periods.load(periods.tolist())
         self._learned, self._portion = counts.tolist()
         if f"weight/{named[0][0]}" in saved.own:
             self._apart = True

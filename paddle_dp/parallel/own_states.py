@@ -23,12 +23,22 @@ class OwnStates:
         self._optimizer, self._named, self._mesh = optimizer, list(named), mesh
 
     def by_kind(self) -> Iterator[States]:
-        """The states that have their parameters' shapes. Collective: the same kinds on all ranks."""
+        """The states that have their parameters' shapes: of the same kinds and parameters on all ranks. Collective."""
+        self.complete()
         held = self._optimizer._accumulators
-        mine = [kind for kind, of_kind in held.items() if of_kind and not kind.endswith(_COUNTS)]
-        for kind in sorted(set().union(*self._mesh.gather(mine))):
-            of_kind = held.get(kind, {})
-            yield [of_kind.get(parameter.name) for _, parameter in self._named]
+        for kind in sorted(kind for kind, of_kind in held.items() if of_kind and not kind.endswith(_COUNTS)):
+            yield [held[kind].get(parameter.name) for _, parameter in self._named]
+
+    def complete(self) -> None:
+        """Creates, as they are before a first step, states that other ranks have of a parameter and this one has not,
+        for it has had no sample of it: else a mean, or rank 0's checkpoint, would be without them. Collective."""
+        from paddle.base import framework
+
+        held = self._optimizer._accumulators.values()
+        mine = {name for name, p in self._named if any(p.name in of_kind for of_kind in held)}
+        lacking = set().union(*self._mesh.gather(sorted(mine))) - mine
+        if new := [parameter for name, parameter in self._named if name in lacking]:
+            self._optimizer._create_accumulators(framework.default_main_program().global_block(), new)
 
     def named(self) -> dict[str, paddle.Tensor]:
         """All of them on this rank, «body.0.weight/moment1»."""
@@ -40,14 +50,19 @@ class OwnStates:
             if parameter.name in held[kind]
         }
 
-    def average_counts(self) -> None:
-        """Takes the means of the decays' powers: ranks that had no sample in a step have made fewer updates.
-        Collective."""
-        counts = {name: state for name, state in self.named().items() if name.endswith(_COUNTS)}
-        rows = self._mesh.gather({name: state.item() for name, state in counts.items()})
+    def counts(self) -> dict[str, paddle.Tensor]:
+        """The decays' powers, by name."""
+        return {name: state for name, state in self.named().items() if name.endswith(_COUNTS)}
+
+    def average_counts(self, portion: float) -> None:
+        """Takes the means of the decays' powers, in which this rank counts `portion`: ranks that had no sample in a
+        step have made fewer updates. Collective."""
+        counts = self.counts()
+        rows = self._mesh.gather([portion, {name: state.item() for name, state in counts.items()}])
         for name, state in counts.items():
-            found = [row[name] for row in rows if name in row]
-            state.fill_(sum(found) / len(found))
+            found = [(weight, row[name]) for weight, row in rows if name in row]
+            if total := sum(weight for weight, _ in found):
+                state.fill_(sum(weight * count for weight, count in found) / total)
 
 
 def write(tensors: States, values: States) -> None:

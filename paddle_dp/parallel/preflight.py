@@ -34,6 +34,11 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
 
     A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.
     """
+    if recipe.dataset.reading == "scatter" and layout.degrees.servers:
+        raise UsageError(
+            "dataset.reading=scatter: rank 0 would read for all, and is a server, which reads nothing: set "
+            "dataset.reading=each."
+        )
     check_compiles(recipe, layout)
     model = built_without_memory(recipe.build_model)
     if model is None:

@@ -34,6 +34,15 @@ def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
     raise UsageError(f"strategy {strategy}: {why}.")
 
 
+def refuse_across(compares: str, ranks: int) -> None:
+    """Raises UsageError for a loss that compares the samples of all ranks."""
+    if compares == "ranks" and ranks > 1:
+        raise UsageError(
+            "loss.across=ranks compares the samples of all ranks at every step, and under this strategy each rank "
+            "learns alone: set loss.across=rank, or strategy.use=data_parallel."
+        )
+
+
 def place_alone(
     task: Task, mesh: Mesh, kind: Any, recompute: Recompute, noticed: Sequence[str], **fields: Any
 ) -> Learner:
@@ -46,11 +55,7 @@ def place_alone(
     from paddle_dp.parallel.recompute import recomputed
     from paddle_dp.parallel.samplewise import mixing
 
-    if task.loss.compares == "ranks" and mesh.ranks > 1:
-        raise UsageError(
-            "loss.across=ranks compares the samples of all ranks at every step, and under this strategy each rank "
-            "learns alone: set loss.across=rank, or strategy.use=data_parallel."
-        )
+    refuse_across(task.loss.compares, mesh.ranks)
     if recompute.blocks:
         check_table(task.model, task.samples, "strategy.recompute")
     recomputed(task.model, recompute)

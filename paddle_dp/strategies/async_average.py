@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.rank_memory import Layout
-from paddle_dp.strategies._alone import place_alone, refuse_shared_decisions
+from paddle_dp.strategies._alone import place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Every, Fraction, Positive
 
@@ -50,6 +50,12 @@ class Config(StrategyConfig):
                 "strategy async_average: guard.non_finite lets all ranks judge each update together: leave it out, or "
                 "take local_sgd. A loss that is not finite ends the training where it is read."
             )
+        if recipe.dataset.reading == "scatter" and ranks > 1:
+            raise UsageError(
+                "dataset.reading=scatter: rank 0 sends each rank its share of a batch, and under strategy async_average "
+                "ranks take shares as they come to them: set dataset.reading=each."
+            )
+        refuse_across(getattr(recipe.loss and recipe.loss.config, "across", ""), ranks)
         super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> AsyncAverage:

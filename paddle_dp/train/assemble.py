@@ -56,11 +56,6 @@ class Assembly:
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
         _refuse_guard(setup)
-        if setup.scatters and setup.strategy.config.layout(mesh.ranks).degrees.servers:
-            raise UsageError(
-                "dataset.reading=scatter: rank 0 would read for all, and is a server, which reads nothing: set "
-                "dataset.reading=each."
-            )
         self.strategy: Strategy = setup.strategy.build(mesh)
         self.mesh = (
             self.strategy.mesh
@@ -128,11 +123,6 @@ class Assembly:
             if size >= _LARGE:
                 print(_WHOLE.format(size / 1e9, task.whole), flush=True)
         learner = self.strategy.place(task)
-        if self._scatters and learner.asynchronous:
-            raise UsageError(
-                "dataset.reading=scatter: rank 0 sends each rank its share of a batch, and under this strategy ranks "
-                "take shares as they come to them: set dataset.reading=each."
-            )
         seed_ranks(self.setup.seed, self.mesh)
         return learner
 

@@ -47,6 +47,8 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     layout that cannot run, PaddleDPError if the layers built have another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
+    if recipe.train.device == "auto" and not layout.accelerator:
+        yield f"strategy {recipe.strategy.name} is for CPUs only: train.device=auto must find no accelerator"
     yield from _first_sample(recipe)
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
@@ -88,15 +90,26 @@ def _first_sample(recipe: Recipe) -> Iterator[str]:
 def layout_of(recipe: Recipe, ranks: int) -> Layout:
     """The layout of the recipe's strategy on `ranks` ranks. Raises UsageError if it cannot run."""
     precision = recipe.train.precision
+    device = _device(recipe, ranks)
     for part in (recipe.strategy, *recipe.callbacks):
-        part.refuse(recipe, ranks, "cpu" if recipe.train.device == "cpu" else "gpu")
+        part.refuse(recipe, ranks, device)
     widths = Widths.of(
         recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw",
         low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
         double=precision.dtype == "float64",
     )
     layout: Layout = recipe.strategy.config.layout(ranks)
-    return replace(layout, widths=widths, accelerator=recipe.train.device != "cpu")
+    return replace(layout, widths=widths, accelerator=device != "cpu")
+
+
+def _device(recipe: Recipe, ranks: int) -> str:
+    """What the layout is meant for: `train.device: auto` is an accelerator, but under a strategy for CPUs only."""
+    if recipe.train.device == "auto":
+        try:
+            recipe.strategy.refuse(recipe, ranks, "gpu")
+        except UsageError:
+            return "cpu"
+    return "cpu" if recipe.train.device == "cpu" else "gpu"
 
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:

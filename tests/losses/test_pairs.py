@@ -9,6 +9,7 @@ import paddle
 import pytest
 
 from paddle_dp.errors import LossError
+from paddle_dp.losses._pairs import class_numbers
 from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.pairwise import Config as Pairwise
 from paddle_dp.losses.siamese import Config as Siamese
@@ -190,3 +191,9 @@ def test_outputs_and_targets_of_another_form_are_refused(outputs, targets, said)
 def test_siamese_says_where_pairs_within_a_batch_belong():
     with pytest.raises(LossError, match="pairwise"):
         Siamese().build()(paddle.zeros([3, 2]), paddle.zeros([3], "int64"))
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8", "bool", "int64"])
+def test_class_numbers_are_gathered_in_a_dtype_that_gloo_has(dtype):
+    """It ends the process at int16, without a word."""
+    assert class_numbers(paddle.to_tensor([[1], [0]]).astype(dtype), 2, "triplet").dtype == paddle.int64

@@ -135,6 +135,7 @@ LAYOUTS = {
     "averaged": [local("every: 5 steps", "optimizer_states: averaged"), *ADAMW],
     "diloco": [local("every: 5 steps", "warmup: 2 steps", "outer: {use: momentum}"), *ADAMW],
     "adaptive": [local("every: 3 steps", "adaptive: true"), *ADAMW],
+    "still warm": [local("every: 1 step", "adaptive: true", "warmup: 15 steps"), *ADAMW],
 }
 
 
@@ -156,6 +157,27 @@ def test_looks_and_saves_change_nothing_and_a_resume_is_bit_equal(tmp_path, word
     assert_equal(again, plain)
     assert len({found["own"] for found in plain}) == 1, "at the end all ranks have the same weights"
     assert len(other[0]["rows"]) == 1, "data_parallel goes on from the mean"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("states", ["local", "averaged"])
+def test_a_rank_that_never_had_a_sample_lacks_no_states(tmp_path, states):
+    """In batches of one sample it is the first rank, whose states a checkpoint saves for all."""
+    single = ["train.batch=1", "train.micro_batches=1"]
+    words = [local("every: 4 steps", f"optimizer_states: {states}"), *ADAMW, *single]
+    every = [local("every: 1 step", "optimizer_states: averaged"), *MOMENTUM, *single]
+    whole, again, data, averaged = run(
+        tmp_path, 2,
+        {"words": words, "until": "9 steps", "save_at": 6},
+        {"words": words, "until": "9 steps", "resume": str(tmp_path / "0" / "between" / "step-00000006")},
+        {"words": [DATA, *MOMENTUM, *single], "until": "6 steps"},
+        {"words": every, "until": "6 steps"},
+    )  # fmt: skip
+    assert_equal(again, whole)
+    assert_near(averaged, data)
+    ours, theirs = weights(averaged[0]["saved"]), weights(data[0]["saved"])
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-6, err_msg=name)
 
 
 @pytest.mark.long
