@@ -100,6 +100,25 @@ def test_a_strategy_without_degrees_is_data_alone():
     assert "2 ranks: data 2; the whole model" in said("digits_mlp", 2)[0]
 
 
+@pytest.mark.parametrize(("name", "ranks"), [("siamese_digits", 2), ("digits_replicas", 1)])
+def test_a_strategy_for_cpus_only_is_forecast_for_them(name, ranks):
+    assert said(name, ranks)[0].endswith("is for CPUs only: train.device=auto must find no accelerator")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["strategy={use: local_sgd}", "loss={use: contrastive}"], "each rank learns alone"),
+        (["strategy={use: async_average}", "loss={use: contrastive}"], "each rank learns alone"),
+        (["strategy={use: async_average}", "dataset.reading=scatter"], "take shares as they come"),
+        (["strategy={use: parameter_server}", "dataset.reading=scatter"], "is a server, which reads nothing"),
+    ],
+)
+def test_what_ranks_cannot_do_together_is_said_before_there_are_ranks(words, why):
+    with pytest.raises(UsageError, match=why):
+        said("digits_mlp", 2, None, *words)
+
+
 def test_what_cannot_be_is_said(monkeypatch):
     with pytest.raises(UsageError, match="tensor 3 does not divide the model's classes"):
         said("large_classifier", 3, None, "strategy.tensor=3")
