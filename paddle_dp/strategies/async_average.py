@@ -52,8 +52,8 @@ class Config(StrategyConfig):
             )
         if recipe.dataset.reading == "scatter" and ranks > 1:
             raise UsageError(
-                "dataset.reading=scatter: rank 0 sends each rank its share of a batch, and under strategy async_average "
-                "ranks take shares as they come to them: set dataset.reading=each."
+                "dataset.reading=scatter: rank 0 sends each rank its share of a batch, and under async_average ranks "
+                "take shares as they come to them: set dataset.reading=each."
             )
         refuse_across(getattr(recipe.loss and recipe.loss.config, "across", ""), ranks)
         super().refuse(recipe, ranks, device)
