@@ -240,7 +240,7 @@ class LocalLearner(DataParallelLearner):
     # Checks and checkpoints.
 
     def check(self, when: str, states: Any = ()) -> None:
-        if not self._states_apart:
+        if not (self._apart or self._states_apart):
             super().check(when, states)
             return
         pairs = zip(self._trained, self._start, strict=True) if self._apart else ()

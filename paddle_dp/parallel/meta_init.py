@@ -122,6 +122,7 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
             Weight(
                 name=names[id(p)],
                 size=int(p.size),
+                shape=tuple(p.shape),
                 cut=id(p) in cut_parameters,
                 frozen=p.stop_gradient,
                 statistic=id(p) in running,

@@ -2,7 +2,8 @@
 
 For Ψ bytes of parameters on a rank, A bytes of activations between two blocks of all its samples, n ranks of the axis:
 
-    data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009)
+    data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009); Ψ in
+                                                                   16 bits, or of the factors, where they are compressed
     data, where      parameters              2(n−1)/n·Ψ / H        the mean of H steps; with the optimizer's states on
       ranks average                                                request, and without the steps of a warm-up
     sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paddle_dp.plan.low_rank import factors, is_worthwhile
 from paddle_dp.plan.rank_memory import (
     Blocks,
     Layout,
@@ -174,9 +176,21 @@ def _gradients(
                 size = count * width / layout.averaged_every
                 yield Sent(axis=axis, what="parameters", bytes=size, when="last backward", hides=False)
             else:
-                yield Sent(
-                    axis=axis, what="gradients", bytes=count * layout.widths.gradient, when="last backward"
-                )
+                size = count * layout.widths.gradient * _compressed(trained, layout)
+                yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
+
+
+def _compressed(weights: Sequence[Weight], layout: Layout) -> float:
+    """The part of their gradients' bytes that is sent. Factors are in the dtype of the sums, float32 at least."""
+    compress, width = layout.compress, layout.widths.gradient
+    whole = sum(weight.size * width for weight in weights)
+    if not compress or not whole:
+        return 1.0
+    if compress.kind != "power_sgd":
+        return min(2 / width, 1.0)
+    low = [weight for weight in weights if is_worthwhile(weight.shape, compress.rank)]
+    saved = sum(weight.size * width - factors(weight.shape, compress.rank) * max(width, 4) for weight in low)
+    return 1 - saved / whole
 
 
 def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Between) -> Iterator[Sent]:

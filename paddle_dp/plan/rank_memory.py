@@ -11,17 +11,18 @@ from paddle_dp.plan.memory import StateBytes, Widths, deal, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
 from paddle_dp.plan.sharded import most_lent, most_on_accelerator
-from paddle_dp.units import Recompute
+from paddle_dp.units import Compress, Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter of a whole model: its first name, its number of elements, whether the tensor axis cuts it, and
+    """One parameter of a whole model: its first name, its number of elements and its `shape`, whether the tensor axis cuts it, and
     whether it is frozen: then it has no gradient and no optimizer state, and an owner in stage 3 only. A `statistic`
     of a BatchNorm, which counts as frozen, never has one."""
 
     name: str
     size: int
+    shape: tuple[int, ...] = ()
     cut: bool = False
     frozen: bool = False
     statistic: bool = False
@@ -41,7 +42,7 @@ class Layout:
 
     `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
     ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
-    split the tokens between cut layers (`sequence_parallel`); what is recomputed. `averaged_every`: in how many steps
+    split the tokens between cut layers (`sequence_parallel`); what is recomputed. What data ranks `compress` gradients to. `averaged_every`: in how many steps
     weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too;
     `copies` of the weights are kept besides.
     `widths`, the bytes per element, follow from optimizer and precision.
@@ -55,6 +56,7 @@ class Layout:
     prefetch: int = 1
     sequence_parallel: bool = False
     recompute: Recompute = field(default_factory=Recompute)
+    compress: Compress = field(default_factory=Compress)
     averaged_every: int = 0
     averaged_states: bool = False
     copies: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.errors import UsageError
+from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Bytes, Compress, Recompute
 
@@ -52,6 +53,9 @@ class Config(StrategyConfig):
                 f"exchange: {self.exchange} is a way for whole gradients, and compressed ones (compress: "
                 f"{self.compress}) have their own: leave it out"
             )
+
+    def layout(self, ranks: int) -> Layout:
+        return replace(super().layout(ranks), compress=self.compress, copies=int(bool(self.compress)))
 
     def not_promised(self, recipe: Recipe) -> str:
         if not self.compress:

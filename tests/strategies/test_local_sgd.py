@@ -17,7 +17,7 @@ from paddle_dp.units import Recompute
 from tests.jobs import comparisons_in_forks
 from tests.parity import weights
 from tests.ranks import ROOT, run_ranks
-from tests.strategies.local_runs import RECIPE, train_each
+from tests.strategies.local_runs import RECIPE, train_each, trainer
 
 DATA = "strategy={use: data_parallel}"
 ADAMW = ["optimizer={use: adamw}", "schedule.learning_rate=5e-3"]
@@ -157,6 +157,18 @@ def test_looks_and_saves_change_nothing_and_a_resume_is_bit_equal(tmp_path, word
     assert_equal(again, plain)
     assert len({found["own"] for found in plain}) == 1, "at the end all ranks have the same weights"
     assert len(other[0]["rows"]) == 1, "data_parallel goes on from the mean"
+
+
+def check_again(folder: str, words: list[str], resume: str) -> None:
+    trainer(folder, words, resume).check("before a step")
+
+
+@pytest.mark.long
+def test_weights_in_the_midst_of_a_period_may_differ_before_the_next_step_too(tmp_path):
+    """As where a training goes back, and leaves the next batch out; plain descent has no states that would differ."""
+    words = [local("every: 5 steps")]
+    run(tmp_path, 2, {"words": words, "until": "4 steps", "save_at": 3})
+    run_ranks(check_again, 2, str(tmp_path / "1"), words, str(tmp_path / "0" / "between" / "step-00000003"))
 
 
 @pytest.mark.long

@@ -100,9 +100,25 @@ def test_a_strategy_without_degrees_is_data_alone():
     assert "2 ranks: data 2; the whole model" in said("digits_mlp", 2)[0]
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("siamese_digits", 2), ("digits_replicas", 1)])
-def test_a_strategy_for_cpus_only_is_forecast_for_them(name, ranks):
-    assert said(name, ranks)[0].endswith("is for CPUs only: train.device=auto must find no accelerator")
+def test_compressed_gradients_are_fewer_bytes():
+    """The mlp's matrices are 64 × 256, 256 × 256 and 256 × 10: factors of 2 columns each, the biases whole."""
+    compress = ["none", "float16", "power_sgd rank 2"]
+    model = "model={use: mlp, inputs: 64, hidden: [256, 256], classes: 10}"
+    lines = [
+        said("digits_mlp", 2, None, f"strategy={{use: data_parallel, compress: {c}}}", model)
+        for c in compress
+    ]
+    whole = 4 * (64 * 256 + 256 * 256 + 256 * 10 + 522)
+    factors = 4 * (2 * (320 + 512 + 266) + 522)
+    for found, size in zip(lines, (whole, whole / 2, factors), strict=True):
+        assert found[-1] == f"a step sends {size / 1e3:.3g} kB: data {size / 1e3:.3g} kB of gradients"
+    assert "copies of the weights" in lines[1][-2] and "copies" not in lines[0][-2]  # what each rank owes
+
+
+def test_a_strategy_for_cpus_only_is_forecast_for_them():
+    assert "2 ranks" in said("siamese_digits", 2)[0] and "1 rank" in said("digits_replicas", 1)[0]
+    lines = said("digits_mlp", 2, None, "strategy={use: data_parallel, exchange: pushed}")
+    assert lines[0].endswith("is for CPUs only: train.device=auto must find no accelerator")
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,11 @@ import paddle
 
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.plan.low_rank import is_worthwhile, matrix
 
 Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
 """What sums the gradients of some tensors over the ranks; the text is a channel of `mesh.messages.CHANNELS`."""
-TWICE = 2  # times as many numbers a matrix must have as its factors, or it is sent whole
 NOTHING = 1e-6  # of a column: what is left of it beside the columns before, when these explain it
-
-
-def is_worthwhile(shape: Sequence[int], rank: int) -> bool:
-    """Whether a gradient of this shape is sent as two factors of `rank` columns."""
-    rows, columns = matrix(shape)
-    return len(shape) > 1 and TWICE * (rows + columns) * rank <= rows * columns
-
-
-def matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """The shape [first dim, all others] of a tensor as a matrix."""
-    rows = int(shape[0]) if shape else 1
-    return rows, int(np.prod(shape[1:], dtype=np.int64))
 
 
 class LowRankGradients:
