@@ -16,9 +16,9 @@ from paddle_dp.units import Compress, Recompute
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter of a whole model: its first name, its number of elements and its `shape`, whether the tensor axis cuts it, and
-    whether it is frozen: then it has no gradient and no optimizer state, and an owner in stage 3 only. A `statistic`
-    of a BatchNorm, which counts as frozen, never has one."""
+    """One parameter of a whole model: its first name, its number of elements and its `shape`, whether the tensor axis
+    cuts it, and whether it is frozen: then it has no gradient and no optimizer state, and an owner in stage 3 only. A
+    `statistic` of a BatchNorm, which counts as frozen, never has one."""
 
     name: str
     size: int
@@ -42,9 +42,9 @@ class Layout:
 
     `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
     ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
-    split the tokens between cut layers (`sequence_parallel`); what is recomputed. What data ranks `compress` gradients to. `averaged_every`: in how many steps
-    weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too;
-    `copies` of the weights are kept besides.
+    split the tokens between cut layers (`sequence_parallel`); what is recomputed; what data ranks `compress` gradients
+    to. `averaged_every`: in how many steps weights travel once, in place of each step's gradients (0: these do), with
+    `averaged_states` the optimizer's, too; `copies` of the weights are kept besides.
     `widths`, the bytes per element, follow from optimizer and precision.
     """
 

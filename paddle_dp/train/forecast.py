@@ -48,7 +48,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     """
     layout = layout_of(recipe, ranks)
     if recipe.train.device == "auto" and not layout.accelerator:
-        yield f"this strategy is for CPUs only: train.device=auto must find no accelerator"
+        yield "this strategy is for CPUs only: train.device=auto must find no accelerator"
     yield from _first_sample(recipe)
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"--build {rank}: give a rank from 0 to {ranks - 1}.")
