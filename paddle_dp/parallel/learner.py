@@ -33,6 +33,9 @@ from paddle_dp.parallel.trial import buffers_before
 if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import Recorder
 
+NO_REMEDY = (
+    "under this strategy ranks do not meet in a forward, as those of data_parallel with sync_batch_norm do"
+)
 _LOCAL_PAIRS = (
     "the loss {} compares the samples of each rank with one another only (loss.across: rank): loss.across=ranks "
     "compares all of the micro-batch"
@@ -252,8 +255,7 @@ class Learner(Passes):
             if len(local) > 1:
                 layers = f"{len(local)} BatchNorm layers normalize"
             sentences = [
-                f"{layers} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): "
-                "strategy.sync_batch_norm=true takes those of all ranks"
+                f"{layers} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): {self._remedy}"
             ]
         sentences += self.noticed
         if self.mesh.dp_size > 1:
@@ -265,6 +267,11 @@ class Learner(Passes):
                     self.mesh, self._forward_kept, self._close(), backward
                 )
         return [*sentences, *self._synced_buffers.differences(), *self.random_differences()]
+
+    @property
+    def _remedy(self) -> str:
+        """What lets BatchNorms see the samples of all ranks."""
+        return "strategy.sync_batch_norm=true takes those of all ranks"
 
     def _gather_names(self, names: list[str]) -> list[str]:
         """The names of all ranks, each once. Collective."""

@@ -16,7 +16,7 @@ from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import Replica, check_sound
 from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
 from paddle_dp.parallel.exchange.memory import moved_gradient
-from paddle_dp.parallel.learner import Accept
+from paddle_dp.parallel.learner import NO_REMEDY, Accept
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.outer_momentum import OuterMomentum
 from paddle_dp.parallel.own_states import OwnStates, States, write
@@ -238,6 +238,10 @@ class LocalLearner(DataParallelLearner):
             super()._after_update()
 
     # Checks and checkpoints.
+
+    @property
+    def _remedy(self) -> str:
+        return NO_REMEDY
 
     def check(self, when: str, states: Any = ()) -> None:
         if not (self._apart or self._states_apart):

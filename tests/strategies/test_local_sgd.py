@@ -172,6 +172,20 @@ def test_weights_in_the_midst_of_a_period_may_differ_before_the_next_step_too(tm
 
 
 @pytest.mark.long
+def test_no_setting_is_named_that_the_strategy_has_not(tmp_path):
+    """What makes the same of a BatchNorm over one rank's samples as on one process."""
+    norms = [
+        "model={use: convnet, channels: 1, widths: [4], classes: 10, norm: batch}",
+        "dataset.as_image=true",
+    ]
+    cases = [{"words": [words, *norms], "until": "1 step"} for words in (local("every: 2 steps"), DATA)]
+    said = [found[0]["differences"] for found in run(tmp_path, 2, *cases)]
+    alone, together = ([s for s in sentences if "BatchNorm" in s] for sentences in said)
+    assert "sync_batch_norm=true" in together[0]
+    assert "do not meet in a forward" in alone[0] and "sync_batch_norm=" not in alone[0]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("states", ["local", "averaged"])
 def test_a_rank_that_never_had_a_sample_lacks_no_states(tmp_path, states):
     """In batches of one sample it is the first rank, whose states a checkpoint saves for all."""

@@ -17,7 +17,7 @@ from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.exchange.memory import bytes_of, moved_gradient
 from paddle_dp.parallel.given_optimizer import parameters_of
-from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.learner import NO_REMEDY, Learner
 from paddle_dp.parallel.loss import Count, number, numbers
 from paddle_dp.parallel.server.desk import END, PULL, PUSH, SAID, Desk
 from paddle_dp.parallel.server.learner import ServedLearner
@@ -59,6 +59,10 @@ class AsynchronousServedLearner(ServedLearner):
     @property
     def claims(self) -> bool:
         return self.mesh.reads
+
+    @property
+    def _remedy(self) -> str:
+        return NO_REMEDY
 
     def go_on(self) -> None:
         if self.desk is not None:
