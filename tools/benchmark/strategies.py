@@ -6,7 +6,7 @@
     python tools/benchmark/strategies.py --csv ways.csv --png ways.png
     python tools/benchmark/strategies.py --table ways.csv --png ways.png      # of earlier runs
 
-Each row is one whole training by `paddle-dp train`, two workers and one thread a rank, with the servers of a
+Each row is one whole training by `paddle-dp train`, with --workers (2) and one thread a rank, with the servers of a
 parameter_server beside them. «loopback»: all ranks on one node. Else one rank on each node: network namespaces on one
 switch (namespaces.py), whose links carry so much in each direction. Held-out loss is taken at equal steps, and the
 target is a held-out loss. Seconds and bytes are those of training, without its start and its evaluations; bytes are
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,21 @@ TASKS = [
 
 @dataclass(frozen=True)
 class Way:
-    """What the tables call it, its strategy, further overrides, and how many ranks it takes."""
+    """What the tables call it, its strategy, and further overrides. `alone`: it is one process."""
 
     name: str
     strategy: str
     words: tuple[str, ...] = ()
-    ranks: int = 2
+    alone: bool = False
     servers: int = 0  # the first ranks, which serve and do not learn
     tasks: tuple[str, ...] = ("digits", "gpt")
 
+    def ranks(self, workers: int) -> int:
+        return 1 if self.alone else workers + self.servers
+
 
 WAYS = [
-    Way("one process", "use: single", ranks=1),
+    Way("one process", "use: single", alone=True),
     Way("data_parallel", "use: data_parallel"),
     *(
         Way(f"data_parallel, {exchange}", f"use: data_parallel, exchange: {exchange}")
@@ -95,10 +98,10 @@ WAYS = [
     Way("local_sgd, every 8 steps", "use: local_sgd, every: 8 steps"),
     Way("DiLoCo, every 24 steps", "use: local_sgd, every: 24 steps, outer: {}"),
     Way("async_average", "use: async_average"),
-    Way("1 parameter server", "use: parameter_server, servers: 1", ranks=3, servers=1),
-    Way("2 parameter servers", "use: parameter_server, servers: 2", ranks=4, servers=2),
-    Way("2 parameter servers, async", "use: parameter_server, servers: 2, mode: async", ranks=4, servers=2),
-    Way("2 replicas", "use: replicas, count: 2", ranks=1),
+    Way("1 parameter server", "use: parameter_server, servers: 1", servers=1),
+    Way("2 parameter servers", "use: parameter_server, servers: 2", servers=2),
+    Way("2 parameter servers, async", "use: parameter_server, servers: 2, mode: async", servers=2),
+    Way("2 replicas", "use: replicas, count: 2", alone=True),
 ]
 
 
@@ -114,7 +117,7 @@ def main() -> int:
     import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
     ways = [way for way in WAYS if not given.only or way.name in given.only]
-    with cluster(4) as box, tempfile.TemporaryDirectory(prefix="strategies-") as folder:
+    with cluster(given.workers + 2) as box, tempfile.TemporaryDirectory(prefix="strategies-") as folder:
         bench = Bench(box, Path(folder))
         if given.faults:
             print(faults_table([row for way in ways for row in bench.faults(way)]))
@@ -124,7 +127,7 @@ def main() -> int:
             for link in given.links:
                 for way in (way for way in ways if task.name in way.tasks):
                     try:
-                        found.append(bench.training(way, task, link))
+                        found.append(bench.training(way, task, link, given.workers))
                         print(found[-1], file=sys.stderr, flush=True)
                     except (RuntimeError, TimeoutError) as error:  # the others are worth knowing
                         bench.failed.append(way.name)
@@ -141,6 +144,7 @@ def arguments() -> argparse.Namespace:
     )
     names = [task.name for task in TASKS]
     parser.add_argument("--tasks", nargs="+", default=names, choices=names, metavar="TASK")
+    parser.add_argument("--workers", type=int, default=2, choices=range(2, 7), metavar="N")
     parser.add_argument("--links", nargs="+", default=LINKS, metavar="SPEED")
     parser.add_argument("--only", nargs="+", default=[], metavar="WAY", help="their names, as in the table")
     parser.add_argument("--faults", action="store_true", help="one slow rank, and one dead rank, instead")
@@ -210,9 +214,10 @@ class Bench:
         self.box, self.folder, self.failed = box, folder, list[str]()
         self._port = 9800
 
-    def training(self, way: Way, task: Task, link: str) -> Training:
+    def training(self, way: Way, task: Task, link: str, workers: int) -> Training:
         """One whole training."""
-        alone = link == "loopback" or way.ranks == 1
+        ranks = way.ranks(workers)
+        alone = link == "loopback" or ranks == 1
         if not alone:
             self.box.limit(LinkSpeed.parse(link))
         device = "lo" if alone else self.box.interface
@@ -221,8 +226,8 @@ class Bench:
             f"{{use: evaluate, every: {task.every} steps}}",
         ]
         words = [*task.words, f"callbacks=[{', '.join(callbacks)}]"]
-        processes, logs, metrics = self.start(way, task, words, alone)
-        follows = Followed(way.servers, way.ranks if alone else 1)
+        processes, logs, metrics = self.start(way, ranks, task, words, alone)
+        follows = Followed(way.servers, ranks if alone else 1)
         try:
             for event in events(metrics, processes):
                 follows.event(event, [self.box.sent(process, device) for process in processes])
@@ -238,17 +243,17 @@ class Bench:
         )  # fmt: skip
 
     def start(
-        self, way: Way, task: Task, words: Sequence[str], alone: bool
+        self, way: Way, ranks: int, task: Task, words: Sequence[str], alone: bool
     ) -> tuple[list[subprocess.Popen[bytes]], list[Path], Path]:
         """The processes of a job, one for each node that it has, their logs, and its metrics."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         self._port += 1
-        nodes = 1 if alone else way.ranks
+        nodes = 1 if alone else ranks
         processes, logs = [], [self.folder / f"out-{node}" for node in range(nodes)]
         for node in range(nodes):
             command = [
                 sys.executable, "-m", "paddle_dp", "train", str(ROOT / task.recipe),
-                "--ranks", str(way.ranks if alone else 1), "--out", str(folder / f"run-{node}"),
+                "--ranks", str(ranks if alone else 1), "--out", str(folder / f"run-{node}"),
                 f"strategy={{{way.strategy}}}", *words, *way.words,
             ]  # fmt: skip
             if not alone:
@@ -262,9 +267,8 @@ class Bench:
 
     def faults(self, way: Way) -> Iterator[Faulty]:
         """Four workers on one node: as they are, with one that is slow, and with one that is killed."""
-        if way.ranks == 1:
+        if way.alone:
             return
-        way = replace(way, ranks=way.servers + 4)
         task = TASKS[0]
         plain, slowed = (self.pace(way, task, delay) for delay in ("0 ms", SLOW))
         yield Faulty(way=way.name, plain=plain, slowed=slowed, killed=self.killed(way, task))
@@ -275,7 +279,7 @@ class Bench:
             f"loss={{use: tools.benchmark.delayed.DelayedCrossEntropy, label_smoothing: 0.1, delay: {delay}}}"
         )
         words = [*task.words, loss, "callbacks=[{use: metrics, every: 23 steps}]"]
-        processes, logs, metrics = self.start(way, task, words, alone=True)
+        processes, logs, metrics = self.start(way, way.ranks(4), task, words, alone=True)
         rates = []
         try:
             for event in events(metrics, processes):
@@ -290,7 +294,7 @@ class Bench:
         """What a job says whose second worker is killed in mid-training, and after how many seconds."""
         victim = way.servers + 1
         words = [*task.words, "callbacks=[{use: metrics, every: 5 steps}]"]
-        processes, logs, metrics = self.start(way, task, words, alone=True)
+        processes, logs, metrics = self.start(way, way.ranks(4), task, words, alone=True)
         killed_at = 0.0
         try:
             for event in events(metrics, processes):
@@ -329,18 +333,27 @@ def events(metrics: Path, processes: Sequence[subprocess.Popen[bytes]]) -> Itera
 
 
 def pid_of(rank: int, parent: int) -> int:
-    """The process that is a rank of the job whose first process is `parent`."""
-    for folder in Path("/proc").iterdir():
+    """The process that is a rank of the job whose first process is `parent`: one that Paddle's launcher has started, or
+    a fork of a process that waits."""
+    waiting = []
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
         try:
-            words = dict(
-                word.split("=", 1) for word in (folder / "environ").read_text().split("\0") if "=" in word
-            )
-            ours = words.get("PADDLE_TRAINER_ID") == str(rank) and parent in ancestors(int(folder.name))
-        except (OSError, ValueError):
+            variables = (folder / "environ").read_text(errors="replace").split("\0")
+            words = (folder / "cmdline").read_text(errors="replace")
+            above = list(ancestors(int(folder.name)))
+        except OSError:
             continue
-        if ours:
+        if parent not in above:
+            continue
+        if f"PADDLE_TRAINER_ID={rank}" in variables:
             return int(folder.name)
-    raise RuntimeError(f"rank {rank} is not there")
+        if "waiting_rank.py" in words:
+            waiting.append((above[0], int(folder.name)))
+    first = {pid for _, pid in waiting}
+    forks = [pid for above, pid in sorted(waiting) if above in first]  # in the order of those that wait
+    if len(forks) <= rank:
+        raise RuntimeError(f"rank {rank} is not there")
+    return forks[rank]
 
 
 def ancestors(pid: int) -> Iterator[int]:
