@@ -24,11 +24,13 @@ def linear(
 ) -> paddle.Tensor:
     """F.linear: x [..., inputs] · weight [inputs, outputs] + bias [outputs], the same numbers to the bit; the bias's
     gradient is the same sum in another order."""
+    if not paddle.in_dynamic_mode():  # a program, whose shapes are not numbers
+        return F.linear(x, weight, bias, name)
     rows = prod(x.shape[:-1])  # not x.size: Paddle computes it by NumPy, for 10 µs
-    if 0 <= rows * weight.shape[1] < ELEMENTS:
+    if rows * weight.shape[1] < ELEMENTS:
         return F.linear(x, weight, bias, name)
     learns = bias is not None and not bias.stop_gradient and paddle.is_grad_enabled()
-    if not learns or not paddle.in_dynamic_mode() or x.dtype not in (paddle.float32, paddle.float64):
+    if not learns or x.dtype not in (paddle.float32, paddle.float64):
         return F.linear(x, weight, bias, name)
     out = F.linear(x, weight)
     return out + paddle.matmul(paddle.ones([rows, 1], out.dtype), bias.unsqueeze(0)).reshape(out.shape)
