@@ -18,6 +18,7 @@ class ThreadMesh:
 
     def __init__(self, rank: int, ranks: int, barrier: threading.Barrier, values: list[Any]):
         self.rank, self.ranks, self.is_main = rank, ranks, rank == 0
+        self.lost: set[int] = set()
         self._barrier, self._values = barrier, values
 
     def wait(self, name: str) -> None:
