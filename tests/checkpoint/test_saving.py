@@ -140,7 +140,7 @@ def test_a_slow_rank_is_waited_for_before_the_collective(tmp_path, snapshot_of):
     """gloo's collectives give up after 30 s; `wait` does not: it has to come between the disk and `gather`."""
 
     class Noted:
-        rank, ranks, is_main, calls = 0, 1, True, []
+        rank, ranks, is_main, lost, calls = 0, 1, True, (), []
 
         def wait(self, name):
             self.calls.append("wait")
