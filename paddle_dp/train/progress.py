@@ -19,9 +19,7 @@ class Progress:
 
     def advance(self, samples: int) -> Progress:
         """After one update from a global batch of `samples`."""
-        return Progress(
-            epoch=self.epoch, batch=self.batch + 1, step=self.step + 1, samples=self.samples + samples
-        )
+        return replace(self, batch=self.batch + 1, step=self.step + 1, samples=self.samples + samples)
 
     def next_epoch(self) -> Progress:
         """After the last batch of an epoch."""
