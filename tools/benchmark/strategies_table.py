@@ -126,7 +126,7 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
     ways = list(dict.fromkeys(one.way for one in found))
     columns = len(links) + 1
     figure, panels = pyplot.subplots(
-        len(tasks), columns, figsize=(4.2 * columns + 2, 3.6 * len(tasks)), squeeze=False, sharey="row"
+        len(tasks), columns, figsize=(4.2 * columns + 3, 3.6 * len(tasks)), squeeze=False, sharey="row"
     )
     colors = pyplot.colormaps["tab20"]
     for row, task in zip(panels, tasks, strict=True):
@@ -144,6 +144,7 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
                     "dashes": (1, 0) if place % 2 else (4, 1),
                 }
                 panel.plot(across, losses, label=one.way, linewidth=1.3, **look)
+            panel.set_visible(bool(panel.lines))
             panel.axhline(targets[task], color="#888888", linewidth=0.8, dashes=(3, 3))
             panel.set_xscale("log")
             panel.spines[["top", "right"]].set_visible(False)
@@ -161,5 +162,5 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
         for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(names.values(), names.keys(), loc="center right", fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1 - 2 / (4.2 * columns + 2), 1))
+    figure.tight_layout(rect=(0, 0, 1 - 3 / (4.2 * columns + 3), 1))
     figure.savefig(file, dpi=100)
