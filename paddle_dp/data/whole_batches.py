@@ -16,17 +16,12 @@ from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import Dataset, MicroArrays, Part, read_batch
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker import Progress, Reply, Worker, WorkerMain
-from paddle_dp.data.worker_pool import Pool, answering, command
+from paddle_dp.data.worker_pool import Pool, Pooled, answering, command
 from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
 
-class WholeBatches:
+class WholeBatches(Pooled["BatchPool"]):
     """A source of batches that are collated whole, here (`workers=0`) or ahead; see Loader for the settings."""
-
-    def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, prefetch: int, timeout: float):
-        self.dataset, self.sampler = dataset, sampler
-        self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
-        self._pool: BatchPool | None = None
 
     def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each of the parts of global batches."""
@@ -66,19 +61,7 @@ class WholeBatches:
                 pool.end()
 
     def _idle_pool(self) -> BatchPool:
-        if self._pool is None or self._pool.busy or self._pool.ended:
-            self.close()
-            self._pool = BatchPool(self.dataset, self.sampler, self.workers, self.timeout)
-        return self._pool
-
-    def workers_busy(self) -> float:
-        return 0.0 if self._pool is None else self._pool.busy_seconds()
-
-    def close(self) -> None:
-        """Ends the workers; the next read forks new ones."""
-        if self._pool is not None:
-            self._pool.end()
-            self._pool = None
+        return self._idle(lambda: BatchPool(self.dataset, self.sampler, self.workers, self.timeout))
 
 
 class BatchPool(Pool):
@@ -94,11 +77,6 @@ class BatchPool(Pool):
         except BaseException:
             self.end()
             raise
-
-    @property
-    def busy(self) -> bool:
-        """Whether a batch is being read."""
-        return bool(self._pending)
 
     def begin(self, epoch: int, k: int) -> None:
         """Has global batch `k` made."""
@@ -116,10 +94,6 @@ class BatchPool(Pool):
         self._pending.popleft()
         inputs, targets = unflatten(reply["structure"], reply["arrays"])
         return inputs, targets
-
-    def end(self) -> None:
-        super().end()
-        self._pending.clear()
 
 
 def batch_main(dataset: Dataset, sampler: Sampler) -> WorkerMain:

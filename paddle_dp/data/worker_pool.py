@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
 
@@ -43,14 +43,36 @@ from paddle_dp.data.worker import (
 from paddle_dp.errors import DataError
 from paddle_dp.structure import mapped
 
+P = TypeVar("P", bound="Pool")
 
-class Prefetched:
-    """A source of batches that `workers` processes read ahead; see Loader for the settings."""
+
+class Pooled(Generic[P]):
+    """A source of batches that keeps the pool of `workers` processes which read ahead; see Loader for the settings."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, prefetch: int, timeout: float):
         self.dataset, self.sampler = dataset, sampler
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
-        self._pool: WorkerPool | None = None
+        self._pool: P | None = None
+
+    def _idle(self, start: Callable[[], P]) -> P:
+        """The pool, started now unless there is an idle one."""
+        if self._pool is None or self._pool.busy or self._pool.ended:
+            self.close()
+            self._pool = start()
+        return self._pool
+
+    def workers_busy(self) -> float:
+        return 0.0 if self._pool is None else self._pool.busy_seconds()
+
+    def close(self) -> None:
+        """Ends the workers; the next read forks new ones."""
+        if self._pool is not None:
+            self._pool.end()
+            self._pool = None
+
+
+class Prefetched(Pooled["WorkerPool"]):
+    """A source of batches that `workers` processes read ahead; see Loader for the settings."""
 
     def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each of the parts of global batches; views, valid until the next batch is taken."""
@@ -83,21 +105,14 @@ class Prefetched:
                 pool.end()
 
     def _idle_pool(self, epoch: int, index: int) -> WorkerPool:
-        """The pool, made now unless there is an idle one; `index` is a sample that it will read."""
-        if self._pool is None or self._pool.busy or self._pool.ended:
-            self.close()
-            self._pool = WorkerPool(self.dataset, self.sampler.seed, self.timeout)
-            self._pool.start(self.workers, self.sampler.most_rows, self.prefetch + 1, sample=(epoch, index))
-        return self._pool
+        """The pool; `index` is a sample that it will read."""
 
-    def workers_busy(self) -> float:
-        return 0.0 if self._pool is None else self._pool.busy_seconds()
+        def start() -> WorkerPool:
+            pool = self._pool = WorkerPool(self.dataset, self.sampler.seed, self.timeout)
+            pool.start(self.workers, self.sampler.most_rows, self.prefetch + 1, sample=(epoch, index))
+            return pool
 
-    def close(self) -> None:
-        """Ends the workers; the next read forks new ones."""
-        if self._pool is not None:
-            self._pool.end()
-            self._pool = None
+        return self._idle(start)
 
 
 class WorkerError(Exception):
@@ -110,6 +125,12 @@ class Pool:
     def __init__(self, dataset: Dataset, seed: int, timeout: float):
         self.dataset, self.seed, self.timeout = dataset, seed, timeout
         self._workers: list[Worker] = []
+        self._pending: deque[Any] = deque()  # the batches under way, oldest first
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is being read."""
+        return bool(self._pending)
 
     @property
     def ended(self) -> bool:
@@ -124,6 +145,7 @@ class Pool:
         """Ends all workers at once, whatever they are doing."""
         while self._workers:
             self._workers.pop().end()
+        self._pending.clear()
 
     def _receive(self, number: int, epoch: int) -> Reply:
         """The worker's next reply. Raises DataError with the worker, the sample and the reason if it failed."""
@@ -154,11 +176,6 @@ class WorkerPool(Pool):
         super().__init__(dataset, seed, timeout)
         self._pending: deque[tuple[int, int, deque[int]]] = deque()  # epoch, slot, workers still filling it
         self._begun = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a batch is being read."""
-        return bool(self._pending)
 
     def start(self, workers: int, rows: int, slots: int, sample: tuple[int, int]) -> None:
         """Makes a buffer for samples like `sample`, (epoch, index), and forks the workers."""
@@ -207,10 +224,6 @@ class WorkerPool(Pool):
             filling.popleft()
         self._pending.popleft()
         return self._buffer.slots[slot].inputs, self._buffer.slots[slot].targets
-
-    def end(self) -> None:
-        super().end()
-        self._pending.clear()
 
 
 _COMMAND = struct.Struct("<qqqq")
