@@ -13,7 +13,7 @@ def global_norm(parameters: Iterable[paddle.Tensor], empty: str = "float32") -> 
     Without gradients it is 0, of dtype `empty`: ranks that sum their norms need one dtype.
     """
     with paddle.no_grad():
-        squares = [_squares(_wide(p.grad)) for p in parameters if p.grad is not None]
+        squares = [_squares(_wide(grad)) for p in parameters if (grad := p.grad) is not None]
         return paddle.add_n(squares).reshape([]).sqrt() if squares else paddle.zeros([], empty)
 
 

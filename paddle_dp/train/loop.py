@@ -100,6 +100,8 @@ class TrainingLoop(Rounds):
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
             self.check("before the first update", states=True)
+            if not self.learner.asynchronous:
+                self.measurements.plan(self.progress.step, self.total_steps)
             self._train()
             if self._interrupted:
                 self._interrupt(self._interrupted)
@@ -135,7 +137,6 @@ class TrainingLoop(Rounds):
         if self.learner.asynchronous:
             self._train_in_rounds()
             return
-        self.measurements.plan(self.progress.step, self.total_steps)
         self.learner.values_may_travel = True
         try:
             self._update_until_the_end()

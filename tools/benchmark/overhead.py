@@ -187,6 +187,7 @@ class Bench:
         trainer = build(recipe, mesh)
         trainer.loader = Loader(self.data, Sampler.of(len(self.data), self.batch, mesh))
         trainer.tell_start()  # what happens once per run is not a cost per step
+        trainer.measurements.plan(0, 10**6)  # all rounds are one training: few of its steps are measured
         return trainer
 
     def round(self, steps: int) -> dict[str, tuple[float, float]]:
