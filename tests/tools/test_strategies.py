@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tools.benchmark.strategies import TASKS, WAYS, Followed, ancestors, write
+from tools.benchmark.strategies import TASKS, WAYS, Followed, ancestors, combinations, write
 from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture, read, tables
 
 
@@ -16,7 +16,9 @@ def training(way: str, link: str, *losses: float, mb: float = 2.0) -> Training:
         Point(step=10 * place, seconds=0.5 * place, loss=loss, mb=mb * place, busiest_mb=3 * mb * place)
         for place, loss in enumerate(losses, start=1)
     ]
-    return Training(way=way, task="digits", link=link, points=points, accuracy=0.98, samples_per_second=100.4)
+    return Training(
+        way=way, task="digits", workers=2, link=link, points=points, accuracy=0.98, samples_per_second=100.4
+    )
 
 
 FOUND = [training("a", "loopback", 2.0, 0.61, 0.6), training("b", "loopback", 2.0, 0.7, mb=0.0)]
@@ -49,6 +51,17 @@ def test_each_way_is_a_strategy_of_a_task():
     names = {task.name for task in TASKS}
     assert all(set(way.tasks) <= names for way in WAYS)
     assert len({way.name for way in WAYS}) == len(WAYS)
+
+
+def test_one_process_is_measured_once_and_replicas_once_for_each_number_of_workers():
+    measured = list(combinations(["digits"], [2, 4], ["loopback", "1 Gbit/s"], WAYS))
+    found = [(workers, link, way.strategy) for _, workers, link, way in measured if way.alone]
+    assert found == [
+        (2, "loopback", "use: single"),
+        (2, "loopback", "use: replicas, count: 2"),
+        (4, "loopback", "use: replicas, count: 4"),
+    ]
+    assert sum(way.name == "data_parallel" for *_, way in measured) == 4
 
 
 def test_evaluations_are_left_out_of_seconds_and_bytes():

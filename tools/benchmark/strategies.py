@@ -1,14 +1,14 @@
 """Trains the same task under every strategy, over links of chosen speeds: a cluster in a box. Needs root.
 
-    python tools/benchmark/strategies.py                        # digits and a small GPT; loopback, 1 Gbit/s, 100 Mbit/s
-    python tools/benchmark/strategies.py --tasks digits --links "100 Mbit/s" --only data_parallel local_sgd
+    python tools/benchmark/strategies.py --csv ways.csv --png ways.png      # all of it: about an hour
+    python tools/benchmark/strategies.py --tasks digits --workers 2 --links "100 Mbit/s" --only data_parallel
     python tools/benchmark/strategies.py --faults               # a rank that is slow, and one that is killed
-    python tools/benchmark/strategies.py --csv ways.csv --png ways.png
     python tools/benchmark/strategies.py --table ways.csv --png ways.png      # of earlier runs
 
-Each row is one whole training by `paddle-dp train`, with --workers (2) and one thread a rank, with the servers of a
-parameter_server beside them. «loopback»: all ranks on one node. Else one rank on each node: network namespaces on one
-switch (namespaces.py), whose links carry so much in each direction. Held-out loss is taken at equal steps, and the
+Each row is one whole training by `paddle-dp train`, with so many --workers, one thread a rank, and the servers of a
+parameter_server beside them: digits and a small GPT, 2 and 4 workers, three links. «loopback»: all ranks on one node.
+Else one rank on each node: network namespaces on one switch (namespaces.py), whose links carry so much in each
+direction; what is one process is measured once. Held-out loss is taken at equal steps, and the
 target is a held-out loss. Seconds and bytes are those of training, without its start and its evaluations; bytes are
 counted at the interfaces: what a worker sends in the mean, and, where it differs, what the busiest node sends.
 A training that takes longer than 90 seconds is ended; its row then says how far it came.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,14 @@ class Task:
 
 TASKS = [
     Task("digits", "configs/digits_convnet.yaml", ("train.length=230 steps",), 23, 0.60),
-    Task("gpt", "configs/gpt_data2.yaml", ("train.length=60 steps",), 6, 2.60),
+    Task("gpt", "configs/gpt_data2.yaml", ("train.length=60 steps", "dataset.held_out=0.03"), 6, 2.60),
 ]
 
 
 @dataclass(frozen=True)
 class Way:
-    """What the tables call it, its strategy, and further overrides. `alone`: it is one process."""
+    """What the tables call it, its strategy, where `{n}` is the number of workers, and further overrides. `alone`: it
+    is one process."""
 
     name: str
     strategy: str
@@ -75,6 +77,10 @@ class Way:
 
     def ranks(self, workers: int) -> int:
         return 1 if self.alone else workers + self.servers
+
+    def of(self, workers: int) -> Way:
+        """With the number of workers in its place."""
+        return replace(self, strategy=self.strategy.replace("{n}", str(workers)))
 
 
 WAYS = [
@@ -89,19 +95,20 @@ WAYS = [
         for compress in ("bfloat16", "float16", "power_sgd rank 4")
     ),
     *(
-        Way(f"sharding 2, stage {stage}", f"use: hybrid, sharding: 2, sharding_stage: {stage}")
+        Way(f"sharding, stage {stage}", f"use: hybrid, sharding: {{n}}, sharding_stage: {stage}")
         for stage in (1, 2, 3)
     ),
-    Way("tensor 2", "use: hybrid, tensor: 2", tasks=("gpt",)),
-    Way("sequence 2", "use: hybrid, sequence: 2", tasks=("gpt",)),
-    Way("pipeline 2", "use: hybrid, pipeline: 2", ("train.micro_batches=4",)),
+    Way("data_parallel, scatter", "use: data_parallel", ("dataset.reading=scatter",)),
+    Way("tensor", "use: hybrid, tensor: {n}", tasks=("gpt",)),
+    Way("sequence", "use: hybrid, sequence: {n}", tasks=("gpt",)),
+    Way("pipeline", "use: hybrid, pipeline: {n}", ("train.micro_batches=4",)),
     Way("local_sgd, every 8 steps", "use: local_sgd, every: 8 steps"),
     Way("DiLoCo, every 24 steps", "use: local_sgd, every: 24 steps, outer: {}"),
     Way("async_average", "use: async_average"),
     Way("1 parameter server", "use: parameter_server, servers: 1", servers=1),
     Way("2 parameter servers", "use: parameter_server, servers: 2", servers=2),
     Way("2 parameter servers, async", "use: parameter_server, servers: 2, mode: async", servers=2),
-    Way("2 replicas", "use: replicas, count: 2", alone=True),
+    Way("replicas", "use: replicas, count: {n}", alone=True),
 ]
 
 
@@ -117,25 +124,35 @@ def main() -> int:
     import_paddle()  # first: it takes SIGTERM for itself, and would end this process with the nodes still there
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
     ways = [way for way in WAYS if not given.only or way.name in given.only]
-    with cluster(given.workers + 2) as box, tempfile.TemporaryDirectory(prefix="strategies-") as folder:
+    with cluster(max(given.workers) + 2) as box, tempfile.TemporaryDirectory(prefix="strategies-") as folder:
         bench = Bench(box, Path(folder))
         if given.faults:
             print(faults_table([row for way in ways for row in bench.faults(way)]))
             return 0
         found = []
-        for task in (task for task in TASKS if task.name in given.tasks):
-            for link in given.links:
-                for way in (way for way in ways if task.name in way.tasks):
-                    try:
-                        found.append(bench.training(way, task, link, given.workers))
-                        print(found[-1], file=sys.stderr, flush=True)
-                    except (RuntimeError, TimeoutError) as error:  # the others are worth knowing
-                        bench.failed.append(way.name)
-                        print(f"{way.name} over {link} failed: {error}", file=sys.stderr, flush=True)
-                    if given.csv and found:
-                        write(found, given.csv)
+        for task, workers, link, way in combinations(given.tasks, given.workers, given.links, ways):
+            try:
+                found.append(bench.training(way, task, link, workers))
+                print(found[-1], file=sys.stderr, flush=True)
+            except (RuntimeError, TimeoutError) as error:  # the others are worth knowing
+                bench.failed.append(way.name)
+                print(f"{way.name} of {workers} over {link} failed: {error}", file=sys.stderr, flush=True)
+            if given.csv and found:
+                write(found, given.csv)
     show(found, given.png)
     return 1 if bench.failed else 0
+
+
+def combinations(
+    tasks: Sequence[str], workers: Sequence[int], links: Sequence[str], ways: Sequence[Way]
+) -> Iterator[tuple[Task, int, str, Way]]:
+    """What is measured, in order. What is one process knows no link: it is measured over the first alone; and what does
+    not know the number of workers either, with the first alone."""
+    for task in (task for task in TASKS if task.name in tasks):
+        for number, link, way in itertools.product(workers, links, ways):
+            first = link == links[0] and (number == workers[0] or "{n}" in way.strategy)
+            if task.name in way.tasks and (first or not way.alone):
+                yield task, number, link, way.of(number)
 
 
 def arguments() -> argparse.Namespace:
@@ -144,7 +161,7 @@ def arguments() -> argparse.Namespace:
     )
     names = [task.name for task in TASKS]
     parser.add_argument("--tasks", nargs="+", default=names, choices=names, metavar="TASK")
-    parser.add_argument("--workers", type=int, default=2, choices=range(2, 7), metavar="N")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], choices=range(2, 7), metavar="N")
     parser.add_argument("--links", nargs="+", default=LINKS, metavar="SPEED")
     parser.add_argument("--only", nargs="+", default=[], metavar="WAY", help="their names, as in the table")
     parser.add_argument("--faults", action="store_true", help="one slow rank, and one dead rank, instead")
@@ -238,7 +255,7 @@ class Bench:
         finally:
             end(processes)
         return Training(
-            way=way.name, task=task.name, link=link, points=follows.points, accuracy=follows.accuracy,
+            way=way.name, task=task.name, workers=workers, link=link, points=follows.points, accuracy=follows.accuracy,
             samples_per_second=statistics.median(follows.rates[1:] or follows.rates),
         )  # fmt: skip
 
@@ -269,7 +286,7 @@ class Bench:
         """Four workers on one node: as they are, with one that is slow, and with one that is killed."""
         if way.alone:
             return
-        task = TASKS[0]
+        task, way = TASKS[0], way.of(4)
         plain, slowed = (self.pace(way, task, delay) for delay in ("0 ms", SLOW))
         yield Faulty(way=way.name, plain=plain, slowed=slowed, killed=self.killed(way, task))
 

@@ -26,19 +26,21 @@ class Training:
 
     way: str
     task: str
+    workers: int
     link: str
     points: Sequence[Point]
     accuracy: float
     samples_per_second: float
 
     COLUMNS: ClassVar = (
-        "way", "task", "link", "accuracy", "samples_per_second", "step", "seconds", "loss", "mb", "busiest_mb",
+        "way", "task", "workers", "link", "accuracy", "samples_per_second",
+        "step", "seconds", "loss", "mb", "busiest_mb",
     )  # fmt: skip
 
     def rows(self) -> Iterator[list[Any]]:
         """A line of CSV for each point."""
         for point in self.points:
-            own = [self.way, self.task, self.link, self.accuracy, self.samples_per_second]
+            own = [self.way, self.task, self.workers, self.link, self.accuracy, self.samples_per_second]
             yield [*own, point.step, point.seconds, point.loss, point.mb, point.busiest_mb]
 
     def reached(self, target: float) -> Point | None:
@@ -48,7 +50,7 @@ class Training:
     def __str__(self) -> str:
         last = self.points[-1]
         spent = f"{last.seconds:.1f} s, {last.mb:.1f} MB"
-        return f"{self.task}, {self.way} over {self.link}: loss {last.loss:.4f} in {spent}"
+        return f"{self.task}, {self.way} of {self.workers} over {self.link}: loss {last.loss:.4f} in {spent}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +65,30 @@ class Faulty:
 
 def read(lines: Iterable[Mapping[str, str]]) -> list[Training]:
     """Trainings from the lines of a CSV file."""
-    found: dict[tuple[str, str, str], Training] = {}
+    found: dict[tuple[str, ...], Training] = {}
     for line in lines:
         numbers = {name: float(line[name]) for name in ("seconds", "loss", "mb", "busiest_mb")}
         point = Point(step=int(line["step"]), **numbers)
-        key = line["way"], line["task"], line["link"]
+        key = line["way"], line["task"], line["workers"], line["link"]
         before = found[key].points if key in found else []
         found[key] = Training(
-            way=key[0], task=key[1], link=key[2], points=[*before, point], accuracy=float(line["accuracy"]),
-            samples_per_second=float(line["samples_per_second"]),
+            way=key[0], task=key[1], workers=int(key[2]), link=key[3], points=[*before, point],
+            accuracy=float(line["accuracy"]), samples_per_second=float(line["samples_per_second"]),
         )  # fmt: skip
     return list(found.values())
 
 
 def tables(found: Sequence[Training], targets: Mapping[str, float]) -> str:
-    """Markdown: a table for each task and link."""
+    """Markdown: a table for each task, number of workers, and link."""
     shown = []
-    for task, link in dict.fromkeys((one.task, one.link) for one in found):
+    for place in dict.fromkeys((one.task, one.workers, one.link) for one in found):
+        task, workers, link = place
         target = targets[task]
         shown += [
-            f"{task}, {link}; held-out loss {target:g} or below\n",
+            f"**{task}, {workers} workers, {link}** (target: held-out loss {target:g})\n",
             "| strategy | samples/s | MB a step | steps to it | seconds | MB | at the end: loss | accuracy | step |",
             "|---|---|---|---|---|---|---|---|---|",
-            *(_row(one, target) for one in found if (one.task, one.link) == (task, link)),
+            *(_row(one, target) for one in found if (one.task, one.workers, one.link) == place),
             "",
         ]
     return "\n".join(shown)
@@ -115,45 +118,41 @@ def faults_table(rows: Sequence[Faulty]) -> str:
 
 
 def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path) -> None:
-    """For each task: loss by time over each link, and loss by bytes."""
+    """For each task and number of workers: loss by time over each link, and by bytes over the last."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = list(dict.fromkeys(one.task for one in found))
+    places = list(dict.fromkeys((one.task, one.workers) for one in found))
     links = list(dict.fromkeys(one.link for one in found))
     ways = list(dict.fromkeys(one.way for one in found))
     columns = len(links) + 1
     figure, panels = pyplot.subplots(
-        len(tasks), columns, figsize=(4.2 * columns + 3, 3.6 * len(tasks)), squeeze=False, sharey="row"
+        len(places), columns, figsize=(4.2 * columns + 3, 3.6 * len(places)), squeeze=False, sharey="row"
     )
     colors = pyplot.colormaps["tab20"]
-    for row, task in zip(panels, tasks, strict=True):
+    for row, (task, workers) in zip(panels, places, strict=True):
+        here = [one for one in found if (one.task, one.workers) == (task, workers)]
         for panel, link in zip(row, [*links, None], strict=True):
-            for one in found:
-                if one.task != task or one.link != (links[-1] if link is None else link):
+            for one in here:
+                if one.link != (links[-1] if link is None else link):
                     continue
                 across = [point.mb if link is None else point.seconds for point in one.points]
                 if link is None and across[-1] == 0:
                     continue
                 losses = [point.loss for point in one.points]
                 place = ways.index(one.way)
-                look: dict[str, Any] = {
-                    "color": colors(place % 20),
-                    "dashes": (1, 0) if place % 2 else (4, 1),
-                }
+                dashes = (1, 1) if place >= 20 else (1, 0) if place % 2 else (4, 1)
+                look: dict[str, Any] = {"color": colors(place % 20), "dashes": dashes}
                 panel.plot(across, losses, label=one.way, linewidth=1.3, **look)
             panel.set_visible(bool(panel.lines))
             panel.axhline(targets[task], color="#888888", linewidth=0.8, dashes=(3, 3))
             panel.set_xscale("log")
             panel.spines[["top", "right"]].set_visible(False)
-            panel.set_title(
-                f"{task}: {'MB sent by a worker' if link is None else f'seconds, {link}'}",
-                fontsize=10,
-                loc="left",
-            )
-        low = min(point.loss for one in found if one.task == task for point in one.points)
+            axis = "MB sent by a worker" if link is None else f"seconds, {link}"
+            panel.set_title(f"{task}, {workers} workers: {axis}", fontsize=10, loc="left")
+        low = min(point.loss for one in here for point in one.points)
         row[0].set_ylim(low * 0.97, low * 1.6)
         row[0].set_ylabel("held-out loss")
     names = {
