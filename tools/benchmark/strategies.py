@@ -59,7 +59,7 @@ class Task:
 
 TASKS = [
     Task("digits", "configs/digits_convnet.yaml", ("train.length=230 steps",), 23, 0.60),
-    Task("gpt", "configs/gpt_data2.yaml", ("train.length=60 steps", "dataset.held_out=0.03"), 6, 2.60),
+    Task("gpt", "configs/gpt_data2.yaml", ("train.length=60 steps", "dataset.held_out=0.03"), 6, 2.70),
 ]
 
 
