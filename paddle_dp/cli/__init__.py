@@ -4,6 +4,6 @@ Nothing here computes or imports paddle. Jobs are started in `launch/`, recipes 
 `proof/`.
 """
 
-from paddle_dp.cli.commands import app, main
+from paddle_dp.cli.app import app, main
 
 __all__ = ["app", "main"]

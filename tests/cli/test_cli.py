@@ -14,7 +14,7 @@ import pytest
 
 import paddle_dp
 from paddle_dp import cli
-from paddle_dp.cli import commands
+from paddle_dp.cli import training
 from paddle_dp.errors import JobError
 from paddle_dp.launch.command import Job
 
@@ -82,13 +82,13 @@ def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.Captu
 def test_an_error_on_purpose_is_its_message_alone(
     leave: Leave, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "_run", lambda job: (_ for _ in ()).throw(JobError("rank 1 is gone")))
+    monkeypatch.setattr(training, "start", lambda job: (_ for _ in ()).throw(JobError("rank 1 is gone")))
     assert leave("train", "a.yaml") == 1
     assert capsys.readouterr().err == "rank 1 is gone\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_run", lambda job: {}["a bug"])
+    monkeypatch.setattr(training, "start", lambda job: {}["a bug"])
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["train", "a.yaml"])
 
@@ -100,7 +100,7 @@ def test_a_missing_paddle_is_told_with_the_command(
     def run(job: Job) -> None:
         raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
-    monkeypatch.setattr(commands, "_run", run)
+    monkeypatch.setattr(training, "start", run)
     if missing == "paddle":
         assert leave("train", "a.yaml") == 2 and "pip install -e '.[cpu]'" in capsys.readouterr().err
     else:

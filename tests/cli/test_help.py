@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from paddle_dp.cli.commands import VERBS, app
+from paddle_dp.cli.app import VERBS, app
 from paddle_dp.cli.help import WIDEST, Verb, Verbs, paragraphs
 
 NAMES = ("", *(verb.__name__ for verb in VERBS))

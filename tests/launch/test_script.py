@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.cli.commands import main
+from paddle_dp.cli import main
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import SCRIPT_RANK, Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine

@@ -1,0 +1,105 @@
+"""The verbs of `paddle-dp` together, and `main`, which turns an error into its message and exit status.
+
+A verb declares its options and calls another package; `--help` does not import paddle.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import paddle_dp
+from paddle_dp.cli.help import Verb, Verbs
+from paddle_dp.cli.proofs import audit, certificate, verify
+from paddle_dp.cli.recipes import check, doctor, new, parts, schema
+from paddle_dp.cli.trained import export, generate, merge, predict
+from paddle_dp.cli.training import evaluate, launch, train
+from paddle_dp.cli.watching import dashboard, why
+from paddle_dp.errors import InstallError, PaddleDPError
+
+# In the order of --help.
+VERBS = (
+    train,
+    why,
+    evaluate,
+    verify,
+    audit,
+    certificate,
+    merge,
+    generate,
+    predict,
+    export,
+    launch,
+    dashboard,
+    parts,
+    check,
+    new,
+    doctor,
+    schema,
+)
+
+app = typer.Typer(
+    name="paddle-dp",
+    cls=Verbs,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a bug shows Python's own traceback
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# All arguments after the script are the script's own, options too.
+FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
+for verb in VERBS:
+    app.command(cls=Verb, context_settings=FOREIGN if verb in (audit, launch) else None)(verb)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"paddle-dp {paddle_dp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Distributed training for PaddlePaddle that is provably the single-device run, only faster."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The console script: prints only the message of a PaddleDPError to stderr, and exits with its status."""
+    try:
+        app(args=with_resume_value(sys.argv[1:] if words is None else words), prog_name="paddle-dp")
+    except PaddleDPError as error:
+        _leave(error)
+    except ModuleNotFoundError as error:
+        if error.name != "paddle":
+            raise
+        _leave(InstallError.of_paddle())
+    except KeyboardInterrupt:  # before there is anything to end; typer has its own answer later
+        sys.exit(130)
+
+
+def with_resume_value(words: Sequence[str]) -> list[str]:
+    """Turns a bare `--resume` into `--resume=newest`: an option, KEY=VALUE or a recipe after it is not its value.
+
+    Of `train` alone: behind `launch` and `audit` stands what belongs to the script.
+    """
+    if not words or words[0] != "train":
+        return list(words)
+    following = [*words, "-"][1:]
+    bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
+    return [
+        "--resume=newest" if word == "--resume" and bare.fullmatch(after) else word
+        for word, after in zip(words, following, strict=True)
+    ]
+
+
+def _leave(error: PaddleDPError) -> None:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)

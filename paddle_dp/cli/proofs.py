@@ -1,0 +1,99 @@
+"""Verbs that prove: verify, audit, certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paddle_dp.cli.options import Overrides, RecipeFile, RunFolder
+
+
+def verify(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to compare with one.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="K", help="How many of the recipe's own steps.")] = 8,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Also an evaluation, a checkpoint, a second epoch and a resume."),
+    ] = False,
+) -> None:
+    """Run a recipe's first steps on 1 and on N processes, compare every gradient and update, and say where they differ.
+
+    Two steps in float64, where rounding hides nothing, and K as the recipe has them. What rounding may do is measured
+    on one process, not chosen (docs/proof.md).
+
+    Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
+    was learned, so nothing is proven; 4 a side could not be run; 128 + n ended by signal n.
+    """
+    from paddle_dp.launch.silence import import_paddle
+
+    import_paddle()
+    from paddle_dp import proof
+
+    status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse)
+    raise typer.Exit(status)
+
+
+def audit(
+    context: typer.Context,
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
+    ],
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes to run it on.")] = 2,
+    steps: Annotated[
+        int, typer.Option(metavar="K", help="Updates to watch in each of the first two epochs.")
+    ] = 3,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End the script when it does nothing for so long.")
+    ] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run a script that knows nothing of paddle_dp on N ranks and tell what is silently wrong with it.
+
+    Options of audit stand before SCRIPT; what stands behind it are the script's own arguments. The script really runs,
+    with all that it writes.
+
+    Exit status: 0 nothing found; 1 findings; 2 something to type differently; 3 the script itself failed.
+    """
+    from paddle_dp.audit import Options, audit
+
+    options = Options(ranks=ranks, steps=steps, patience=patience, json=as_json)
+    raise typer.Exit(audit(script, context.args, options))
+
+
+def certificate(
+    run: RunFolder,
+    replay: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Train N intervals between checkpoints again; of many, evenly spread."
+        ),
+    ] = 0,
+    step: Annotated[
+        int | None, typer.Option(metavar="STEP", min=1, help="Train again up to this update.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="No more updates of an interval than K.")
+    ] = None,
+) -> None:
+    """Show how a run came about, check its checkpoints against it, and train parts of it again on one process.
+
+    The certificate names the data, the versions, every attempt with its number of ranks, and a digest of the weights at
+    each checkpoint, the same in any layout. An interval is trained from the checkpoint before it; losses and weights
+    are compared with what the run recorded, in units of what rounding does to one process (docs/proof.md).
+
+    Intervals lie between checkpoints that are still there: with keep: 3 the first is all from the beginning to the
+    oldest of three, and may take most of the run's time. --steps K ends each after K updates.
+
+    Exit status: 0 all as certified; 1 something is not; 2 something to type differently.
+    """
+    from paddle_dp.launch.silence import import_paddle
+
+    import_paddle()
+    from paddle_dp.proof import certified
+
+    raise typer.Exit(certified.certificate(run, replay, step, steps))

@@ -1,0 +1,144 @@
+"""Verbs before a training: parts, check, new, doctor, schema."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paddle_dp.cli.options import Master, NodeRank, recipes_and_settings
+from paddle_dp.errors import UsageError
+from paddle_dp.units import Duration, LinkSpeed, Quantity
+
+if TYPE_CHECKING:
+    from paddle_dp.recipe import Recipe
+
+
+def parts(
+    shelf: Annotated[str | None, typer.Argument(metavar="SHELF", help="models, datasets, losses, …")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One part of the shelf.")] = None,
+) -> None:
+    """List the shelves, the parts of one shelf with their settings, or one part."""
+    from rich.console import Console
+
+    from paddle_dp.recipe import listing
+
+    Console().print(listing.listing(shelf, name))
+
+
+def check(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE… [KEY=VALUE…]", help="Recipes to check, and other settings."),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Also say what a rank of N would hold.")
+    ] = None,
+    build: Annotated[
+        int | None, typer.Option(metavar="RANK", help="Also build what this rank of --ranks would hold.")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="SPEED", help="Also say how long a step's exchange takes: '10 Gbit/s'."),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Also say the shortest step for so long a compute: '60 ms'."),
+    ] = None,
+) -> None:
+    """Check recipes without starting anything: every mistake with its file and line; and plan what each rank holds."""
+    from paddle_dp.launch.initial import check_weights
+    from paddle_dp.recipe.check import check_all
+
+    def given(recipe: Recipe) -> list[str]:
+        return check_weights(recipe.load, recipe.model) if recipe.load is not None else []
+
+    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build, link, compute), given))
+
+
+def _forecast(
+    ranks: int | None, build: int | None, link: str | None, compute: str | None
+) -> Callable[[Recipe], Iterator[str]] | None:
+    """What `check --ranks` adds to a recipe's line; None without --ranks."""
+    if ranks is None:
+        for option, given in (("--build", build), ("--link", link), ("--compute", compute)):
+            if given is not None:
+                raise UsageError(f"{option} {given} needs --ranks N: how many ranks there are.")
+        return None
+    if compute is not None and link is None:
+        raise UsageError(f"--compute {compute} needs --link SPEED: what the ranks exchange over.")
+    from paddle_dp.launch.plan import check_ranks
+    from paddle_dp.launch.silence import import_paddle
+
+    check_ranks(ranks)
+    import_paddle()
+    from paddle_dp.train.forecast import Wire, forecast
+
+    wire = None
+    if link is not None:
+        speed = _quantity("--link", LinkSpeed, link)
+        wire = Wire(
+            link=speed, compute=None if compute is None else _quantity("--compute", Duration, compute)
+        )
+    return lambda recipe: forecast(recipe, ranks, build, wire)
+
+
+def _quantity(option: str, kind: type[Quantity], text: str) -> Any:
+    """The quantity that an option gives. Raises UsageError for a text that is none."""
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}.") from None
+
+
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the copies go: DIR/configs, DIR/models.")
+    ],
+    recipe: Annotated[
+        str, typer.Option(metavar="NAME", help="Which shipped recipe to begin from.")
+    ] = "digits_mlp",
+) -> None:
+    """Copy a shipped recipe and its model into a folder of your own, to begin from."""
+    from paddle_dp.recipe import shipped
+
+    made = shipped.copy(recipe, folder)
+    print(*made, sep="\n")
+    where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    print(f"{where}{shipped.command(made[0])}")
+
+
+def doctor(
+    ranks: Annotated[int, typer.Option(metavar="N", help="Processes that are to run on this machine.")] = 2,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")
+    ] = None,
+    master: Master = None,
+    node_rank: NodeRank = None,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "--out", metavar="DIR", help="Where the runs are to be.")
+    ] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Examine this machine: Paddle, devices, memory, disk, network, and a real exchange between ranks.
+
+    With --nodes, run it on each of them, as the training: the nodes meet, and compare their clocks.
+
+    Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently.
+    """
+    from paddle_dp.doctor import Asked, examine
+
+    asked = Asked(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
+    raise typer.Exit(examine(asked, json=json))
+
+
+def schema() -> None:
+    """Print the JSON schema of a recipe, for editors that know the YAML language server."""
+    import json
+
+    from paddle_dp.recipe import json_schema
+
+    print(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,133 @@
+"""Verbs that use what a run has learned: merge, generate, predict, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paddle_dp.cli.job import PLAIN, ask
+from paddle_dp.cli.options import Averaged, Checkpoint, RunFolder, averaged, require
+from paddle_dp.errors import UsageError
+
+
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint's.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run with an adapter: the adapter alone.")
+    ] = False,
+) -> None:
+    """Write a checkpoint of any layout as one safetensors file: the plain one-process model.
+
+    An adapter is added to the weights that it stands on, and the file is the plain model's, too.
+    """
+    from paddle_dp import checkpoint as checkpoints
+
+    folder = run / "checkpoints"
+    found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
+    is_adapter = checkpoints.is_adapter(found)
+    if adapter and not is_adapter:
+        raise UsageError(f"--adapter: {found} holds no adapter.")
+    if adapter or not is_adapter:
+        typer.echo(f"{out}: {checkpoints.merge(found, out, ema=ema)} tensors of {found}")
+        return
+    folder = found.resolve().parent.parent
+    ask("merge", folder, {"to": str(out), "checkpoint": str(found), **averaged(ema)}, PLAIN)
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")] = "def ",
+    tokens: Annotated[int, typer.Option(metavar="N", min=0, help="How many tokens to write.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", min=0.0, help="0: the likeliest token; 1: as learned.")
+    ] = 0.8,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Draw from the K likeliest only.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds draw equally.")] = 0,
+    checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
+) -> None:
+    """Write text on from a prompt with what a language model's run has learned.
+
+    On a terminal, characters that do not print are shown as escapes such as \\x1b; a file or a pipe gets them as they
+    are.
+    """
+    options = {
+        "prompt": prompt,
+        "tokens": tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "seed": seed,
+        "checkpoint": checkpoint,
+        **averaged(ema),
+    }
+    alone = ("strategy.use=single",)
+    ask("generate", run, options, alone)
+
+
+def predict(
+    run: RunFolder,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES…", help="Images, texts or arrays (.npy, .npz, .csv, .jsonl); or folders."
+        ),
+    ],
+    checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
+    top: Annotated[int, typer.Option(metavar="K", min=1, help="How many classes to show.")] = 3,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with all outputs.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Also write all outputs to this .npz file."),
+    ] = None,
+) -> None:
+    """Give files to a run's model: classes with probabilities, the loss of a text, or plain outputs.
+
+    Files are read as the run's data set reads held-out samples; arrays have the shape of one sample, or of n. Several
+    inputs stand in .npz, .csv or .jsonl under their names (docs/predict.md). The data set itself is not needed.
+    """
+    options = {
+        "files": files,
+        "checkpoint": checkpoint,
+        **averaged(ema),
+        "top": top,
+        "csv": as_csv,
+        "out": None if out is None else str(out if out.suffix else out.with_suffix(".npz")),
+    }
+    ask("predict", run, options, PLAIN)
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to; by default RUN/export.")
+    ] = None,
+    checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, through paddle2onnx.")] = False,
+    hf: Annotated[
+        Path | None,
+        typer.Option(
+            "--hf", metavar="DIR", help="Instead write what Hugging Face's transformers read, or torchvision."
+        ),
+    ] = None,
+) -> None:
+    """Write a run's model as a program that runs without this package, proven equal to the model."""
+    if hf is not None and (onnx or out is not None):
+        raise UsageError("--hf DIR writes weights alone: call export again for a program.")
+    if onnx:
+        require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
+    options = {
+        "to": str(target) if (target := hf or out) else None,
+        "checkpoint": checkpoint,
+        **averaged(ema),
+        "onnx": onnx,
+    }
+    ask("export" if hf is None else "export_weights", run, options, PLAIN)

@@ -1,0 +1,172 @@
+"""Verbs that start ranks: train, evaluate, launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paddle_dp.cli.job import start
+from paddle_dp.cli.options import (
+    Averaged,
+    Checkpoint,
+    Devices,
+    Master,
+    NodeRank,
+    NodesOrSpan,
+    OutputDir,
+    Overrides,
+    Ranks,
+    RanksOrSpan,
+    RecipeFile,
+    RunFolder,
+    averaged,
+    numbers,
+    span,
+    words,
+)
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job
+
+
+def train(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    ranks: RanksOrSpan = None,
+    devices: Devices = None,
+    nodes: NodesOrSpan = None,
+    master: Master = None,
+    node_rank: NodeRank = None,
+    output_dir: OutputDir = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[CHECKPOINT]",
+            help="Go on from the newest checkpoint, or from this one: best, a step or a path.",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Start again after a failure, from the newest good checkpoint: N times, and N times anew after each "
+            "new checkpoint (docs/reliability.md).",
+        ),
+    ] = 0,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,…", help="What --resume may find changed: loss,optimizer.clip (docs/checks.md)."
+        ),
+    ] = None,
+    why: Annotated[
+        bool,
+        typer.Option(
+            "--why", help="Show where the time of the steps goes, and what would make them shorter."
+        ),
+    ] = False,
+) -> None:
+    """Train a recipe on any number of processes."""
+    if accept is not None and resume is None:
+        raise UsageError(
+            f"--accept {accept}: it says what --resume may find changed, and there is no --resume."
+        )
+    least_ranks, most_ranks = span("--ranks", ranks)
+    least_nodes, most_nodes = span("--nodes", nodes)
+    start(
+        Job(
+            recipe=recipe,
+            overrides=tuple(overrides or ()),
+            ranks=most_ranks,
+            least_ranks=least_ranks,
+            devices=numbers(devices),
+            nodes=most_nodes,
+            least_nodes=least_nodes,
+            master=master,
+            node_rank=node_rank,
+            output_dir=output_dir,
+            resume=resume,
+            restarts=restarts,
+            extra={**({"accept": words(accept)} if accept else {}), **({"why": True} if why else {})},
+        )
+    )
+
+
+def evaluate(
+    run: RunFolder,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    devices: Devices = None,
+    checkpoint: Checkpoint = "newest",
+    ema: Averaged = False,
+) -> None:
+    """Evaluate a run's checkpoint on every held-out sample, each exactly once."""
+    from paddle_dp.recipe import resolved
+
+    start(
+        Job(
+            entry_point="evaluate",
+            recipe=resolved(run),
+            overrides=tuple(overrides or ()),
+            ranks=ranks,
+            devices=numbers(devices),
+            output_dir=run,
+            extra={"checkpoint": checkpoint, **averaged(ema)},
+        )
+    )
+
+
+def launch(
+    context: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Any script for paddle.distributed.launch.")
+    ],
+    as_module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as for python -m.")
+    ] = False,
+    ranks: Ranks = None,
+    devices: Devices = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")
+    ] = None,
+    master: Master = None,
+    node_rank: NodeRank = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir", "--out", metavar="DIR", help="Where logs go, in place of runs/<script>.launch."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(metavar="N", help="Start the script again after a failure, N times at most.")
+    ] = 0,
+) -> None:
+    """Run a script that may know nothing of paddle_dp on N ranks, supervised.
+
+    Options of launch stand before SCRIPT; what stands behind it are the script's own arguments. When a rank fails, the
+    first cause is the last thing on the screen, with its traceback, and no process is left. A script that is started
+    again goes on from what it finds itself.
+
+    Exit status: 0 done; of the rank that failed first; 2 something to type differently; 128 + n ended by signal n.
+    """
+    behind = [word for word in context.args if word.partition("=")[0] in ("--ranks", "--nodes", "--devices")]
+    if behind and (ranks, devices, nodes) == (None, None, None):
+        raise UsageError(
+            f"{behind[0]} stands behind {script}, so it is the script's own, and the job would have one rank. Options "
+            f"of launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
+            "option, give launch its own, too."
+        )
+    words = [*(["-m"] if as_module else []), script, *context.args]
+    start(
+        Job(
+            script=tuple(words),
+            ranks=ranks,
+            devices=numbers(devices),
+            nodes=nodes,
+            master=master,
+            node_rank=node_rank,
+            output_dir=output_dir,
+            restarts=restarts,
+        )
+    )
