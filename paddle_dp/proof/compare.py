@@ -201,7 +201,9 @@ class Part:
 
     def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
         """A mask of the elements without a true gradient; empty for quantities that are not gradients."""
-        trace, step = (self.one, what.step) if self.truth is None else (self.truth, 1)
+        trace, step = self.one, what.step
+        if self.truth is not None:
+            trace, step = self.truth, next(iter(self.truth.facts["recorded"]), 1)
         number = key("probe" if what.kind == "probe" and self.truth is None else "gradient", step, what.name)
         noise = trace.noise(number) if what.kind in _MASKED else None
         if noise is None:

@@ -58,17 +58,17 @@ class Floors:
 class Fold:
     """Adds the quantities of one run with noise to the floors.
 
-    Distances are held back until its first loss shows whether they are rounding; if not, none of them counts.
+    Distances are held back until the loss of its first update shows whether they are rounding; if not, none of them counts.
     """
 
     def __init__(self, floors: Floors, dtype: str, loss: float, judged: bool):
-        """`loss`: the first one without noise; `judged`: the float64 runs have already shown what is rounding."""
+        """`loss`: that of the first update without noise; `judged`: the float64 runs have already shown what is rounding."""
         self._floors, self._dtype, self._loss = floors, dtype, loss
         self._judged = judged
         self._waiting: dict[str, tuple[tuple[int, ...], float, np.ndarray]] = {}
 
     def judge(self, loss: float) -> None:
-        """Judges the run by its first loss; later calls do nothing. Raises NoRounding."""
+        """Judges the run by the loss of its first update; later calls do nothing. Raises NoRounding."""
         if self._judged:
             return
         if not is_rounding(self._dtype, self._loss, loss):

@@ -30,7 +30,8 @@ def replay(learner: Learner, many: Trace, put: Put) -> None:
             put(number, shard)
 
     recorder = Recorder(learner, taken)
-    updates, steps = set(many.facts["recorded"]), len(many.facts["rows"])
+    updates = set(many.facts["recorded"])
+    states = {found.step for found in map(Key.read, many.keys) if found.kind == "state"}
     for step in range(1, max(updates, default=0) + 1):
         if step in updates:
             recorder.watch(step)
@@ -38,8 +39,8 @@ def replay(learner: Learner, many: Trace, put: Put) -> None:
             learner._step()
             learner.optimizer.clear_grad(set_to_zero=False)
         learner.rate.step()
-    if len(updates) == steps:
-        recorder.states(steps)
+    for step in states:  # one: the last
+        recorder.states(step)
 
 
 def _give(learner: Learner, step: int, many: Trace) -> None:

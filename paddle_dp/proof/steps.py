@@ -42,6 +42,7 @@ class Step:
     loss: Pair
     gradient_norm: Pair
     strays: float = 0.0  # one process's relative drift: the larger of the two
+    empty: bool = False  # nothing in its batch counts: its loss is no number, and there is no update
     judged: bool = True  # False from the step on in which one process's drift is too large to compare with
 
     @property
@@ -76,8 +77,8 @@ class Steps:
 
     @property
     def broken(self) -> Step | None:
-        """The first step whose numbers are not finite on one process."""
-        return next((step for step in self.steps if not step.finite), None)
+        """The first step whose numbers are not finite on one process, though something in it counts."""
+        return next((step for step in self.steps if not (step.finite or step.empty)), None)
 
     @property
     def ended(self) -> Step | None:
@@ -87,6 +88,8 @@ class Steps:
         """
         found = None
         for step in reversed(self.steps):
+            if step.empty:
+                continue
             if np.isfinite(step.loss.one) if self.dtype == "float16" else step.finite:
                 break
             found = step
@@ -124,6 +127,7 @@ class Steps:
             shares=tuple(many["shares"]),
             loss=self._pair("loss", number, one, many, min(eps, EPS["float32"])),
             gradient_norm=self._pair("gradient_norm", number, one, many, eps),
+            empty=bool(one.get("empty") and many.get("empty")),
             strays=max(self._strays_by(what, number, eps) for what in ("loss", "gradient_norm")),
         )
 
@@ -139,13 +143,15 @@ class Steps:
         """Judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
         strays = self._strays(what, eps)
         ahead = strays[number] if number < len(strays) else strays[-1] * growth(strays)
+        ahead = max(ahead, strays[number - 1])  # of a number that is smaller in the next step
         return Pair(one=one[what], many=many[what], drift=self.turned * ahead)
 
     def _strays(self, what: str, eps: float) -> list[float]:
         """By step: the largest distance of any run with noise so far; one unit in the last place at least."""
         rows, runs = self.one.facts["rows"], self.one.facts["drift"]
         first = self.one.noise(key(what.replace("_", " "), 1, ""))
-        worst, found = first[1] if first is not None else 0.0, []
+        # Of a first batch in which nothing counts, or that overflows, the distance is no number.
+        worst, found = 0.0 if first is None or np.isnan(first[1]) else first[1], []
         for k, row in enumerate(rows):
             worst = max([worst, *(_stray(run[k][what], row[what]) for run in runs if k < len(run))])
             found.append(max(worst, eps * abs(row[what]) if np.isfinite(row[what]) else 0.0))

@@ -178,7 +178,9 @@ class Side:
 
     def _noise(self, wide: bool, sheet: Writer, seen: Seen) -> dict[str, Any]:
         """Does the runs with noise for the run `seen`; writes the largest distance of each element to the sheet."""
-        precision, first = self.given.precision, seen.rows[0]["loss"]
+        precision = self.given.precision
+        updated = seen.recorded[0] if seen.recorded else 1  # with the initial weights, on a batch that counts
+        first = seen.rows[updated - 1]["loss"]
         floors, drift, beyond = Floors(sheet), [], {}
         kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
         for one in kinds if self.mesh.ranks == 1 else ():
@@ -186,7 +188,7 @@ class Side:
                 continue
             self.given, fold = Given(precision, one), Fold(floors, precision.dtype, first, self._judged)
             try:
-                again = self._watch(wide, fold.put, fold.judge, None if wide or one.long else 1)
+                again = self._watch(wide, fold.put, fold.judge, None if wide or one.long else updated)
             except NoRounding as far:
                 beyond[one.name] = [first, far.loss]
                 self._beyond.append(one)

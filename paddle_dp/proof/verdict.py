@@ -119,6 +119,7 @@ class Verdict:
         yield from self._limits(ranks)
         yield from self._left_out()
         yield from self._lost()
+        yield from self._empty()
         yield from self._not_finite()
         if not self._alike:
             if self.failed is not None:
@@ -145,7 +146,9 @@ class Verdict:
             "no gradient, or no update that moves a weight",
             "Is everything frozen, or the learning rate 0?",
         )
-        if broken is not None:
+        if all(step.empty for step in self.steps.steps):
+            why, ask = "nothing counts for the loss", "Look at the batch, its micro-batches and the targets."
+        elif broken is not None:
             why = f"its numbers are not finite from step {broken.number}"
             ask = "Look at the data, the loss and the learning rate."
         return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
@@ -227,6 +230,15 @@ class Verdict:
                 "move by one unit in the last place: from there on losses, gradient norms and weights are shown, not "
                 "judged. A smaller learning rate, or a warm-up, makes these steps comparable."
             )
+
+    def _empty(self) -> Iterator[str]:
+        """A sentence where nothing in a batch counts: an anchor without a positive, targets that are all ignored."""
+        if self.wide is not None and all(row.get("empty") for row in self.wide.one.facts["rows"]):
+            yield "Not compared in float64: nothing counts for the loss in the batches of its steps."
+        empty = [str(step.number) for step in self.steps.steps if step.empty]
+        if empty:
+            which = f"steps {', '.join(empty)}" if len(empty) > 1 else f"step {empty[0]}"
+            yield f"In {which} nothing counts for the loss, on both sides: it is no number there, and no update was made."
 
     def _not_finite(self) -> Iterator[str]:
         step = self.steps.broken

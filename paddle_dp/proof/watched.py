@@ -104,7 +104,7 @@ class Watched:
         judge: Callable[[float], None] = lambda loss: None,
         steps: int | None = None,
     ):
-        """Passes quantities to `put`, and the first loss, before its update, to `judge`, which may end the run."""
+        """Passes quantities to `put`, and a recorded update's loss, before it, to `judge`, which may end the run."""
         self.side, self.mesh, self.wide, self.judge = side, side.mesh, wide, judge
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
@@ -148,9 +148,8 @@ class Watched:
                 put(number, TensorShard.whole(number, np.array([row[kind]], "float64")))
 
     def _ahead(self) -> None:
-        """Before an update that is recorded."""
-        if not self.seen.rows:
-            self.judge(self._metrics["loss"])
+        """Before an update that is recorded; at the first, weights are the initial ones, whichever step it is."""
+        self.judge(self._metrics["loss"])
 
     def _keeping(self, metrics: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
         def kept(*given: Any) -> dict[str, float]:
@@ -182,7 +181,7 @@ class Watched:
         shares = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, read])
         self.seen.rows.append({
             "loss": self._metrics["loss"], "gradient_norm": self._metrics["gradient_norm"],
-            "samples": batch.samples,
+            "samples": batch.samples, "empty": self.learner.empty,
             "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
             "read": [[dp_rank, numbers] for dp_rank, _, numbers in shares],
         })  # fmt: skip

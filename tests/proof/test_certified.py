@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from paddle_dp.checkpoint import step_name
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import certified
-from paddle_dp.proof.certified import Interval, certificate, chosen, verdict
+from paddle_dp.proof.certified import BAD, GOOD, Interval, certificate, chosen, verdict
 from tests.jobs import run_in_forks
 
 RECIPE = """
@@ -118,13 +119,13 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
         "loss": {"use": "cross_entropy"}, "optimizer": {"use": "sgd"},
         "schedule": {"use": "constant", "learning_rate": 0.1}, "train": {"length": "2700 steps", "batch": 9},
     }  # fmt: skip
+    result = {"bits": True, "digest": digest, "weights": None, "losses": []}
     parts = [
         Interval(start=a, to=b, begin=None, end=None, recipe=recipe) for a, b in ((0, 2600), (2600, 2700))
     ]
 
     def stops(job: Job, variables: object) -> int:
         screens.append(capsys.readouterr().out)
-        result = {"bits": True, "digest": digest, "weights": None, "losses": []}
         Path(job.extra["out"], certified.RESULT).write_text(json.dumps(result))
         return 0
 
@@ -142,6 +143,11 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     recipe["strategy"] = {"use": "local_sgd", "every": "8 steps"}
     with pytest.raises(UsageError, match="nothing was trained again: strategy local_sgd does not promise"):
         certificate(tmp_path, replay=3, steps=2000)
+    result["losses"] = [[9, 1.0, 1.0 + 1e-9, 1e-7]]
+    attempt |= {"ranks": 1, "host": socket.gethostname()}
+    for strategy, status in (({"use": "single"}, BAD), ({"use": "replicas", "count": 2}, GOOD)):
+        recipe["strategy"] = strategy  # copies compute a batch in parts: not the bits of one
+        assert certificate(tmp_path, replay=3, steps=2000) == status
 
 
 def test_each_attempt_begins_with_the_weights_that_were_there(tmp_path):

@@ -136,3 +136,22 @@ def test_an_update_that_is_left_out_moves_the_schedule_only(tmp_path):
     again = replayed_in(tmp_path / "replay", learner("sgd"), many)
     assert again.keys == {number for number in many.keys if number.startswith("update|2|")}
     assert all(np.array_equal(again.array(number), many.array(number)) for number in again.keys)
+
+
+def test_a_last_batch_in_which_nothing_counts_leaves_states_to_compare(tmp_path):
+    """It makes no update: the states after it are those after the last one that did."""
+    ours = learner("adamw")
+    shards = {}
+    recorder = Recorder(ours, shards.__setitem__)
+    recorder.initial()
+    recorder.watch(1)
+    ours.train_batch(batch(1))
+    ours.leave_out()
+    recorder.states(2)
+    facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [1], "order": [], "amiss": None}
+    write_sheet(tmp_path / "many", "own", 0, shards, facts)
+    many = Trace.read(tmp_path / "many", "own", 1)
+    again = replayed_in(tmp_path / "replay", learner("adamw"), many)
+    states = {number for number in many.keys if number.startswith("state|2|")}
+    assert states and states <= again.keys
+    assert compared(tmp_path, "adamw", many)["state"] == 0

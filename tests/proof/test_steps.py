@@ -104,3 +104,17 @@ def test_a_run_with_noise_that_breaks_is_said(steps):
 def test_shares_in_a_word():
     assert shares([16, 17, 17]) == "16+17+17=50"
     assert shares([6, 6, 7, 6, 7]) == "5×(6 to 7)=32"
+
+
+def test_a_step_in_which_nothing_counts_is_no_broken_one_and_takes_no_allowance_away(tmp_path):
+    """An anchor without a positive: NaN on both sides, gradients of 0, and no update."""
+
+    def side(name, norms):
+        found = run(tmp_path / name, [0.5, np.nan, np.nan], norms=norms)
+        for row in found.facts["rows"][1:]:
+            row["empty"] = True
+        return found
+
+    found = Steps(side("one", (13.0, 0.0, 0.0)), side("many", (13.0 + 1e-6, 0.0, 0.0)))
+    assert found.same and found.broken is None and found.ended is None
+    assert [step.empty for step in found.steps] == [False, True, True]

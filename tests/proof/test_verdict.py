@@ -176,3 +176,19 @@ def test_the_guard_that_neither_side_has_is_named(tmp_path, guard, said, capsys)
 
 def test_an_update_that_only_breaks_the_weights_is_no_learning(tmp_path):
     assert compared(tmp_path, 0.5, losses=(1.0, NAN), update=NAN, last=NAN).status == 3
+
+
+def test_steps_in_which_nothing_counts_are_named_and_are_no_broken_ones(tmp_path):
+    found = compared(tmp_path, 0.5, losses=(1.0, NAN, 1.0, NAN))
+    for step in (1, 3):
+        found.steps.steps[step] = replace(found.steps.steps[step], empty=True)
+    assert (found.status, found.word) == (0, "same")
+    assert any(said.startswith("In steps 2, 4 nothing counts for the loss") for said in found.sentences)
+    assert not any("Not a number" in said for said in found.sentences)
+
+
+def test_where_nothing_counts_in_any_step_that_is_why_nothing_is_proven(tmp_path):
+    found = compared(tmp_path, 0.0, first=0.0, losses=(NAN, NAN), last=1.0, update=0.0)
+    found.steps.steps = [replace(step, empty=True) for step in found.steps.steps]
+    assert found.status == 3
+    assert "nothing counts for the loss), so nothing is proven" in found.sentences[-1]
