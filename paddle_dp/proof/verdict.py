@@ -238,7 +238,10 @@ class Verdict:
         empty = [str(step.number) for step in self.steps.steps if step.empty]
         if empty:
             which = f"steps {', '.join(empty)}" if len(empty) > 1 else f"step {empty[0]}"
-            yield f"In {which} nothing counts for the loss, on both sides: it is no number there, and no update was made."
+            yield (
+                f"In {which} nothing counts for the loss, on both sides: it is no number there, and no update was "
+                "made."
+            )
 
     def _not_finite(self) -> Iterator[str]:
         step = self.steps.broken
