@@ -58,11 +58,12 @@ class Floors:
 class Fold:
     """Adds the quantities of one run with noise to the floors.
 
-    Distances are held back until the loss of its first update shows whether they are rounding; if not, none of them counts.
+    Distances are held back until the loss of its first update shows whether they are rounding; if not, none of them
+    counts.
     """
 
     def __init__(self, floors: Floors, dtype: str, loss: float, judged: bool):
-        """`loss`: that of the first update without noise; `judged`: the float64 runs have already shown what is rounding."""
+        """`loss`: that of the first update without noise; `judged`: the float64 runs have shown what is rounding."""
         self._floors, self._dtype, self._loss = floors, dtype, loss
         self._judged = judged
         self._waiting: dict[str, tuple[tuple[int, ...], float, np.ndarray]] = {}
