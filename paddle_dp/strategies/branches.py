@@ -14,6 +14,7 @@ from paddle_dp.units import Positive
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
+    from paddle_dp.parallel.exchange.lanes import Lanes
     from paddle_dp.recipe import Recipe
 
 
@@ -36,39 +37,39 @@ class Config(StrategyConfig):
         return Layout(degrees=Degrees(data=data, tensor=self.over), recompute=self.recompute)
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError unless `over` × `data` are the ranks, on CPUs, and the model has a table of branches."""
-        from paddle_dp.parallel.branches import tables_of
+        """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""
+        from paddle_dp.parallel.branches.placed import too_few
+        from paddle_dp.parallel.branches.tables import chains_of, tables_of
         from paddle_dp.parallel.preflight import built_without_memory
 
-        self._check(ranks, "cpu" if recipe.train.device == "auto" else recipe.train.device)
+        self._check(ranks)
         if self.recompute.blocks or str(self.recompute) != "none":
             raise UsageError("strategy branches runs each branch once: set strategy.recompute=none.")
         model = built_without_memory(recipe.build_model)
-        if model is not None and not tables_of(model):
+        tables = {} if model is None else tables_of(model)
+        if model is not None and not tables:
             raise UsageError(
                 f"strategy branches: model {recipe.model.name} has no layer with a `branches` table. Give it one in "
                 "the recipe, model.branches: {pattern of layers: [[layer, …], …]} (docs/parallelism.md)."
             )
+        branches = [len(chains_of(layer)) for layer in tables.values()]
+        if branches and max(branches) < self.over:
+            raise UsageError(too_few(branches, self.over))
         super().refuse(recipe, ranks, device)
 
-    def _check(self, ranks: int, device: str) -> None:
+    def _check(self, ranks: int) -> None:
         degrees = self.layout(ranks).degrees
         if degrees.ranks != ranks:
             raise UsageError(
                 f"strategy.over={self.over} with strategy.data={self.data} are {degrees.ranks} ranks, and there are "
                 f"{ranks}: start a multiple of {self.over}, or set strategy.over."
             )
-        if device != "cpu":
-            raise UsageError(
-                f"strategy branches sends activations from the memory of hosts, and this device is {device}: choose "
-                "data_parallel or hybrid."
-            )
 
     def build(self, mesh: Mesh) -> Branches:
-        """Prepares Paddle's groups on CPUs. Collective."""
+        """Prepares Paddle's groups on CPUs; on accelerators they are as they are. Collective."""
         from paddle_dp.gloo import install
 
-        self._check(mesh.ranks, mesh.device)
+        self._check(mesh.ranks)
         if mesh.ranks > 1:
             install(mesh.device)
         return Branches(self, replace(mesh, degrees=self.layout(mesh.ranks).degrees))
@@ -86,10 +87,11 @@ class Branches:
         does not say what the model does."""
         from paddle_dp.parallel import place_whole, prepare
         from paddle_dp.parallel.batch_norm import synchronize
-        from paddle_dp.parallel.branches import BranchesLearner, branched
+        from paddle_dp.parallel.branches.learner import BranchesLearner
+        from paddle_dp.parallel.branches.placed import branched
+        from paddle_dp.parallel.branches.wires import Wires
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import Ranks
-        from paddle_dp.parallel.exchange.gradient_exchange import among
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.samplewise import mixing
 
@@ -102,12 +104,26 @@ class Branches:
             if self.config.sync_batch_norm:
                 synchronize(task.model, data)
         placements = Placements()
-        shared = branched(task.model, task.samples, group, placements, compare=not task.compared)
+        wires = Wires(group, self._lanes())
+        found = branched(task.model, task.samples, wires, placements, compare=not task.compared)
+        every = Ranks(range(self.mesh.ranks), me, None)
+        if found.shared and self.mesh.device != "cpu":
+            every = Ranks.of(axes, me, "data", "tensor")
         prepared = prepare(task, self.mesh)
         learner = prepared.learner(
-            BranchesLearner, noticed=noticed, hcg=None, dp_world_size=1, placements=placements, shared=shared,
-            clips=take_clips(prepared.optimizer), branch_ranks=group, data_ranks=data,
+            BranchesLearner, noticed=noticed, hcg=None, dp_world_size=1, placements=placements, branched=found,
+            clips=take_clips(prepared.optimizer), data_ranks=data, every_rank=every,
         )  # fmt: skip
-        assert list(data.ranks) == among(axes, me, "data")
         learner.check("after the weights were placed")
         return learner
+
+    def _lanes(self) -> Lanes | None:
+        """Groups for the outputs of each rank's branches, on an accelerator. Collective."""
+        from paddle_dp.parallel.exchange.gradient_exchange import among
+        from paddle_dp.parallel.exchange.lanes import Lanes
+
+        if self.mesh.device == "cpu" or self.mesh.axes.tensor == 1:
+            return None
+        degrees = self.mesh.axes
+        groups = {tuple(among(degrees, rank, "tensor")) for rank in range(degrees.ranks)}
+        return Lanes.make(sorted(groups), self.mesh.rank)

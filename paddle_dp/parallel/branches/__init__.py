@@ -1,0 +1,13 @@
+"""Branches of a layer that do not depend on one another, dealt to the ranks of a group; outputs meet at its join.
+
+A layer's `branches` table names them: each a chain of its sublayers, which begins with one of the layer's inputs. At
+the layer's call a rank computes its own chains, gets the outputs of the others from those who have them, and runs the
+layer's own forward with these outputs in place of the chains. So all ranks of the group compute what comes before and
+behind, the same on each: every rank has the gradient of every branch's output itself, and backward only adds up the
+gradients of the layer's inputs. A weight is kept by the rank of its branch alone; one that branches of several ranks
+share is kept by all, and its gradients are added up.
+
+`tables` reads the tables, `observed` tries them against the model, `dealt` gives each branch a rank, `placed` does so
+with a model in place, `join` is such a layer's forward, with `forms`, the shapes of what is sent, and `wires`, which
+carry it; `learner` updates what this rank has.
+"""

@@ -1,0 +1,99 @@
+"""Which rank has which branch, and the layers of the others' taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paddle import nn
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.branches.observed import Seen
+from paddle_dp.parallel.branches.tables import DOCS, holder
+from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.placement import Placements
+
+
+def deal(work: Sequence[float], ranks: int) -> list[int]:
+    """The rank of each branch: the largest first, each to the rank with the least work so far."""
+    loads, owners = [0.0] * ranks, [0] * len(work)
+    for branch in sorted(range(len(work)), key=lambda b: (-work[b], b)):
+        owners[branch] = min(range(ranks), key=lambda rank: (loads[rank], rank))
+        loads[owners[branch]] += work[branch]
+    return owners
+
+
+class Elsewhere(nn.Layer):
+    """Stands for a layer that other ranks have."""
+
+    def forward(self, *inputs: Any) -> Any:
+        raise RuntimeError("this layer is of a branch that another rank computes")
+
+
+def drop_others(model: nn.Layer, found: Sequence[Seen], ranks: Ranks, placements: Placements) -> list[str]:
+    """Replaces the layers of others' branches, and records where each weight and buffer is. Returns the names of
+    weights that branches of several ranks share."""
+    having = keepers(found, len(ranks.ranks))
+    _refuse_entangled(model, having)
+    names = {id(p): name for name, p in model.named_parameters()}
+    shared = set()
+    for layer, ranks_with_it in having:
+        for tensor in [*layer.parameters(), *layer.buffers()]:
+            if ranks.place in ranks_with_it:
+                placements.record(tensor, only_at=min(ranks_with_it))
+            if len(ranks_with_it) > 1 and not tensor.stop_gradient:
+                shared.add(names[id(tensor)])
+    elsewhere = {id(layer) for layer, ranks_with_it in having if ranks.place not in ranks_with_it}
+    for seen in found:
+        for parent, key in (holder(seen.layer, word) for chain in seen.chains for word in chain):
+            if id(parent._sub_layers[key]) in elsewhere:
+                parent._sub_layers[key] = Elsewhere()
+    return sorted(shared)
+
+
+def keepers(found: Sequence[Seen], ranks: int) -> list[tuple[nn.Layer, set[int]]]:
+    """The layers of branches, each with the ranks of the group that keep it: that of its branch; all, where branches of
+    several ranks share it, so that its gradients are added up among all."""
+    of_layer: dict[int, tuple[nn.Layer, set[int]]] = {}
+    for seen in found:
+        for chain, owner in zip(seen.chains, seen.owners, strict=True):
+            for word in chain:
+                parent, key = holder(seen.layer, word)
+                layer = parent._sub_layers[key]
+                of_layer.setdefault(id(layer), (layer, set()))[1].add(owner)
+    return [(layer, owners if len(owners) == 1 else set(range(ranks))) for layer, owners in of_layer.values()]
+
+
+def _refuse_entangled(model: nn.Layer, layers: Sequence[tuple[nn.Layer, set[int]]]) -> None:
+    """Raises UsageError for a weight that is in a branch and outside of it, or in layers of unequal ranks, and for a
+    BatchNorm of several ranks."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    outside = _without(model, [layer for layer, _ in layers])
+    seen: dict[int, set[int]] = {}
+    for layer, owners in layers:
+        for tensor in [*layer.parameters(), *layer.buffers()]:
+            if id(tensor) in outside or seen.setdefault(id(tensor), owners) != owners:
+                raise UsageError(
+                    f"strategy.branches: {names.get(id(tensor), 'a buffer')} is in a branch and also elsewhere, so its "
+                    f"gradient would come from both: leave that branch out of the table ({DOCS})."
+                )
+        if len(owners) > 1 and statistics(layer):
+            raise UsageError(
+                "strategy.branches: branches share a BatchNorm, whose running statistics would be those of one "
+                "branch's samples on each rank: give each its own, or take a norm without statistics."
+            )
+
+
+def _without(model: nn.Layer, branches: Sequence[nn.Layer]) -> set[int]:
+    """The ids of weights and buffers that are in none of these layers."""
+    within = {id(layer) for branch in branches for layer in branch.sublayers(include_self=True)}
+    return {
+        id(tensor)
+        for layer in model.sublayers(include_self=True)
+        if id(layer) not in within
+        for tensor in [
+            *layer.parameters(include_sublayers=False),
+            *layer.buffers(include_sublayers=False),
+        ]
+    }

@@ -1,0 +1,152 @@
+"""The forward of a layer with branches, on one rank of their group."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from paddle_dp.parallel.branches.forms import Forms
+from paddle_dp.parallel.branches.observed import Seen
+from paddle_dp.parallel.branches.tables import Chain, holder
+from paddle_dp.parallel.branches.wires import Wires
+
+Learned = Mapping[int, paddle.Tensor]  # by the place among a layer's inputs: those that have a gradient
+
+
+class Turns:
+    """One order of the joins of a model on all ranks, in backward too.
+
+    Ranks compute different branches, so that backward, which goes on with what is ready first, could come to two joins
+    that do not depend on each other in another order on each rank, and mix up what they exchange. So each join depends
+    on the one called before it in the same forward: through `token`, a number that means nothing.
+    """
+
+    def __init__(self, model: nn.Layer):
+        self.token: paddle.Tensor | None = None
+        model.register_forward_pre_hook(self._begin)
+        model.register_forward_post_hook(self._begin)
+
+    def _begin(self, *_: Any) -> None:
+        self.token = None
+
+    def take(self) -> paddle.Tensor:
+        """What the next join depends on."""
+        if self.token is None:
+            self.token = paddle.zeros([1])
+            self.token.stop_gradient = False
+        return self.token
+
+
+class _Fork(PyLayer):
+    """The inputs of a layer with branches; each rank's branches add to their gradients, which are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, wires: Wires, token: paddle.Tensor, *inputs: paddle.Tensor) -> Any:
+        ctx.wires = wires
+        return tuple(x.clone() for x in (token, *inputs))
+
+    @staticmethod
+    def backward(ctx: Any, token: paddle.Tensor, *grads: paddle.Tensor) -> Any:
+        return (token, *(ctx.wires.sum(grad) for grad in grads))
+
+
+class _Meet(PyLayer):
+    """The outputs of all branches on every rank. Each computes alike from here on, and so has every output's gradient:
+    that of its own branches is theirs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Iterator[paddle.Tensor], own: Sequence[int], *tensors: paddle.Tensor
+    ) -> Any:
+        """`outputs`: in no list, which Paddle would take for inputs. `tensors`: the token, what this rank's branches
+        `own` gave that has a gradient, and its anchors."""
+        ctx.own, ctx.anchors = list(own), tensors[1 + len(own) :]
+        return (tensors[0].clone(), *outputs)
+
+    @staticmethod
+    def backward(ctx: Any, token: paddle.Tensor, *grads: paddle.Tensor) -> Any:
+        return (token, *(grads[branch] for branch in ctx.own), *(paddle.zeros_like(x) for x in ctx.anchors))
+
+
+class _Given(nn.Layer):
+    """Stands for a layer of a chain in the layer's own forward: gives what it gets, or what a branch gave."""
+
+    def __init__(self, answers: Sequence[paddle.Tensor | None]):
+        super().__init__()
+        self._answers = deque(answers)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        answer = self._answers.popleft()
+        return x if answer is None else answer
+
+
+class Join:
+    """The forward of a layer with branches. Collective over the ranks of `wires`.
+
+    What has a gradient is the same on all of them, also where a rank has no branch of the layer, or a frozen one.
+    """
+
+    def __init__(self, seen: Seen, wires: Wires, turns: Turns):
+        self._seen, self._wires, self._turns, self._forward = seen, wires, turns, seen.layer.forward
+        self._own = [branch for branch, owner in enumerate(seen.owners) if owner == wires.ranks.place]
+        self.forms = Forms(wires.ranks, seen.name)
+
+    def __call__(self, *inputs: paddle.Tensor) -> Any:
+        seen = self._seen
+        learned: Learned = {}
+        if paddle.is_grad_enabled():
+            learned = self._forked({place: x for place, x in enumerate(inputs) if not x.stop_gradient})
+        own = {
+            branch: self._run(
+                seen.chains[branch], learned.get(seen.sources[branch], inputs[seen.sources[branch]])
+            )
+            for branch in self._own
+        }
+        return self._rest(inputs, self._met(own, inputs, learned))
+
+    def _forked(self, learned: Learned) -> Learned:
+        if not learned:
+            return {}
+        self._turns.token, *forked = _Fork.apply(self._wires, self._turns.take(), *learned.values())
+        return dict(zip(learned, forked, strict=True))
+
+    def _run(self, chain: Chain, x: paddle.Tensor) -> paddle.Tensor:
+        for word in chain:
+            parent, key = holder(self._seen.layer, word)
+            x = parent._sub_layers[key](x)
+        return x
+
+    def _met(
+        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[paddle.Tensor], learned: Learned
+    ) -> list[paddle.Tensor]:
+        """Every branch's output."""
+        forms = self.forms.of_all(own, inputs, self._seen.layer.training)
+        outputs = self._wires.spread(own, forms, self._seen.owners)
+        if not paddle.is_grad_enabled() or not any(form.learns for form in forms):
+            return outputs
+        mine = {branch: x for branch, x in own.items() if not x.stop_gradient}
+        self._turns.token, *outputs = _Meet.apply(
+            iter(outputs), list(mine), self._turns.take(), *mine.values(), *learned.values()
+        )
+        return [x if form.learns else x.detach() for x, form in zip(outputs, forms, strict=True)]
+
+    def _rest(self, inputs: Sequence[paddle.Tensor], results: Sequence[paddle.Tensor]) -> Any:
+        """The layer's own forward, in which the calls of its chains' layers give these results."""
+        answers: dict[str, list[paddle.Tensor | None]] = {}
+        for word, branch in self._seen.calls:
+            answers.setdefault(word, []).append(None if branch is None else results[branch])
+        before = []
+        try:
+            for word, given in answers.items():
+                parent, key = holder(self._seen.layer, word)
+                before.append((parent, key, parent._sub_layers[key]))
+                parent._sub_layers[key] = _Given(given)
+            return self._forward(*inputs)
+        finally:
+            for parent, key, layer in before:
+                parent._sub_layers[key] = layer

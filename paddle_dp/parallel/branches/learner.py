@@ -1,0 +1,67 @@
+"""A learner for a rank's branches and what all ranks have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from paddle_dp.parallel.branches.placed import Branched
+from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.exchange.several import Several
+from paddle_dp.parallel.hybrid import HybridLearner
+
+
+@dataclass(kw_only=True)
+class BranchesLearner(HybridLearner):
+    """A learner for this rank's branches and what all ranks have.
+
+    While backward runs gradients are added up: over `data_ranks`, who have the same branches, and those of weights that
+    branches of several ranks share (`branched.shared`) over `every_rank`.
+    """
+
+    branched: Branched
+    data_ranks: Ranks
+    every_rank: Ranks
+
+    def _exchange_ahead(self) -> GradientExchange | None:
+        shared = set(self.branched.shared)
+        kinds: dict[bool, list[int]] = {False: [], True: []}
+        places = {id(parameter): place for place, parameter in enumerate(self.trainable)}
+        for name, parameter in self._named_trainable:
+            kinds[name in shared].append(places[id(parameter)])
+        parts: list[tuple[GradientExchange, Sequence[int]]] = []
+        if len(self.data_ranks.ranks) > 1:
+            parts.append((self._over(self.data_ranks, kinds[False], "gradients"), kinds[False]))
+        if shared:
+            parts.append((self._over(self.every_rank, kinds[True], "shared"), kinds[True]))
+        return Several(parts) if parts else None
+
+    def _over(self, ranks: Ranks, places: Sequence[int], channel: str) -> GradientExchange:
+        parameters = [self.trainable[place] for place in sorted(places)]
+        if self.mesh.device == "cpu":
+            keepers = [ranks.ranks] * len(parameters)
+            return PushedGradients(ranks.ranks, ranks.rank, parameters, keepers, channel=channel)
+        # Ranks come to joins and to shared weights in different orders: their collectives must not wait for each other.
+        beside = channel != "shared" or not self.branched.exchanges_back
+        return BucketedGradients(ranks.group, parameters, beside=beside)
+
+    def _all_reduce_gradients(self) -> None:
+        if self._ahead is not None:
+            self._ahead.finish()
+
+    @property
+    def counts_sent(self) -> bool:
+        return True
+
+    def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Over the ranks that have the same branches."""
+        return self.data_ranks.sum_tensor(tensor)
+
+    def _same_buffers(self) -> Sequence[Any]:
+        return (self.data_ranks.group,) if len(self.data_ranks.ranks) > 1 else ()
