@@ -91,6 +91,9 @@ def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
     """The batch with the samples of each micro-batch in another order; dropout still draws each sample's own mask."""
     micro_batches = []
     for micro_batch in batch.micro_batches:
+        if micro_batch.is_dummy:
+            micro_batches.append(micro_batch)
+            continue
         moved = order(micro_batch.samples)
         at = paddle.to_tensor(moved)
         read = [micro_batch.inputs, micro_batch.targets]

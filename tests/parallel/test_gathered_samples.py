@@ -33,6 +33,9 @@ def gathered() -> Any:
     total.backward()
     with samples.alone():
         (alone,), _ = samples.gather(rows)
+    with samples.present(False):  # on all ranks: a batch of fewer samples than micro-batches
+        (dummies,), _ = samples.gather(rows[:1])
+    assert len(dummies) == 1
     return [all_rows[:, 0].tolist(), all_numbers.tolist(), first, rows.grad[:, 0].tolist(), len(alone)]
 
 

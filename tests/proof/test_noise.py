@@ -107,3 +107,11 @@ def test_low_precision_is_given_more_runs(dtype, tensor, count):
 )
 def test_a_loss_that_moves_further_than_rounding_is_no_noise(dtype, noisy, rounding):
     assert noise.is_rounding(dtype, 2.0, noisy) is rounding
+
+
+def test_a_dummy_stays_as_it_is():
+    """Of a batch of fewer samples than micro-batches: it counts nowhere, and a loss gets its one row."""
+    x = paddle.ones([1, 2])
+    dummy = MicroBatch(x, paddle.zeros([1], "int64"), 0)
+    order = next(one.order for one in noise.runs("float32", 2) if one.order)
+    assert noise.permute(Batch((dummy,), 6, 0, 0), order).micro_batches == (dummy,)

@@ -234,18 +234,23 @@ def flipped_bit() -> AbstractContextManager[None]:
 def sample_that_is_no_number() -> AbstractContextManager[None]:
     """One sample holds a NaN. Paddle's relu on a CPU makes it 0: the loss is finite, the first weights are not."""
 
-    def make(read: Callable[..., Any]) -> Callable[..., Any]:
-        def spoiled(*given: Any, **named: Any) -> Any:
-            import numpy as np
+    def make(reader: Callable[..., Any]) -> Callable[..., Any]:
+        def spoiling(dataset: Any) -> Callable[..., Any]:
+            read = reader(dataset)
 
-            inputs, targets = read(*given, **named)
-            inputs = np.array(inputs)
-            inputs[0, 3] = np.nan
-            return inputs, targets
+            def spoiled(*given: Any, **named: Any) -> Any:
+                import numpy as np
 
-        return spoiled
+                inputs, targets = read(*given, **named)
+                inputs = np.array(inputs)
+                inputs[0, 3] = np.nan
+                return inputs, targets
 
-    return replaced("paddle_dp.data.sample:read_samples", make)
+            return spoiled
+
+        return spoiling
+
+    return replaced("paddle_dp.data.sample:reader", make)
 
 
 def infinite_on_one_rank() -> AbstractContextManager[None]:
