@@ -49,12 +49,14 @@ class GatheredSamples:
         self._present, self._alone = True, False
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
-        """Each of `rows` [n, …] of all ranks, [N, …]; and where this rank's begin, N for those of a dummy; a dummy's own
-        where no rank has a sample. Collective, and so is backward: every rank's loss must hang on what it got."""
+        """Each of `rows` [n, …] of all ranks, [N, …]; and where this rank's begin, N for those of a dummy. Where all
+        have dummies: its own. Collective, and so is backward: every rank's loss must hang on what it got."""
         if self._alone:
             return list(rows), 0
         sizes = self._sizes(rows[0].shape[0] if self._present else 0)
-        if not any(sizes):  # a micro-batch that a short batch left empty: each rank has a dummy, and it counts nowhere
+        if not any(
+            sizes
+        ):  # a micro-batch that a short batch left empty: each rank has a dummy, and it counts nowhere
             return list(rows), 0
         gathered = [
             _Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows
