@@ -39,6 +39,10 @@ def check_compiles(recipe: Recipe, layout: Layout) -> None:
         _refuse(
             f"the ranks of the {cut[0]} axis meet within the forward: take axis data alone, data_parallel or single"
         )
+    if layout.degrees.servers:
+        _refuse(
+            "a program is traced and tried before servers have dealt the parameters: take data_parallel or single"
+        )
     if "adapter" in recipe.model_fields_set and recipe.adapter is not None:
         _refuse(_HOOKED)
     if layout.recompute != Recompute():
@@ -69,8 +73,8 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
             inputs = samples()
             call(model, inputs, plain_forward(model))
         _compare_with_layers(model, inputs)
-    except UsageError:
-        raise
+    except UsageError as error:  # out of a trace it comes with the frames of the program in its message
+        raise UsageError(str(error).rpartition("UsageError: ")[2].strip()) from None
     except Exception as error:
         raise UsageError(
             f"train.compile: paddle.jit.to_static cannot trace {type(model).__name__}: {type(error).__name__}: "

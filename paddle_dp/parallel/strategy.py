@@ -111,6 +111,13 @@ class Prepared:
             **{"parallel_model": self.model, **fields},
         )
 
+    def prepare_copy(self, model: nn.Layer) -> None:
+        """Lets a copy of the model, made before it was prepared, compute as it does: its layers, precision, program."""
+        quicken(model, self.mesh)
+        self.mixed.include(model)
+        if self.task.compile:
+            compiled(model, self.task.samples)
+
 
 def prepare(task: Task, mesh: Mesh) -> Prepared:
     """Prepares the task for this rank's part of the model.

@@ -22,6 +22,7 @@ from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
+from paddle_dp.proof.failed import failed_alone
 from paddle_dp.proof.trace_files import Key, Trace
 
 NOT_RUN = 4  # a side that stopped before its end
@@ -112,7 +113,13 @@ class Comparison:
         more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
         job = self._job([*self.overrides, *words], ranks, self.scratch / name, **more)
         begun = time.perf_counter()
-        return self._side(run(job, self.waiting), job, begun)
+        status = run(job, self.waiting)
+        if status and (why := failed_alone(self.scratch / name / "trace")):
+            print("that was in float64: once more without it", file=sys.stderr, flush=True)
+            more |= {"wide": False, "failed": why}
+            job = self._job([*self.overrides, *words], ranks, self.scratch / f"{name}-again", **more)
+            status = run(job, self.waiting)
+        return self._side(status, job, begun)
 
     def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
         if status - 128 in ASKED_TO_END:

@@ -19,13 +19,14 @@ from typing import Any
 from paddle_dp.batch import Batch
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
-from paddle_dp.errors import PaddleDPError, gist
+from paddle_dp.errors import PaddleDPError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.meta_init import size_of
 from paddle_dp.proof import noise
+from paddle_dp.proof.failed import failed_together
 from paddle_dp.proof.fits import check_fits
 from paddle_dp.proof.floors import Floors, Fold, NoRounding
 from paddle_dp.proof.rehearsal import rehearse
@@ -58,11 +59,11 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the sheets of a side to options["trace"]; rank 0 also side.json.
 
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
-    of steps in the recipe's precision; "wide", whether to do two steps in float64; "measure_memory", whether to measure
-    what each rank holds; "rehearse", whether to rehearse the training afterwards (proof.rehearsal). For one process:
-    "alone": True, "beside", the sides whose updates it repeats, [folder, ranks] each (proof.replay), and "tensor", the
-    largest degree of their tensor axes. "patch":
-    "module:function", called first.
+    of steps in the recipe's precision; "wide", whether to do two steps in float64; "failed", why not, where some ranks
+    failed there (proof.failed); "measure_memory", whether to measure what each rank holds; "rehearse", whether to
+    rehearse the training afterwards (proof.rehearsal). For one process: "alone": True, "beside", the sides whose
+    updates it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their tensor axes.
+    "patch": "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
@@ -72,14 +73,14 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
     side = Side(recipe, options)
-    told: dict[str, Any] = {"wide": None}
+    told: dict[str, Any] = {"wide": options.get("failed")}
     if options.get("wide", True):
         try:
             side.run("wide", Precision(dtype="float64"))
         except PaddleDPError:
             raise
         except Exception as error:  # noqa: BLE001 - a model's own code may be written for float32 only
-            told["wide"] = f"{type(error).__name__}: {gist(error)}"
+            told["wide"] = failed_together(error, side.folder, side.mesh.rank, side.mesh.ranks)
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
         side.replay(number, Path(folder), ranks, wide=told["wide"] is None)

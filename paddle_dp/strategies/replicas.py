@@ -70,7 +70,6 @@ class Replicas:
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.replicas import ReplicasLearner, copies
         from paddle_dp.parallel.samplewise import mixing
-        from paddle_dp.parallel.strategy import quicken
 
         if self.config.recompute.blocks:
             check_table(task.model, task.samples, "strategy.recompute")
@@ -78,6 +77,7 @@ class Replicas:
         replicas = copies(task.model, self.config.count - 1)
         for model in (task.model, *replicas):
             recomputed(model, self.config.recompute)
+        prepared = prepare(task, self.mesh)
         for model in replicas:
-            quicken(model, self.mesh)
-        return prepare(task, self.mesh).learner(ReplicasLearner, noticed=noticed, replicas=replicas)
+            prepared.prepare_copy(model)
+        return prepared.learner(ReplicasLearner, noticed=noticed, replicas=replicas)

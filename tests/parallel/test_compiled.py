@@ -141,11 +141,23 @@ def test_what_cannot_be_traced_is_refused_with_its_cause() -> None:
         compiled(nn.Linear(4, 4), None, emulated=True)
 
 
+class Refusing(nn.Layer):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        raise UsageError("set it otherwise.")
+
+
+def test_what_refuses_within_a_trace_is_said_without_the_trace() -> None:
+    """Paddle puts all frames of the program into the message; that was a screen full of files."""
+    with pytest.raises(UsageError, match=r"^set it otherwise\.$"):
+        compiled(Refusing(), lambda: paddle.randn([2, 4]))
+
+
 @pytest.mark.parametrize(
     ("degrees", "recompute", "settings", "said"),
     [
         ({"tensor": 2}, "none", {}, "ranks of the tensor axis meet within the forward"),
         ({"data": 2, "sharding": 2}, "none", {}, "ranks of the sharding axis"),
+        ({"data": 2, "servers": 1}, "none", {}, "before servers have dealt the parameters"),
         ({"data": 2}, "full", {}, "strategy.recompute=none"),
         ({"data": 2}, "none", {"sync_batch_norm": True}, "strategy.sync_batch_norm=false"),
         ({"data": 2}, "none", {"sync_batch_norm": False}, ""),

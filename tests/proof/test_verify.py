@@ -150,6 +150,36 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
     assert not verdict.wide.without_gradient
 
 
+class Narrow(nn.Layer):
+    def forward(self, hidden):
+        if hidden.dtype == paddle.float64:
+            raise TypeError("written for float32")
+        return hidden
+
+
+class LastIsNarrow(nn.Sequential):
+    """Its last stage only is written for float32."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10), Narrow())
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_a_stage_that_has_no_float64_is_the_cause_and_the_rest_is_compared(tmp_path, capfd):
+    """Its rank went on alone, and what was said was that two ranks' messages did not match."""
+    path = recipe(tmp_path, optimizer="sgd")
+    mine = ("model={use: tests.proof.test_verify.LastIsNarrow}", "dataset.as_image=false")
+    comparison = Comparison(path, (*mine, "strategy={use: hybrid, pipeline: 2}"), 2, 2, tmp_path)
+    with comparisons_in_forks():
+        many = comparison.many(2)
+        verdict = compare_sides(comparison.one([many]), many)
+    assert verdict.status == 0
+    assert "Not compared in float64: TypeError: written for float32" in " ".join(verdict.sentences)
+    assert many.failed.endswith("(on rank 1 only)")
+    assert "written for float32" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("status", "error", "says"),
     [(143, EndedError, 143), (130, EndedError, 130), (1, JobError, 4), (137, JobError, 4), (2, JobError, 2)],

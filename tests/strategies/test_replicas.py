@@ -15,7 +15,9 @@ from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
+from paddle_dp.parallel.compiled import is_compiled
 from paddle_dp.part import read_part
+from paddle_dp.recipe import Precision
 from tests.ranks import run_ranks
 
 
@@ -35,12 +37,13 @@ def network(norm=False):
     return nn.Sequential(*layers)
 
 
-def learner(strategy, model, loss=None):
+def learner(strategy, model, loss=None, **more):
     task = Task(
         model=model,
         loss=loss or CrossEntropy().build(),
         optimizer=lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named]),
         samples=lambda: batch().micro_batches[0].inputs[:2],
+        **more,
     )
     return read_part("strategies", strategy).build(Mesh.alone()).place(task)
 
@@ -69,6 +72,21 @@ def test_copies_begin_each_update_with_the_model_s_weights_and_modes():
         each.model[2].eval()
     alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
     assert found == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_copy_computes_in_the_precision_of_the_recipe(dtype):
+    """Copies are made before the model is prepared: all but the first once computed in float32."""
+    many = learner({"use": "replicas", "count": 3}, network(), precision=Precision(dtype=dtype))
+    with many.mixed.context():
+        found = many.parallel_model(batch().micro_batches[0].inputs)
+    np.testing.assert_array_equal(found.astype(dtype).astype("float32").numpy(), found.numpy())
+
+
+def test_every_copy_is_the_program_of_a_compiled_model():
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    many = learner({"use": "replicas"}, plain, compile=True)
+    assert all(is_compiled(model) for model in (many.model, *many.replicas))
 
 
 def test_statistics_are_the_mean_of_the_copies_and_batch_norm_is_named():

@@ -145,6 +145,11 @@ class MixedPrecision:
         if self.low and self._rounder is None:
             check_autocast(precision, device)
 
+    def include(self, model: nn.Layer) -> None:
+        """Also runs the forward of this copy of the model in the recipe's precision, which only emulation must know."""
+        if self._rounder is not None:
+            self._rounder.watch(model)
+
     def place(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
         """O2 on an accelerator casts the model and gives the optimizer float32 master weights. Its clip computes the
         norm in float32, as under hybrid: Paddle's own adds up 16-bit squares, and is off by 0.4 % in bfloat16 (3.3.1).

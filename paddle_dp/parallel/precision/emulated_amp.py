@@ -50,6 +50,10 @@ class Rounder:
 
     def __init__(self, model: nn.Layer, dtype: str):
         self.dtype, self.active = dtype, False
+        self.watch(model)
+
+    def watch(self, model: nn.Layer) -> None:
+        """Hooks on the layers of this model, too."""
         for layer in model.sublayers(include_self=True):
             if isinstance(layer, ROUNDED):
                 layer.register_forward_pre_hook(self._before)
