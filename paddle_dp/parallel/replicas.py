@@ -149,6 +149,12 @@ class ReplicasLearner(Learner):
                 twin.clear_gradient(False)
         super()._all_reduce_gradients()
 
+    def compute_alone(self, batch: Batch) -> None:
+        super().compute_alone(batch)
+        for pairs in self._copies:
+            for _, twin in pairs:
+                twin.clear_gradient(False)
+
     @paddle.no_grad()
     def _average_statistics(self) -> None:
         of_copies = [statistics(replica) for replica in self.replicas[: self.parallel_model.ran - 1]]

@@ -89,6 +89,16 @@ def test_every_copy_is_the_program_of_a_compiled_model():
     assert all(is_compiled(model) for model in (many.model, *many.replicas))
 
 
+def test_gradients_that_are_computed_again_leave_nothing_on_a_copy():
+    """guard.recompute looks at a batch once more; what it left on the copies was added to the next gradient."""
+    one, many = learner({"use": "single"}, network()), learner({"use": "replicas"}, network())
+    for each in (one, many):
+        each.train_batch(batch())
+        each.gradients_again(each.shared_batch(batch()))
+    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
+    assert found == pytest.approx(alone, rel=1e-5)
+
+
 def test_statistics_are_the_mean_of_the_copies_and_batch_norm_is_named():
     many = learner({"use": "replicas"}, network(norm=True))
     mean = paddle.stack([many.model[0](part).mean(0) for part in halves(batch().micro_batches[0].inputs)])
