@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Progress, Run
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     epochs = total_steps / max(run.steps_per_epoch, 1)
     in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
     length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
-    text = f"{run.name}: {length} on {ranks(mesh)}, {mesh.device}"
+    text = f"{run.name}: {length} on {ranks(run)}, {mesh.device}"
     text += f", going on from step {progress.step}" if progress.step else ""
     idle = mesh.dp_size - -(-sampler.batch // sampler.micro_batches)
     if idle > 0:
@@ -51,11 +50,12 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     return "; ".join([text, *run.changes[:3], *more])
 
 
-def ranks(mesh: Mesh) -> str:
+def ranks(run: Run) -> str:
     """«1 process», «4 ranks», or «4 ranks (data 2 × tensor 2)» if some ranks read the same samples."""
+    mesh = run.mesh
     if mesh.ranks == 1:
         return "1 process"
-    return f"{mesh.ranks} ranks" + (f" ({mesh.axes})" if mesh.axes.data < mesh.ranks else "")
+    return f"{mesh.ranks} ranks" + (f" ({run.layout})" if mesh.axes.data < mesh.ranks else "")
 
 
 def numbers(found: Mapping[str, float]) -> list[str]:

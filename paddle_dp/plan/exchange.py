@@ -13,6 +13,9 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
       sequence_parallel                      (both: Korthikanti et al., arXiv:2205.05198, section 4.2.2)
     sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2),
                      gradients               2(n−1)/n·Ψ
+    branches         activations             O outputs of a rank's branches, (n−1)·O; I inputs with a gradient of their
+                                             layers, 2(n−1)/n·I
+                     gradients               2(n−1)/n·Ψ of what branches of several ranks share, n: all ranks
     pipeline         activations             A for each boundary between stages, and each direction
     servers          gradients, parameters   a worker sends Ψ and takes Ψ; each of s servers takes and sends n·Ψ/s for n
                                              workers (Li et al. 2014, OSDI)
@@ -30,11 +33,13 @@ from typing import Literal
 from paddle_dp.plan.low_rank import factors, is_worthwhile
 from paddle_dp.plan.rank_memory import (
     Blocks,
+    Branches,
     Layout,
     RankMemory,
     Weight,
     distinct,
     of_blocks,
+    on_rank,
     owned,
     rank_memory,
     served,
@@ -91,6 +96,8 @@ def sent(
     if layout.degrees.servers:
         return [*_with_servers(blocks, layout, rank)]
     memory = rank_memory(blocks, layout, rank)
+    if layout.branches is not None:
+        return [each for each in _with_branches(layout, layout.branches, memory, blocks) if each.bytes]
     found = [*_gradients(layout, memory, of_blocks(blocks, memory.blocks), micro_batches)]
     if between is not None:
         found += [
@@ -100,6 +107,25 @@ def sent(
     if tied := _shared_by_stages(blocks, layout, memory):
         found.append(Sent(axis="pipeline", what="gradients", bytes=tied, when="last backward", hides=False))
     return [each for each in found if each.bytes or each.taken]
+
+
+def _with_branches(layout: Layout, branches: Branches, memory: RankMemory, blocks: Blocks) -> Iterator[Sent]:
+    """Each rank's outputs to each of the others, the sums of their layers' inputs' gradients, and the weights'."""
+    place, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
+    weights = of_blocks(on_rank(blocks, place), range(len(blocks)))
+    yield from _gradients(layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
+    shared = sum(weight.size for weight in weights if len(weight.at) > 1 and not weight.frozen)
+    size = 2 * (every - 1) / every * shared * layout.widths.gradient
+    yield Sent(axis="branches", what="gradients", bytes=size, when="last backward")
+    if branches.outputs:
+        out, into = (
+            (ranks - 1) * branches.outputs[place],
+            sum(branches.outputs) - branches.outputs[place],
+        )
+        yield Sent(
+            axis="branches", what="activations", bytes=out, received=into, when="every forward", hides=False
+        )
+        yield _inside("branches", 2 * (ranks - 1) / ranks * branches.inputs, "every backward")
 
 
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:

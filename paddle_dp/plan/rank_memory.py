@@ -18,7 +18,8 @@ from paddle_dp.units import Compress, Recompute
 class Weight:
     """One parameter of a whole model: its first name, its number of elements and its `shape`, whether the tensor axis
     cuts it, and whether it is frozen: then it has no gradient and no optimizer state, and an owner in stage 3 only. A
-    `statistic` of a BatchNorm, which counts as frozen, never has one."""
+    `statistic` of a BatchNorm, which counts as frozen, never has one. `at`: of a weight of branches, the ranks of the
+    tensor axis that have it; empty: all."""
 
     name: str
     size: int
@@ -26,6 +27,7 @@ class Weight:
     cut: bool = False
     frozen: bool = False
     statistic: bool = False
+    at: tuple[int, ...] = ()
 
     def part(self, tp_size: int) -> int:
         """The number of its elements on one rank of the tensor axis."""
@@ -37,6 +39,15 @@ Blocks = Sequence[Sequence[Weight]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Branches:
+    """What the branches of a model exchange in one step, in bytes, of all samples of a dp_rank: the `outputs` of each
+    rank of the tensor axis, and those `inputs` of their layers that have a gradient. Without outputs: nobody looked."""
+
+    outputs: tuple[float, ...] = ()
+    inputs: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """How a strategy splits a model over ranks, as numbers: all that planning and pictures need of a strategy.
 
@@ -45,6 +56,7 @@ class Layout:
     split the tokens between cut layers (`sequence_parallel`); what is recomputed; what data ranks `compress` gradients
     to. `averaged_every`: in how many steps weights travel once, in place of each step's gradients (0: these do), with
     `averaged_states` the optimizer's, too; `copies` of the weights are kept besides.
+    `branches`: the ranks of the tensor axis have branches of layers, and no slices.
     `widths`, the bytes per element, follow from optimizer and precision.
     """
 
@@ -60,8 +72,16 @@ class Layout:
     averaged_every: int = 0
     averaged_states: bool = False
     copies: int = 0
+    branches: Branches | None = None
     widths: Widths = field(default_factory=Widths)
     accelerator: bool = False
+
+    def called(self, axis: str) -> str:
+        """An axis on the screen: «branches», where that is what its ranks have."""
+        return "branches" if axis == "tensor" and self.branches is not None else axis
+
+    def __str__(self) -> str:
+        return str(self.degrees).replace("tensor", self.called("tensor"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +123,11 @@ def of_blocks(blocks: Blocks, numbers: Sequence[int] | range) -> list[Weight]:
     return list({weight.name: weight for number in numbers for weight in blocks[number]}.values())
 
 
+def on_rank(blocks: Blocks, place: int) -> Blocks:
+    """The blocks as a rank of the tensor axis has them, without the branches of others."""
+    return [[weight for weight in block if not weight.at or place in weight.at] for block in blocks]
+
+
 def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
     """The rank of the sharding axis that owns each weight that has an owner, by name."""
     kinds = [[w for w in weights if w.frozen == kind and not w.statistic] for kind in (False, True)]
@@ -122,6 +147,7 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     if degrees.servers:
         return _with_servers(blocks, layout, rank)
     coords = degrees.coords(rank)
+    blocks = on_rank(blocks, coords["tensor"])
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
     bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)
     stages = tuple(
@@ -203,12 +229,14 @@ def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> fl
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
-    """The distinct ones: ranks along data, sequence and tensor hold as much as their first; and each server."""
+    """The distinct ones: ranks along data, sequence and tensor hold as much as their first, but for those that have
+    branches; and each server."""
     degrees = layout.degrees
     if degrees.servers:
         return [rank_memory(blocks, layout, rank) for rank in range(degrees.servers + 1)]
     return [
-        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))
+        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner, "tensor": place}))
         for stage in range(degrees.pipeline)
         for owner in range(degrees.sharding)
+        for place in range(degrees.tensor if layout.branches is not None else 1)
     ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan import rank_memory
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
@@ -34,7 +35,8 @@ class Config(StrategyConfig):
 
     def layout(self, ranks: int) -> Layout:
         data = max(ranks // self.over, 1) if self.data == "auto" else self.data
-        return Layout(degrees=Degrees(data=data, tensor=self.over), recompute=self.recompute)
+        degrees = Degrees(data=data, tensor=self.over)
+        return Layout(degrees=degrees, recompute=self.recompute, branches=rank_memory.Branches())
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""

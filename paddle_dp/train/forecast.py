@@ -29,6 +29,7 @@ from paddle_dp.plan.rank_memory import (
     total_parameters,
 )
 from paddle_dp.recipe import Recipe
+from paddle_dp.train import planned_branches
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
@@ -55,10 +56,15 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     with lazily():
         model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
         group(model, recipe.optimizer.groups, before)
-        blocks = describe_weights(model)
+        blocks: Blocks = describe_weights(model)
     if recipe.optimizer.groups or recipe.adapter:
         yield from told(model, recipe.optimizer.groups)
-    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout.degrees}; the whole model: {total_parameters(blocks):,} parameters"
+    if layout.branches is not None:
+        try:
+            layout, blocks = planned_branches.dealt(recipe, layout, blocks, _bytes(recipe))
+        except DataError as error:
+            yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
+    yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
     if rank is None:
         memories = rank_memories(blocks, layout)
         shown = max(memories, key=lambda m: m.state.total + (activations(recipe, layout, blocks, m) or 0.0))
@@ -114,7 +120,7 @@ def _device(recipe: Recipe, ranks: int) -> str:
 
 def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> Iterator[str]:
     split = [axis for axis in AXES if layout.degrees[axis] > 1]
-    coords = ", ".join(f"{axis} {memory.coords[axis]}" for axis in split)
+    coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in split)
     coords = layout.degrees.role(memory.rank) or coords
     rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} holds {memory.parameters:,} parameters"
     yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
@@ -143,6 +149,7 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     parts = ", ".join(f"{axis} {_amount(size)} of {what}" for (axis, what), size in _by_axis(found).items())
     degrees = layout.degrees
     unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
+    unknown = unknown if layout.branches is None else not layout.branches.outputs
     left_out = " (activations are counted for transformers only)" if unknown else ""
     if parts or not unknown:
         yield f"a step sends {_amount(total)}: {parts}{left_out}" if parts else "a step sends nothing"
@@ -280,7 +287,10 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
 
     paddle.set_device("cpu")
     tensor, size = memory.coords["tensor"], layout.degrees.tensor
-    layers = built(recipe.build_model, memory.blocks, tensor, size, recipe.train.seed)
+    if layout.branches is not None:
+        layers = [planned_branches.part(recipe, layout, tensor)]
+    else:
+        layers = built(recipe.build_model, memory.blocks, tensor, size, recipe.train.seed)
     parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
     count = sum(int(p.size) for p in parameters)
     size = sum(int(p.size) * p.element_size() for p in parameters)

@@ -21,6 +21,7 @@ from paddle_dp.part import read_part
 from paddle_dp.strategies.branches import Config
 from tests.parity import weights
 from tests.ranks import run_ranks
+from tests.sim.build import built, why_not
 
 ALONE = Wires(Ranks([0], 0, None))
 
@@ -251,6 +252,12 @@ CROSSED = {**DEEP, "model": "tests.strategies.test_branches.Crossed"}
 THREE = {**DEEP, "model": "tests.strategies.test_branches.OfThree"}
 
 
+def written(out: str, strategy: str, parts: dict[str, str], rank: int) -> Path:
+    path = Path(out) / f"recipe-{rank}.yaml"
+    path.write_text(RECIPE.format(strategy=strategy, **parts))
+    return path
+
+
 def learned(
     out: str, strategy: str, parts: dict[str, str], until: str = "8 steps", resume: bool = False
 ) -> dict[str, Any]:
@@ -262,8 +269,7 @@ def learned(
     from tests.parity import recorded
 
     mesh = join(seed=3)
-    path = Path(out) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, **parts))
+    path = written(out, strategy, parts, mesh.rank)
     trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
     rows = recorded(trainer)
     trainer.fit(until)
@@ -315,6 +321,59 @@ def assert_one_process(tmp_path: Path, ranks: int, strategy: str, parts: dict[st
     if parts is not PAIRS:
         assert any(set(found["mine"]) < set(one["mine"]) for found in many)
     return many
+
+
+def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
+    """In every rank: the bytes that it sends in a step, and the numbers of its weights."""
+    from paddle_dp.mesh import join
+    from paddle_dp.mesh.traffic import traffic
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+
+    mesh = join(seed=3)
+    trainer = build(read_recipe(written(out, strategy, parts, mesh.rank), ["train.batch=12"]), mesh)
+    train_batch, sent = trainer.learner.train_batch, []
+
+    def count(*given: Any) -> Any:
+        before = traffic.sent
+        found = train_batch(*given)
+        sent.append(traffic.sent - before)
+        return found
+
+    trainer.learner.train_batch = count
+    trainer.fit("6 steps")
+    weights_here = sum(int(p.size) for p in trainer.learner.model.parameters())
+    return {"sent": float(np.median(sent)), "weights": weights_here}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "device"])
+@pytest.mark.parametrize(
+    ("place", "parts"), [(TWO, DEEP), (FOUR, APART), (TWO, PAIRS)], ids=["deep", "apart", "shared"]
+)
+def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_device, monkeypatch) -> None:
+    from paddle_dp.plan.exchange import mean_bytes
+    from paddle_dp.plan.rank_memory import rank_memory
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.forecast import layout_of
+    from paddle_dp.train.planned_branches import dealt, weights_of
+
+    if on_device:
+        if reason := why_not():
+            pytest.skip(reason)
+        monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(built()))
+    ranks, strategy = place
+    recipe = read_recipe(written(str(tmp_path), strategy, parts, 9), ["train.batch=12"])
+    layout, blocks = dealt(recipe, layout_of(recipe, ranks), weights_of(recipe), 4)
+    many = run_ranks(counted, ranks, str(tmp_path), strategy, parts)
+    assert [found["weights"] for found in many] == [
+        rank_memory(blocks, layout, rank).parameters for rank in range(ranks)
+    ]
+    sent = np.mean([found["sent"] for found in many])
+    planned = mean_bytes(blocks, layout, 2, None)
+    # Beside that a step sends a few numbers, such as norms.
+    assert planned <= sent <= planned + 300
 
 
 @pytest.mark.long

@@ -115,6 +115,26 @@ def test_compressed_gradients_are_fewer_bytes():
     assert "copies of the weights" in lines[1][-2] and "copies" not in lines[0][-2]  # what each rank owes
 
 
+def test_a_rank_holds_and_sends_its_branches():
+    """Each tower: 64 × 256 + 256 × 256 + 256 × 16 weights and 528 biases; 16 numbers of 128 samples leave it. A shared
+    one is on both ranks, and of its gradients as much travels."""
+    apart = said("siamese_digits", 2, 1, "model.shared=false")
+    assert apart[0] == "2 ranks: branches 2; the whole model: 173,088 parameters"
+    assert apart[1] == "rank 1 (branches 1) holds 86,544 parameters"
+    assert apart[-2] == f"a step sends {128 * 16 * 4 / 1e3:.3g} kB: branches 8.19 kB of activations"
+    assert apart[-1].startswith("built: 86,544 parameters, as planned")
+    shared = said("siamese_digits", 2)
+    assert shared[1] == "rank 0 (branches 0) holds 86,544 parameters"
+    assert shared[-1].endswith("branches 346 kB of gradients, branches 8.19 kB of activations")
+
+
+def test_more_ranks_than_branches_are_refused_with_what_to_do():
+    with pytest.raises(
+        UsageError, match=r"over=3: there are branches for 2 ranks, .* set strategy\.over=2, and"
+    ):
+        said("siamese_digits", 3, None, "strategy.over=3")
+
+
 def test_a_strategy_for_cpus_only_is_forecast_for_them():
     assert "2 ranks" in said("siamese_digits", 2)[0] and "1 rank" in said("digits_replicas", 1)[0]
     lines = said("digits_mlp", 2, None, "strategy={use: data_parallel, exchange: pushed}")

@@ -166,7 +166,9 @@ class Dashboard(Callback):
 
     def _show_mesh(self, step: int) -> None:
         mesh = self.run.mesh
-        drawn = mesh_picture.draw(mesh.axes, f"{self.run.folder.name}: {_lines.ranks(mesh)} on {mesh.device}")
+        drawn = mesh_picture.draw(
+            mesh.axes, f"{self.run.folder.name}: {_lines.ranks(self.run)} on {mesh.device}"
+        )
         Files().write(self.run.folder / "mesh.png", drawn)
         if self.log:
             self.log.picture("mesh", drawn, step)

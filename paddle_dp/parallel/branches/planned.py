@@ -1,0 +1,61 @@
+"""Which rank would have which branch of a model, and what they would exchange, without ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paddle import nn
+
+from paddle_dp.parallel.branches.dealt import drop_others, keepers
+from paddle_dp.parallel.branches.observed import observed
+from paddle_dp.parallel.branches.placed import spread_over
+from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.placement import Placements
+from paddle_dp.parallel.precision.amp import cast, read_by
+from paddle_dp.plan.rank_memory import Blocks, Branches
+
+
+@dataclass(frozen=True)
+class Planned:
+    """`at`: the ranks of the group that keep a weight of a branch, by name; `branches`: numbers of one sample."""
+
+    at: dict[str, tuple[int, ...]]
+    branches: Branches
+
+    def of(self, blocks: Blocks) -> Blocks:
+        """The weights of the model, those of branches where they are."""
+        return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
+
+    def step(self, samples: int, width: int) -> Branches:
+        """What a step of so many samples exchanges, in bytes, `width` for a number."""
+        per_sample, size = self.branches, samples * width
+        return Branches(
+            outputs=tuple(numbers * size for numbers in per_sample.outputs), inputs=per_sample.inputs * size
+        )
+
+
+def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
+    """From a forward of these inputs. Raises UsageError for a table that is not what the model does."""
+    found, _ = observed(model, cast(inputs, read_by(model)))
+    spread_over(found, ranks)
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), name)
+    at = {
+        names[id(parameter)]: tuple(sorted(places))
+        for layer, places in keepers(found, ranks)
+        for parameter in layer.parameters()
+    }
+    outputs = [0.0] * ranks
+    for seen in found:
+        for size, owner in zip(seen.sizes, seen.owners, strict=True):
+            outputs[owner] += size
+    return Planned(at, Branches(outputs=tuple(outputs), inputs=sum(seen.learned for seen in found)))
+
+
+def keep_part(model: nn.Layer, inputs: Any, ranks: int, place: int) -> None:
+    """Leaves in a model what one rank of the group has."""
+    found, _ = observed(model, cast(inputs, read_by(model)))
+    spread_over(found, ranks)
+    drop_others(model, found, Ranks(range(ranks), place, None), Placements())

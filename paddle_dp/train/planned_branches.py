@@ -1,0 +1,70 @@
+"""What `check` has to know of a model with branches, which only a forward of some samples shows."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp.data.prepared import prepared
+from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.sample import read_samples
+from paddle_dp.data.stream import as_dataset
+from paddle_dp.parallel.branches.planned import keep_part, planned
+from paddle_dp.parallel.meta_init import describe_weights
+from paddle_dp.parallel.parameter_groups import group
+from paddle_dp.part import adapted, lazily
+from paddle_dp.plan.rank_memory import Blocks, Layout
+from paddle_dp.recipe import Recipe
+from paddle_dp.structure import mapped
+
+
+def dealt(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
+    """The layout and the weights, with which rank has which branches, and what they exchange, `width` bytes a number.
+
+    Builds the whole model, and runs it on the first two samples, as every rank does when it begins. Raises DataError
+    where these cannot be read, UsageError for a table that is not what the model does.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
+        found = planned(_model(recipe), first_inputs(recipe), layout.degrees.tensor)
+    samples = -(-recipe.train.batch // layout.degrees.dp_size)
+    return replace(layout, branches=found.step(samples, width)), found.of(blocks)
+
+
+def part(recipe: Recipe, layout: Layout, place: int) -> nn.Layer:
+    """What a rank of the tensor axis has of the model."""
+    model = _model(recipe)
+    keep_part(model, first_inputs(recipe), layout.degrees.tensor, place)
+    return model
+
+
+def first_inputs(recipe: Recipe) -> Any:
+    """Of the first two samples, as a model gets them."""
+    with globals_kept():
+        data = prepared(as_dataset(recipe.dataset.build("train"), 2, "dataset"), recipe.loader)
+        inputs, _ = read_samples(data, np.arange(min(2, len(data))), recipe.train.seed, 0)
+    return mapped(paddle.to_tensor, inputs)
+
+
+def weights_of(recipe: Recipe) -> Blocks:
+    """The weights of the recipe's model, by block."""
+    with lazily():
+        return describe_weights(_adapted(recipe))
+
+
+def _model(recipe: Recipe) -> nn.Layer:
+    """With the weights that it draws, in this process's memory, on the CPU."""
+    paddle.set_device("cpu")
+    paddle.seed(recipe.train.seed)
+    return _adapted(recipe)
+
+
+def _adapted(recipe: Recipe) -> nn.Layer:
+    model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+    group(model, recipe.optimizer.groups, before)
+    return model
