@@ -162,9 +162,14 @@ def summary(
     if saved is not None:
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"
-    if run.recipe is not None and not run.recipe.strategy.config.not_promised(run.recipe):
+    if run.recipe is not None and _can_be_verified(run.recipe):
         words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), *_several(run, run.recipe)]
         yield f"  the proof    {shlex.join(words)}"
+
+
+def _can_be_verified(recipe: Recipe) -> bool:
+    strategy = recipe.strategy.config
+    return strategy.compared_by_step or not strategy.not_promised(recipe)
 
 
 def _several(run: Run, recipe: Recipe) -> list[str]:

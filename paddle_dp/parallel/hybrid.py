@@ -23,6 +23,8 @@ from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, among
 from paddle_dp.parallel.exchange.memory import dtype_of
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.exchange.replica_sums import ReplicaSums
+from paddle_dp.parallel.exchange.roundings import rounds, wire_of
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.hcg import HCG, Group
 from paddle_dp.parallel.learner import Learner
@@ -50,8 +52,9 @@ class HybridLearner(Learner):
         self._stage3 = self.zero.stage3 if self.zero is not None else None
         if self._stage3 is not None:
             self._stage3.sends = False
-        self._ahead = self._exchange_ahead()
-        if self._ahead is not None:
+        self._wire = wire_of(self.reduce_dtype, self.trainable)
+        self._ahead, self._behind = self._exchange_ahead(), self._exchange_behind()
+        if self._ahead is not None or self._behind is not None:
             self.dp_world_size = (
                 1  # they are added up, where Paddle's exchange along the data axis is an average
             )
@@ -79,10 +82,20 @@ class HybridLearner(Learner):
         group = zero.lanes.groups[0]
         return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, held, wire=wire)
 
+    def _exchange_behind(self) -> ReplicaSums | None:
+        """Under stage 3 with a dtype to travel in: that of the sums that this rank keeps, over data and sequence; in
+        their own dtype Paddle exchanges them. Collective."""
+        degrees, zero, me = self.mesh.axes, self.zero, self.mesh.rank
+        ranks = among(degrees, me, "data", "sequence")
+        if len(ranks) == 1 or zero is None or zero.stage < 3 or self._wire is None:
+            return None
+        group = None if self.mesh.device == "cpu" else self._new_group("data", "sequence")
+        return ReplicaSums(ranks, me, self.trainable, self._wire, group)
+
     @property
-    def _wire(self) -> str | None:
-        """The dtype in which gradients travel, if that is not their own."""
-        return self.reduce_dtype if {dtype_of(p) for p in self.trainable} - {self.reduce_dtype} else None
+    def rounds_to(self) -> str | None:
+        wire = self._wire
+        return wire if wire is not None and any(rounds(dtype_of(p), wire) for p in self.trainable) else None
 
     def _new_group(self, *axes: str) -> Group | None:
         """A process group of its own for these axes: others must not come between its collectives. None for one rank
@@ -142,7 +155,9 @@ class HybridLearner(Learner):
         if marked:
             fused_allreduce_gradients_with_group(marked, self.hcg.get_model_parallel_group(), scale=1.0)
         axes = self.mesh.axes
-        if self._ahead is None and (
+        if self._behind is not None:
+            self._behind.exchange()
+        elif self._ahead is None and (
             axes.data > 1 or axes.sequence > 1
         ):  # under ZeRO: of the gradients that this rank owns
             fused_allreduce_gradients(self.trainable, self.hcg)

@@ -57,6 +57,7 @@ class Learner(Passes):
     `noticed`: sentences on differences from one process that were known before.
     `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next forward
     waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
+    `unscaled_by`: what the gradients of the last update were multiplied by after their exchange.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     """
 
@@ -67,6 +68,7 @@ class Learner(Passes):
     empty: bool = field(default=False, init=False)
     values_may_travel: bool = field(default=False, init=False)
     noticed: list[str] = field(default_factory=list)
+    unscaled_by: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -321,6 +323,12 @@ class Learner(Passes):
         """The relative difference that is allowed between totals of the same numbers."""
         return 1e-7 if self.mixed.double else 1e-2 if self.mixed.low else 1e-5
 
+    @property
+    def rounds_to(self) -> str | None:
+        """The dtype to which gradients are rounded in their exchange, for good: each step is one process's from the
+        same weights then, within that rounding, and a whole training is not. None: they are not rounded."""
+        return None
+
     def _unscale(self, factor: float) -> bool:
         """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not
         be used.
@@ -329,6 +337,7 @@ class Learner(Passes):
         large would round differently from one process's, and overflow sooner.
         """
         factor *= self.dp_world_size if self.mixed.low else 1
+        self.unscaled_by = factor / (1.0 if self.mixed.scale is None else self.mixed.scale.scale)
         if self.mixed.scale is None:
             if factor != 1.0:
                 gradients.scale(self.trainable, factor)

@@ -5,6 +5,10 @@ For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms 
     F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|
     r_p = |many - one| / F_p
 
+Where ranks round their gradients on their way (reduce_dtype), a bound of what that takes is computed from what they
+rounded (parallel.exchange.roundings), and allowed beside the noise: |many - one| ≤ K F_p + bound_p. It is no
+measurement, so it is not multiplied by K.
+
 An update, and an optimizer state, is compared with what one process computes from the ranks' own gradients
 (proof.replay); then F_p is only the last place of both: eps · |p|, and for an update, the difference of two weights,
 eps · |weight|.
@@ -46,6 +50,9 @@ class Finding:
     key: Key
     r: float
     noise: float = 0.0  # F / |one|
+    unit: float = (
+        0.0  # of r, as a part of |one|: F at least, one unit in the last place, and what may be rounded
+    )
     undetermined: float = 0.0  # the part of its elements that have no true gradient
     missing: str = ""  # "one" or "many": the side that lacks it
 
@@ -118,8 +125,16 @@ class Part:
         return float(np.median(steps)) if steps else 0.0
 
     def visible(self, ranks: int) -> float:
-        """The smallest relative fault of one rank's gradient that would be detected: K times the noise, times N."""
-        return K * self.noise * ranks
+        """The smallest relative fault of one rank's gradient that would be detected: K times the noise, and what may be
+        rounded, times N."""
+        return (K * self.noise + self.rounded) * ranks
+
+    @cached_property
+    def rounded(self) -> float:
+        """The median over parameters of what rounding may take of the first gradient."""
+        first = [n for n in sorted(self.many.keys) if Key.read(n)[:2] == ("gradient", 1)]
+        parts = [ratio(self.many.rounded(n), _norm(self.many.array(n))) for n in first]
+        return float(np.median(parts)) if parts else 0.0
 
     @property
     def without_gradient(self) -> list[Finding]:
@@ -146,22 +161,34 @@ class Part:
                 yield self._finding(what, self.of_one(number), self.many.array(number))
 
     def _cleared(self, findings: list[Finding]) -> list[Finding]:
-        """The findings, with the smallest r of several batches for gradients of the initial weights.
+        """The findings, outside of float64 with the smallest r of several batches for each gradient.
 
         A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
         not: it concerns one sample at one place.
         """
-        cleared = []
+        cleared, of_step = [], {(f.key.step, f.key.name): f.r for f in findings if f.key.kind == "gradient"}
         for found in findings:
             if found.key.kind == "gradient" and not found.same and not found.missing:
-                rs = [found.r, *self._probes(found.key.name)]
-                if min(rs) <= K and found.r * max(found.noise, EPS[self.dtype]) <= TURNED:
+                rs = [found.r, *self._of_other_batches(found.key, of_step)]
+                if min(rs) <= K and found.r * found.unit <= TURNED:
                     self.turned[found.key.name] = found.r
                     found = replace(found, r=min(rs))
             cleared.append(found)
         if not self.turned:
             return cleared
         return [found for found in cleared if found.key.kind != "gradient norm"]
+
+    def _of_other_batches(self, what: Key, of_step: dict[tuple[int, str], float]) -> Iterator[float]:
+        """r of a parameter's gradient in batches that a fault of this step would show in, too: further ones at the same
+        weights; where each step is recorded the next two, or at the end the two before."""
+        if self.dtype == "float64":
+            return
+        steps = sorted(step for step, name in of_step if name == what.name)
+        at = steps.index(what.step)
+        others = steps[at + 1 : at + 3] or steps[max(at - 2, 0) : at]
+        yield from (of_step[step, what.name] for step in others)
+        if at == 0:
+            yield from self._probes(what.name)
 
     def _probes(self, name: str) -> Iterator[float]:
         """r of a parameter's gradient in each further batch."""
@@ -182,15 +209,19 @@ class Part:
             return Finding(key=what, r=ratio(_norm(apart), last_places))
         noise = self.one.noise(key(*what))
         most, floor = noise if noise is not None else (np.zeros(one.shape), 0.0)
-        mask = self._undetermined(what, one.shape)
+        mask, rounded = self._undetermined(what, one.shape), self.many.rounded(key(*what))
+
+        def allowed(chosen: np.ndarray, at_least: float) -> float:
+            noisy = floor if chosen.all() else _norm(most[chosen])
+            return max(noisy, EPS[self.dtype] * at_least, nothing) + rounded / K
 
         def r(chosen: np.ndarray, at_least: float) -> float:
-            noisy = floor if chosen.all() else _norm(most[chosen])
-            return ratio(_norm(apart[chosen]), max(noisy, EPS[self.dtype] * at_least, nothing))
+            return ratio(_norm(apart[chosen]), allowed(chosen, at_least))
 
         part = float(mask.mean()) if mask.size else 0.0
         found = max(r(~mask, size), r(mask, 0.0))
-        return Finding(key=what, r=found, noise=ratio(floor, size), undetermined=part)
+        unit = ratio(allowed(~mask, size), size)
+        return Finding(key=what, r=found, noise=ratio(floor, size), unit=unit, undetermined=part)
 
     def _last_place(self, what: Key) -> float:
         """The error of an update that comes from the last place of the two weights it is the difference of."""

@@ -19,6 +19,7 @@ import paddle
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.proof.trace_files import key
 from paddle_dp.train.state import optimizer_states, placed_shard
 
@@ -27,14 +28,22 @@ Put = Callable[[str, TensorShard], None]
 
 class Recorder:
     """Records one learner's updates. Passes this rank's shard of each quantity to `put`, by key; `copies`: its copies
-    of those that differ between ranks. Calls `ahead` before an update that it records. Without `updates`, neither
-    updates nor optimizer states are recorded."""
+    of those that differ between ranks; `rounded`: by key, the 2-norm of what this rank may have rounded of a gradient.
+    Calls `ahead` before an update that it records, and `given` between its gradients and its update. Without `updates`,
+    neither updates nor optimizer states are recorded."""
 
     def __init__(
-        self, learner: Learner, put: Put, ahead: Callable[[], None] = lambda: None, updates: bool = True
+        self,
+        learner: Learner,
+        put: Put,
+        ahead: Callable[[], None] = lambda: None,
+        updates: bool = True,
+        given: Callable[[int], None] = lambda step: None,
     ):
         self.learner, self.mesh = learner, learner.mesh
-        self._hand_on, self._ahead, self._updates = put, ahead, updates
+        self._hand_on, self._ahead, self._updates, self._given = put, ahead, updates, given
+        self.rounded: dict[str, float] = {}
+        roundings.watch()
         self.copies: dict[str, np.ndarray] = {}
         self.apart: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
         self.recorded: list[int] = []  # the steps whose update was recorded
@@ -68,6 +77,7 @@ class Recorder:
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
         with self.learner.whole_gradients():
             self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
+        self._note_rounded("probe")
 
     def _watched_step(self) -> None:
         if not self._step:
@@ -80,6 +90,8 @@ class Recorder:
             self._take("gradient", gradients)
             self._compare_copies("gradient", gradients)
         del gradients
+        self._note_rounded("gradient")
+        self._given(self._step)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
         self.learner.settle()
@@ -90,6 +102,12 @@ class Recorder:
             kind = "frozen" if after.name in frozen else "update"
             self._put(kind, after, _apart(before.pop(after.name), _numbers(after)))
         self.recorded.append(self._step)
+
+    def _note_rounded(self, kind: str) -> None:
+        lost = roundings.taken()
+        for name, parameter in self._named:
+            if id(parameter) in lost:
+                self.rounded[key(kind, self._step, name)] = lost[id(parameter)] * self.learner.unscaled_by
 
     def initial(self) -> None:
         """Records the weights before the first update."""

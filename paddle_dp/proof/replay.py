@@ -35,7 +35,7 @@ def replay(learner: Learner, many: Trace, put: Put) -> None:
     for step in range(1, max(updates, default=0) + 1):
         if step in updates:
             recorder.watch(step)
-            _give(learner, step, many)
+            give(learner, step, many)
             learner._step()
             learner.optimizer.clear_grad(set_to_zero=False)
         learner.rate.step()
@@ -43,7 +43,7 @@ def replay(learner: Learner, many: Trace, put: Put) -> None:
         recorder.states(step)
 
 
-def _give(learner: Learner, step: int, many: Trace) -> None:
+def give(learner: Learner, step: int, many: Trace) -> None:
     """Puts a step's gradients of the whole model into the parameters that have one on the ranks."""
     for name, parameter in learner.named_parameters(trainable=True):
         number = key("gradient", step, name)

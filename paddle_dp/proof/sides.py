@@ -42,6 +42,9 @@ class Side:
         # Why it may differ from one process: a sentence for each cause, with what removes it.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
+        self.rounds_to: str | None = self.facts[
+            "rounds_to"
+        ]  # the dtype to which its ranks round their gradients
         self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
         self.seconds: float = 0.0  # of the whole side, its processes' start included
@@ -62,9 +65,17 @@ class Side:
 
         None if `many` has no such trace. Raises ValueError for a side that `Comparison.one` was not given.
         """
+        return Trace.read(self.folder / f"replay{self._number(many)}", name, 1)
+
+    def followed(self, many: Side, name: str) -> Trace | None:
+        """Of this one process, trained with the gradients in a trace of `many`, whose ranks round them; None if they do
+        not. Raises ValueError for a side that `Comparison.one` was not given."""
+        return Trace.read(self.folder / f"follow{self._number(many)}", name, 1)
+
+    def _number(self, many: Side) -> int:
         if many not in self.beside:
             raise ValueError(f"{many.folder} is not among the sides that Comparison.one was given")
-        return Trace.read(self.folder / f"replay{self.beside.index(many)}", name, 1)
+        return self.beside.index(many)
 
     @property
     def sizes(self) -> list[int]:

@@ -144,7 +144,8 @@ class Steps:
         strays = self._strays(what, eps)
         ahead = strays[number] if number < len(strays) else strays[-1] * growth(strays)
         ahead = max(ahead, strays[number - 1])  # of a number that is smaller in the next step
-        return Pair(one=one[what], many=many[what], drift=self.turned * ahead)
+        rounded = self.many.rounded(key("gradient norm", number, "")) if what == "gradient_norm" else 0.0
+        return Pair(one=one[what], many=many[what], drift=self.turned * ahead + rounded / K)
 
     def _strays(self, what: str, eps: float) -> list[float]:
         """By step: the largest distance of any run with noise so far; one unit in the last place at least."""

@@ -56,7 +56,8 @@ def first_samples(recipe: Recipe, steps: int, ranks: int, mesh: Mesh) -> Chosen:
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes the sheets of a side to options["trace"]; rank 0 also side.json.
+    """Writes the sheets of a side to options["trace"]; rank 0 also side.json. Beside ranks that round their gradients,
+    one process trains once more, with their gradients.
 
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
     of steps in the recipe's precision; "wide", whether to do two steps in float64; "failed", why not, where some ranks
@@ -84,6 +85,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
         side.replay(number, Path(folder), ranks, wide=told["wide"] is None)
+        side.follow(number, Path(folder), ranks)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.told}
     if side.mesh.is_main:
@@ -157,11 +159,13 @@ class Side:
             self.chosen.read.clear()  # of what the loader read ahead
             yield next(loader.read(0, start))
 
-    def run(self, name: str, precision: Precision) -> None:
-        """A run and, on one process, its runs with noise."""
+    def run(
+        self, name: str, precision: Precision, follows: Trace | None = None, folder: Path | None = None
+    ) -> None:
+        """A run and, on one process, its runs with noise; `folder`: another one than the side's."""
         begun = time.perf_counter()
-        with Writer(self.folder, name, self.mesh.rank) as sheet:
-            self.given = Given(precision)
+        with Writer(folder or self.folder, name, self.mesh.rank) as sheet:
+            self.given = Given(precision, follows=follows)
             seen = self._watch(name == "wide", sheet.put)
             seconds = time.perf_counter() - begun
             sheet.group("copy", seen.copies)
@@ -170,12 +174,12 @@ class Side:
                 "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorded,
                 "apart": seen.apart, "amiss": seen.amiss, "broken": seen.broken, "seconds": seconds,
                 "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
-                "numbers": sheet.numbers,
+                "numbers": sheet.numbers, "rounded": seen.rounded,
             }  # fmt: skip
-            self.told["differences"] = seen.differences
+            self.told |= {"differences": seen.differences, "rounds_to": seen.rounds_to}
             facts |= self._noise(name == "wide", sheet, seen)
             sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
-        self._judged = name == "wide"
+        self._judged |= name == "wide"
 
     def _noise(self, wide: bool, sheet: Writer, seen: Seen) -> dict[str, Any]:
         """Does the runs with noise for the run `seen`; writes the largest distance of each element to the sheet."""
@@ -187,7 +191,8 @@ class Side:
         for one in kinds if self.mesh.ranks == 1 else ():
             if not self._trusted(one):
                 continue
-            self.given, fold = Given(precision, one), Fold(floors, precision.dtype, first, self._judged)
+            self.given = replace(self.given, noise=one)
+            fold = Fold(floors, precision.dtype, first, self._judged)
             try:
                 again = self._watch(wide, fold.put, fold.judge, None if wide or one.long else updated)
             except NoRounding as far:
@@ -202,6 +207,13 @@ class Side:
         """Does one run; its learner is freed afterwards."""
         gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
         return Watched(self, *given).seen
+
+    def follow(self, number: int, folder: Path, ranks: int) -> None:
+        """Where ranks round their gradients: trains with those, so that each step is done from the ranks' weights, and
+        writes it to the folder follow<number>."""
+        many = Trace.read(folder, "own", ranks)
+        if many is not None and json.loads((folder / "side.json").read_text())["rounds_to"] is not None:
+            self.run("own", self.recipe.train.precision, many, self.folder / f"follow{number}")
 
     def replay(self, number: int, folder: Path, ranks: int, wide: bool) -> None:
         """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: also

@@ -138,7 +138,16 @@ class Verdict:
         elif self.steps.ended is not None:
             yield self._at_first(self.steps.ended)
         else:
-            yield f"SAME: {who} learn what one process learns, to rounding."
+            yield self._same(who)
+
+    def _same(self, who: str) -> str:
+        if self.many.rounds_to is None:
+            return f"SAME: {who} learn what one process learns, to rounding."
+        return (
+            f"SAME in each step: from the same weights {who} compute what one process computes, but for the digits "
+            f"that {self.many.rounds_to} takes from gradients on their way (reduce_dtype), for good: whole trainings "
+            "are not compared."
+        )
 
     def _nothing(self) -> str:
         broken = self.steps.broken
@@ -171,9 +180,10 @@ class Verdict:
             yield f"Not compared in float64: {why}. So rounding hides more than it would there."
         for part, name in ((self.wide, "float64"), (self.own, self.own.dtype)):
             if part is not None and part.noise and not (name == "float64" and part is self.own and self.wide):
+                more = f", and what {self.many.rounds_to} may take" if part.rounded else ""
                 yield (
                     f"In {name} a fault above {_percent(part.visible(ranks))} of a parameter's gradient on one rank "
-                    "would show (8 × the noise of one process × ranks, median over parameters)."
+                    f"would show (8 × the noise of one process × ranks{more}, median over parameters)."
                 )
 
     def _beyond(self) -> Iterator[str]:
@@ -269,7 +279,7 @@ def compare_sides(one: Side, many: Side) -> Verdict:
 
 
 def _part(one: Side, many: Side, name: str, truth: Trace | None = None) -> Part | None:
-    a, b = one.trace(name), many.trace(name)
+    a, b = (one.followed(many, name) or one.trace(name)), many.trace(name)
     return Part(a, b, truth, one.replayed(many, name)) if a is not None and b is not None else None
 
 

@@ -32,7 +32,8 @@ def verify(
     With `rehearse`, the training itself as well: an evaluation, a checkpoint, a second epoch, a resume.
 
     0: the same. 1: different. 3: nothing was learned, so nothing is proven, or the numbers are finite up to some step
-    only. 4: one side failed in float64, and the other did not.
+    only. 4: one side failed in float64, and the other did not. Where ranks round their gradients (reduce_dtype), each
+    step is compared by itself, from the weights that they had.
 
     Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that asks for something else than one process
     learns, RecipeError for a recipe with mistakes, JobError (exit status 4)
@@ -45,7 +46,8 @@ def verify(
         raise UsageError(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
-    if why := recipe.strategy.config.not_promised(recipe):
+    strategy = recipe.strategy.config
+    if (rehearse or not strategy.compared_by_step) and (why := strategy.not_promised(recipe)):
         raise UsageError(f"nothing was compared: {why}")
     with scratch_folder("paddle-dp-verify-") as scratch, WaitingRanks() as waiting:
         comparison = Comparison(

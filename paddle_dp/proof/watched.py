@@ -18,7 +18,8 @@ from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
-from paddle_dp.proof.trace_files import key
+from paddle_dp.proof.replay import give
+from paddle_dp.proof.trace_files import Trace, key
 from paddle_dp.recipe import Precision
 from paddle_dp.train.assemble import Assembly
 
@@ -51,10 +52,12 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Given:
-    """The precision of a run, and its noise."""
+    """The precision of a run, and its noise. `follows`: the trace of ranks with whose gradients it makes its updates,
+    so that it begins each step from their weights."""
 
     precision: Precision
     noise: noise.Noise | None = None
+    follows: Trace | None = None
 
 
 class Watchable(Protocol):
@@ -91,6 +94,9 @@ class Seen:
     apart: dict[str, list[list[int]]] = field(default_factory=dict)
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
+    # The dtype to which ranks round their gradients, and by key what this rank may have lost by that.
+    rounds_to: str | None = None
+    rounded: dict[str, float] = field(default_factory=dict)
 
 
 class Watched:
@@ -111,10 +117,15 @@ class Watched:
         self.learner = side.learner()
         self._metrics: dict[str, float] = {}  # of the update that is being done
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
-        self.recorder = Recorder(self.learner, put, self._ahead, updates=noisy is None)
+        self.every = wide or self.learner.rounds_to is not None or side.given.follows is not None
+        self.recorder = Recorder(self.learner, put, self._ahead, noisy is None, self._follow)
         self.hooks = Outputs(self.learner) if wide or noisy is None else None
         self.seen = Seen(
-            recorded=self.recorder.recorded, apart=self.recorder.apart, copies=self.recorder.copies
+            recorded=self.recorder.recorded,
+            apart=self.recorder.apart,
+            copies=self.recorder.copies,
+            rounds_to=self.learner.rounds_to,
+            rounded=self.recorder.rounded,
         )
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
         if noisy is None:
@@ -151,6 +162,11 @@ class Watched:
         """Before an update that is recorded; at the first, weights are the initial ones, whichever step it is."""
         self.judge(self._metrics["loss"])
 
+    def _follow(self, step: int) -> None:
+        """Between the gradients of an update and the update."""
+        if self.side.given.follows is not None:
+            give(self.learner, step, self.side.given.follows)
+
     def _keeping(self, metrics: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
         def kept(*given: Any) -> dict[str, float]:
             self._metrics = metrics(*given)
@@ -159,7 +175,7 @@ class Watched:
         return kept
 
     def _learn(self, step: int, batch: Batch) -> None:
-        """Does one step; records each in float64, else only the first that ends in an update."""
+        """Does one step; records each in float64 and where ranks round, else only the first that ends in an update."""
         rows, counted = (
             [m.rows for m in batch.micro_batches],
             [m.samples for m in batch.micro_batches],
@@ -172,7 +188,7 @@ class Watched:
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
             read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)
-        self.recorder.watch(step if self.wide or not self.recorder.recorded else 0)
+        self.recorder.watch(step if self.every or not self.recorder.recorded else 0)
         with self.hooks or nullcontext():
             self.learner.train_batch(self._in_order(batch), collect_metrics=True)
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]

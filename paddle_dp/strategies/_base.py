@@ -57,6 +57,12 @@ class StrategyConfig:
         `paddle-dp verify` prints instead of comparing; "" where it is to be, which is the default."""
         return ""
 
+    @property
+    def compared_by_step(self) -> bool:
+        """Whether `paddle-dp verify` compares it although a training is not one process's (`not_promised`): each step
+        by itself, from the weights that the ranks had."""
+        return False
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of `device` ("cpu" or "gpu").
 

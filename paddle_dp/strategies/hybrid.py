@@ -53,8 +53,8 @@ class Config(StrategyConfig):
     """Chunks of layers whose parameters travel while one is at work (sharding_stage 3); 0: each as it is needed."""
 
     reduce_dtype: Literal["bfloat16", "float32"] | None = None
-    """The dtype in which gradients are exchanged along data, sharding and sequence (not in sharding_stage 3); null:
-    each in its own, float32 but for weights in 16 bits (train.precision.level O2 on accelerators)."""
+    """The dtype in which gradients are exchanged along data, sharding and sequence; null: each in its own, float32 but
+    for weights in 16 bits (train.precision.level O2 on accelerators)."""
 
     offload: bool = False
     """Keep optimizer states in host memory between updates (GPU only)."""
@@ -104,21 +104,18 @@ class Config(StrategyConfig):
     def keeps_a_part(self) -> bool:
         return self.tensor > 1 or self.pipeline > 1 or (self.sharding > 1 and self.sharding_stage == 3)
 
-    def __post_init__(self) -> None:
-        if self.reduce_dtype is not None and self.sharding > 1 and self.sharding_stage == 3:
-            raise ValueError(
-                "reduce_dtype: sharding_stage 3 exchanges gradients layer by layer, each in its own dtype: leave it "
-                "out, or take stage 1 or 2"
-            )
-
     def not_promised(self, recipe: Recipe) -> str:
         if self.reduce_dtype != "bfloat16":
             return ""
         return (
-            f"strategy.reduce_dtype=bfloat16 does not promise one process's result: {self.rounds}. It is promised, "
-            "and compared, with strategy.reduce_dtype=float32. Otherwise compare held-out numbers of whole trainings "
-            "(docs/exchange.md)."
+            f"with strategy.reduce_dtype=bfloat16 a whole training is not one process's: {self.rounds}. `paddle-dp "
+            "verify` compares each step by itself, from the same weights; whole trainings are compared with "
+            "strategy.reduce_dtype=float32, or by their held-out numbers (docs/exchange.md)."
         )
+
+    @property
+    def compared_by_step(self) -> bool:
+        return self.reduce_dtype == "bfloat16"
 
     @property
     def rounds(self) -> str:
@@ -233,7 +230,7 @@ class Hybrid:
         noticed += check_by_parameter(prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
         fields["clips"] = take_clips(prepared.optimizer)
         fields["reduce_dtype"] = self.config.reduce_dtype
-        if self.config.reduce_dtype == "bfloat16":
+        if self.config.reduce_dtype == "bfloat16" and not task.compared:
             noticed.append(f"{self.config.rounds}: strategy.reduce_dtype=float32 exchanges them as they are")
         if axes.pipeline > 1:
             with unsynchronized(model) if drawn else nullcontext():
@@ -320,11 +317,13 @@ class Hybrid:
 
     def _zero(self, prepared: Prepared, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
+        from paddle_dp.parallel.exchange.roundings import wire_of
         from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.sharding.zero import Zero
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")
         leave_frozen_out(prepared.optimizer)
+        trained = [p for p in prepared.model.parameters() if not p.stop_gradient]
         return Zero(
             prepared.model,
             prepared.optimizer,
@@ -333,6 +332,7 @@ class Hybrid:
             self.config.sharding_stage,
             self.config.offload,
             self.config.prefetch,
+            wire_of(self.config.reduce_dtype, trained),
         )
 
     def _engine(self, stages: Any) -> Any:

@@ -79,7 +79,7 @@ def test_a_rank_that_leaves_the_order_learns_what_one_process_learns(
                 np.testing.assert_allclose(weight, one["weights"][name], atol=1e-9, err_msg=name)
 
 
-def gradients(folder: str, prefetch: int) -> tuple[list[dict[int, str]], int]:
+def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int, str]], int]:
     """In a rank: of four steps of two micro-batches, the bits of the gradients that this rank owns; and its rounds."""
     import paddle
 
@@ -105,7 +105,7 @@ def gradients(folder: str, prefetch: int) -> tuple[list[dict[int, str]], int]:
     Broadcasts.finish, Rounds._round = finished, counted  # type: ignore[method-assign]
     try:
         (own := Path(folder) / str(mesh.rank)).mkdir(exist_ok=True)
-        layout = f"{{use: hybrid, sharding: 2, sharding_stage: 3, prefetch: {prefetch}}}"
+        layout = f"{{use: hybrid, sharding: 2, sharding_stage: 3, prefetch: {prefetch}{more}}}"
         trainer = build(read_recipe(gpt(own), [f"strategy={layout}", f"output_dir={own}"]), mesh)
         for batch in trainer.loader.read(0):
             trainer._learn(batch, True)
@@ -117,9 +117,10 @@ def gradients(folder: str, prefetch: int) -> tuple[list[dict[int, str]], int]:
 
 
 @pytest.mark.long
-def test_sent_ahead_or_in_rounds_gradients_have_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", ", reduce_dtype: bfloat16"])
+def test_sent_ahead_or_in_rounds_gradients_have_the_same_bits(more: str, tmp_path: Path) -> None:
     """A run that goes on from a checkpoint begins in rounds where the other one followed an order."""
-    in_rounds, ahead = (run_ranks(gradients, 2, str(tmp_path), prefetch) for prefetch in (0, 1))
+    in_rounds, ahead = (run_ranks(gradients, 2, str(tmp_path), prefetch, more) for prefetch in (0, 1))
     assert any(in_rounds[0][0])
     for one, other in zip(in_rounds, ahead, strict=True):
         assert one[0] == other[0]

@@ -19,8 +19,9 @@ from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, fill
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.lanes import Lanes
-from paddle_dp.parallel.exchange.memory import dtype_of
+from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of
 from paddle_dp.parallel.exchange.narrow_sum import NarrowSum
+from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
 
 # What travels at once where each micro-batch is exchanged, as a part of all gradients, and for each lane in bytes: its
@@ -116,7 +117,7 @@ class BucketedGradients:
         for place, total in self._sums.items():
             parameter = self._parameters[place]
             if anywhere[place]:
-                parameter._copy_gradient_from(_as(total, dtype_of(parameter)))  # the same memory
+                parameter._copy_gradient_from(as_dtype(total, dtype_of(parameter)))  # the same memory
             elif self._errors is not None:
                 self._errors.take_back(place)
         self._had, self._sums = set(), {}
@@ -144,7 +145,11 @@ class BucketedGradients:
         parameter = self._parameters[place]
         if parameter.grad is not None:
             self._had.add(place)
-            self._view(place).copy_(_as(parameter.grad, self._dtypes[place]), False)
+            if (
+                self._wire is not None and self._errors is None
+            ):  # rounded itself, and in each sum but the first
+                roundings.note(parameter, parameter.grad, self._wire, len(self._group.ranks))
+            self._view(place).copy_(as_dtype(parameter.grad, self._dtypes[place]), False)
             parameter.clear_gradient(False)
         else:
             self._view(place).zero_()
@@ -218,7 +223,7 @@ class BucketedGradients:
                 if (
                     self._wire is not None and self.each_micro_batch
                 ):  # the sums of micro-batches are not rounded
-                    part = _as(part, wide(self._parameters[place]))
+                    part = as_dtype(part, wide(self._parameters[place]))
                 self._sums[place] = self._sums[place].add_(part) if place in self._sums else part
 
     def _remember(self, bucket: Bucket, lost: paddle.Tensor) -> None:
@@ -236,16 +241,18 @@ class BucketedGradients:
             )
             dist.all_reduce(late, group=self._group)
             if place in self._sums:
-                self._sums[place] = self._sums[place] + _as(late, dtype_of(self._sums[place]))
+                self._sums[place] = self._sums[place] + as_dtype(late, dtype_of(self._sums[place]))
             parameter.clear_gradient(False)
 
     @paddle.no_grad()
     def _add_replicas(self) -> None:
         """Sums what this rank keeps over the ranks that keep the same."""
         order = sorted(self._sums)
-        if self._wire is not None:
-            self._sums = {place: _as(total, self._wire) for place, total in self._sums.items()}
         assert self._replicas is not None
+        if self._wire is not None:
+            for place, total in self._sums.items():
+                roundings.note(self._parameters[place], total, self._wire, len(self._replicas.ranks))
+            self._sums = {place: as_dtype(total, self._wire) for place, total in self._sums.items()}
         for total in self._sums.values():
             traffic.all_reduced(int(total.size) * int(total.element_size()), len(self._replicas.ranks))
         tasks = [dist.all_reduce(self._sums[place], group=self._replicas, sync_op=False) for place in order]
@@ -264,8 +271,3 @@ def _part(flat: paddle.Tensor, bucket: Bucket, place: int, shape: Sequence[int])
     view = flat._slice(start, start + size)
     view.get_tensor()._set_dims(list(shape))
     return view
-
-
-def _as(tensor: paddle.Tensor, dtype: str) -> paddle.Tensor:
-    """In a dtype; itself, where it has that."""
-    return tensor if dtype_of(tensor) == dtype else tensor.astype(dtype)

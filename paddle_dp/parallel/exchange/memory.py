@@ -74,3 +74,8 @@ def narrowed(numbers: Array, dtype: str) -> Array:
 def dtype_of(tensor: paddle.Tensor) -> str:
     """«float32», «bfloat16», …"""
     return str(tensor.dtype).rpartition(".")[2]
+
+
+def as_dtype(tensor: paddle.Tensor, dtype: str) -> paddle.Tensor:
+    """In a dtype; itself, where it has that."""
+    return tensor if dtype_of(tensor) == dtype else tensor.astype(dtype)

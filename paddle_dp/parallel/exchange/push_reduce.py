@@ -20,6 +20,7 @@ from paddle_dp.parallel.exchange.memory import (
 )
 from paddle_dp.parallel.exchange.pieces import cut
 from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.roundings import roundings
 
 PART, LAST_PART, SUM = range(3)  # what a piece is: a rank's, a rank's that sends no more of it, the sum
 KINDS = 3
@@ -98,7 +99,11 @@ class PushReduce:
         """The bytes of a gradient that travel; of its numbers as they are, those in its own memory."""
         data, dtype, wire = bytes_of(gradient), self._dtypes[place], self._wires[place]
         if self._errors is None:
-            return data if wire == dtype else bytes_from(numbers_of(data, dtype), wire)
+            if wire == dtype:
+                return data
+            numbers = numbers_of(data, dtype)
+            roundings.note(self._parameters[place], numbers, wire)
+            return bytes_from(numbers, wire)
         before, now = self._errors.of(place), self._errors.room(place)
         lost = _numbers_in(now)
         np.add(numbers_of(data, dtype), 0 if before is None else _numbers_in(before), out=lost)
@@ -200,6 +205,8 @@ class PushReduce:
         data = bytes_from(total, dtype) if self._errors is None else narrowed(total, dtype)
         if self._errors is not None:
             self._rounded[number] = total - numbers_of(data, dtype)
+        else:
+            roundings.note(self._parameters[piece.place], total, dtype)
         for rank in piece.keepers:
             if rank != self._me:
                 self._push.send_bytes(rank, KINDS * number + SUM, data)

@@ -11,6 +11,9 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.errors import UsageError
+from paddle_dp.parallel.exchange.error_memory import wide
+from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of
+from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.chunk import Chunk, Gathering, Reducing
 from paddle_dp.parallel.sharding.order import Need, Order
@@ -30,11 +33,13 @@ class Broadcasts:
 
     `ahead` 0: always in rounds. `coupled`: along another axis ranks with other samples' tokens wait for each other
     inside of layers, so that a rank that leaves could wait for ever for one that waits for it: it raises UsageError.
+    `wire`: the dtype in which gradients travel: each is rounded to it once, its owner's own part too, and the owner
+    adds them up in float32.
     """
 
     strict = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - two groups, what they exchange, and how
         self,
         group: Group,
         fetches: Group,
@@ -42,11 +47,12 @@ class Broadcasts:
         owners: Sequence[int],
         ahead: int,
         coupled: bool,
+        wire: str | None = None,
     ):
         """`owners`: a rank of the group for each of the parameters; `fetches`: a second group of the same ranks."""
         self._group, self._fetches, self._parameters, self._owners = group, fetches, parameters, owners
         self._mine = [owner == group.rank for owner in owners]
-        self._ahead, self._coupled = ahead, coupled
+        self._ahead, self._coupled, self._wire = ahead, coupled, wire
         self._rounds = OwnerRounds(group, parameters, self._mine, self._reduce, self._lend)
         self._wanted: frozenset[int] = frozenset()  # by this rank, in the round that begins now
         self._coming: defaultdict[int, deque[Callable[[], paddle.Tensor]]] = defaultdict(deque)
@@ -105,6 +111,9 @@ class Broadcasts:
         # Taken away at the owner, too: backward may add to it again before the reduce is done. (A view keeps memory.)
         own = self._parameters[place].grad
         gradient = own.view(own.shape)
+        if self._wire is not None:
+            roundings.note(self._parameters[place], gradient, self._wire)
+            gradient = as_dtype(gradient, self._wire)
         self._parameters[place].clear_gradient(False)
         if follows:
             self._put(place, gradient, UNDER_WAY)
@@ -112,7 +121,7 @@ class Broadcasts:
         if place in self._waiting:  # each is reduced for itself, or bits would depend on how ranks agree
             self._rounds.flush()
             if place in self._waiting:  # no other rank had one
-                self._add(place, self._waiting.pop(place))
+                self._add(place, self._alone(place, self._waiting.pop(place)))
         self._waiting[place] = gradient
         self._rounds.gradient(place)
 
@@ -129,13 +138,25 @@ class Broadcasts:
             self._settle()
         places, gradients = zip(*self._open, strict=True)
         self._open = []
-        self._reducing.append(Reducing(self._chunk(places), list(gradients), self._group))
+        self._reducing.append(self._reduced_at_owners(places, gradients))
+
+    def _reduced_at_owners(self, places: Sequence[int], gradients: Sequence[paddle.Tensor]) -> Reducing:
+        return Reducing(self._chunk(places), list(gradients), self._group, self._wire is not None)
+
+    def _zeros(self, place: int) -> paddle.Tensor:
+        """For a gradient that this rank has not computed."""
+        parameter = self._parameters[place]
+        return paddle.zeros(parameter.shape, self._wire or parameter.dtype)
 
     @paddle.no_grad()
     def _settle(self) -> None:
         """Waits for the first of the chunks that are being reduced: the device, not the host."""
         for place, total in self._reducing.popleft().sums():
             self._add(place, total)
+
+    def _alone(self, place: int, gradient: paddle.Tensor) -> paddle.Tensor:
+        """A sum of one rank's gradient."""
+        return gradient if self._wire is None else as_dtype(gradient, wide(self._parameters[place]))
 
     def _add(self, place: int, total: paddle.Tensor) -> None:
         """Adds a sum over all ranks to those of the micro-batches before."""
@@ -158,8 +179,7 @@ class Broadcasts:
                 self._fetching.append(Gathering(self._chunk(places), self._fetches))
             asked = chunk[-1] + 1
         for place in order.gradients[gradients:]:
-            parameter = self._parameters[place]
-            self._put(place, paddle.zeros(parameter.shape, parameter.dtype), math.inf)
+            self._put(place, self._zeros(place), math.inf)
         self._order = None
 
     @paddle.no_grad()
@@ -167,7 +187,8 @@ class Broadcasts:
         self.meet()
         for place, total in self._totals.items():
             if place in self._computed:  # else it is zeros of ranks that left an order: no update
-                before = self._parameters[place].grad
+                before, dtype = self._parameters[place].grad, dtype_of(self._parameters[place])
+                total = as_dtype(total, dtype)
                 self._parameters[place]._copy_gradient_from(total if before is None else total + before)
         self._totals, self._computed = {}, set()
 
@@ -180,7 +201,7 @@ class Broadcasts:
         self._fetching = []
         self._computed |= self._rounds.finish()
         for place, gradient in self._waiting.items():  # an owner's, of which no other rank had one
-            self._add(place, gradient)
+            self._add(place, self._alone(place, gradient))
         self._waiting = {}
 
     @paddle.no_grad()
@@ -188,7 +209,11 @@ class Broadcasts:
         """In a round: sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros."""
         gradient = self._waiting.pop(place, None)
         if gradient is None:
-            gradient = paddle.zeros(self._parameters[place].shape, self._parameters[place].dtype)
+            gradient = self._zeros(place)
+        if self._wire is not None:
+            for _, total in self._reduced_at_owners([place], [gradient]).sums():
+                self._add(place, total)
+            return
         dist.reduce(gradient, self._group.ranks[self._owners[place]], group=self._group)
         if self._mine[place]:
             self._add(place, gradient)

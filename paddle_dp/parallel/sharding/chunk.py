@@ -10,6 +10,8 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.parallel.exchange.error_memory import wide
+from paddle_dp.parallel.exchange.memory import as_dtype
 from paddle_dp.parallel.hcg import Group
 
 
@@ -90,12 +92,17 @@ class Gathering:
 
 
 class Reducing:
-    """A chunk's gradients on their way to their owners. Collective."""
+    """A chunk's gradients on their way to their owners. Collective.
 
-    def __init__(self, chunk: Chunk, gradients: list[paddle.Tensor], group: Group):
+    `rounded`: they are in a dtype to travel in, and their owners add them up in float32, however the chunk is shared:
+    a collective would add in that dtype. Where one owner has all of it, as many bytes come to it as all others send.
+    """
+
+    def __init__(self, chunk: Chunk, gradients: list[paddle.Tensor], group: Group, rounded: bool = False):
         self._chunk, self._gradients, self._group = chunk, gradients, group
         self._rows: paddle.Tensor | None = None  # the other ranks' gradients of this rank's parameters
-        if chunk.exchanges(group.nranks):
+        self._rounded = rounded
+        if rounded or chunk.exchanges(group.nranks):
             self._tasks = [self._exchange()]
         else:
             self._tasks = [
@@ -107,7 +114,8 @@ class Reducing:
         chunk, group, me = self._chunk, self._group, self._group.rank
         flat = [gradient.reshape([-1]) for gradient in self._gradients]
         others = [rank for rank in range(group.nranks) if rank != me]
-        self._given = paddle.concat([flat[index] for rank in others for index in chunk.of(rank)])
+        given = [flat[index] for rank in others for index in chunk.of(rank)]
+        self._given = paddle.concat(given) if given else paddle.empty([0], flat[0].dtype)
         self._gradients = [self._gradients[index] for index in chunk.of(me)]
         size = chunk.size(me)
         self._rows = paddle.empty([len(others) * size], self._given.dtype)
@@ -135,11 +143,16 @@ class Reducing:
             starts = range(at, int(self._rows.size), size)
             parts = [self._rows[start : start + int(own.size)].view(own.shape) for start in starts]
             parts.insert(self._group.rank, own)
+            if self._rounded:
+                parts = [as_dtype(part, self._wide(place)) for part in parts]
             total = parts[0] + parts[1]  # of memory of its own: the chunk's goes
             for part in parts[2:]:
                 total.add_(part)
             yield place, total
             at += int(own.size)
+
+    def _wide(self, place: int) -> str:
+        return wide(self._chunk.parameters[self._chunk.places.index(place)])
 
 
 def _whole(task: Any, whole: paddle.Tensor) -> paddle.Tensor:

@@ -36,12 +36,18 @@ class Pull:
 
     strict = False
 
-    def __init__(self, group: Group, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
-        """`owners`: a global rank for each of the parameters."""
+    def __init__(
+        self,
+        group: Group,
+        parameters: Sequence[paddle.Tensor],
+        owners: Sequence[int],
+        wire: str | None = None,
+    ):
+        """`owners`: a global rank for each of the parameters. `wire`: the dtype in which gradients travel."""
         self.id, self.ranks = CHANNELS["lent"], list(group.ranks)
         self.parameters, self._owners, self._me = parameters, owners, group.ranks[group.rank]
         self._reduce = PushReduce(
-            Push("gradients", self.ranks, self._me), parameters, [[owner] for owner in owners]
+            Push("gradients", self.ranks, self._me), parameters, [[owner] for owner in owners], wire=wire
         )
         self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: what was asked for
         self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by place

@@ -32,10 +32,10 @@ class Zero:
 
     The owner of every trainable parameter, and in stage 3 of every frozen one, is recorded in `placements`; `optimizer`
     then has only this rank's own, of which there may be none. `prefetch`: how many layers' parameters travel ahead in
-    stage 3. Collective.
+    stage 3; `wire`: the dtype in which gradients travel in it, if that is not their own. Collective.
     """
 
-    def __init__(  # noqa: PLR0913 - what it takes apart, and three settings of the strategy
+    def __init__(  # noqa: PLR0913 - what it takes apart, and four settings of the strategy
         self,
         model: nn.Layer,
         optimizer: Any,
@@ -44,6 +44,7 @@ class Zero:
         stage: int,
         offload: bool = False,
         prefetch: int = 1,
+        wire: str | None = None,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
         order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
@@ -70,7 +71,9 @@ class Zero:
         self.stage3: Stage3 | None = None
         if stage == 3:
             lender = (
-                Pull(self.group, self.parameters, owners) if on_hosts else self._broadcasts(hcg, prefetch)
+                Pull(self.group, self.parameters, owners, wire)
+                if on_hosts
+                else self._broadcasts(hcg, prefetch, wire)
             )
             owned_by = [self.owner(parameter) for parameter in self.parameters]
             self.stage3 = Stage3(model, self.parameters, owned_by, self.group, lender, prefetch)
@@ -121,7 +124,7 @@ class Zero:
         if not output.stop_gradient:
             output.register_hook(self._meet)
 
-    def _broadcasts(self, hcg: HCG, prefetch: int) -> Broadcasts:
+    def _broadcasts(self, hcg: HCG, prefetch: int, wire: str | None) -> Broadcasts:
         """The lender of an accelerator, with a process group of its own. Collective."""
         fetches: Any = None
         for ranks in hcg.topology().get_comm_list("sharding"):  # all ranks make all groups
@@ -129,7 +132,7 @@ class Zero:
             fetches = group if dist.get_rank() in ranks else fetches
         owners = [self.owner(parameter) for parameter in self.parameters]
         coupled = hcg.get_sep_parallel_world_size() > 1
-        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled)
+        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled, wire)
 
 
 def _frozen(model: nn.Layer) -> list[paddle.Tensor]:

@@ -1,0 +1,56 @@
+"""Sums of gradients over the ranks that keep the same ones, rounded on their way, behind backward (ZeRO-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+import paddle.distributed as dist
+
+from paddle_dp.mesh.traffic import traffic
+from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of
+from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.push_reduce import PushReduce
+from paddle_dp.parallel.exchange.roundings import roundings
+from paddle_dp.parallel.hcg import Group
+
+
+class ReplicaSums:
+    """Sums the gradients that there are over the global `ranks`, one of which is `rank`, all of which have them.
+
+    On CPUs, without a `group` of these ranks, each is rounded to `wire` once and added up in float32, and the sum is
+    rounded where it travels (`PushReduce`); on accelerators the group's all-reduce adds in `wire`.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        parameters: Sequence[paddle.Tensor],
+        wire: str,
+        group: Group | None = None,
+    ):
+        self._parameters, self._wire, self._group = parameters, wire, group
+        self._push: PushReduce | None = None
+        if group is None:
+            keepers = [list(ranks) for _ in parameters]
+            self._push = PushReduce(Push("gradients", ranks, rank), parameters, keepers, wire=wire)
+
+    @paddle.no_grad()
+    def exchange(self) -> None:
+        """Collective."""
+        if self._push is not None:
+            self._push.finish()
+        if self._group is None:
+            return
+        sums, tasks = [], []
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                roundings.note(parameter, parameter.grad, self._wire, len(self._group.ranks))
+                total = as_dtype(parameter.grad, self._wire)
+                traffic.all_reduced(int(total.size) * int(total.element_size()), len(self._group.ranks))
+                tasks.append(dist.all_reduce(total, group=self._group, sync_op=False))
+                sums.append((parameter, total))
+        for (parameter, total), task in zip(sums, tasks, strict=True):
+            task.wait()
+            parameter._copy_gradient_from(as_dtype(total, dtype_of(parameter)))

@@ -1,0 +1,66 @@
+"""How much gradients lose at most where they travel in fewer digits: noted where they are rounded, for a proof.
+
+A number that is rounded to nearest loses at most u of itself, u = 2⁻⁸ in bfloat16, whose numbers have 8 digits of base
+2; so the 2-norm of what a tensor loses is at most u times its own. n roundings in a row, as where numbers are rounded
+and then added up in n - 1 rounded sums, lose at most (1 + u)ⁿ - 1 of the sum of all norms (Higham, Accuracy and
+Stability of Numerical Algorithms, 3.1). What several tensors lose adds up at most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import paddle
+
+from paddle_dp.parallel.exchange.memory import Array, dtype_of
+
+DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+
+
+def rounds(own: str, wire: str) -> bool:
+    """Whether gradients of one dtype lose anything in another."""
+    return DIGITS[wire] < DIGITS[own]
+
+
+def wire_of(asked: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
+    """The dtype in which gradients of these parameters travel where `asked` is asked for; None: in their own, as all
+    in float64 do. A proof's are, of what a layout computes; what rounding takes is compared in the recipe's precision.
+    """
+    own = {dtype_of(parameter) for parameter in parameters}
+    return None if asked is None or own <= {asked} or "float64" in own else asked
+
+
+class Roundings:
+    """What this rank rounds. Nothing is noted, and no norm computed, until `watch`."""
+
+    def __init__(self) -> None:
+        self._watched = False
+        self._lost: defaultdict[int, float] = defaultdict(float)
+
+    def watch(self) -> None:
+        """From now on it is noted."""
+        self._watched = True
+        self._lost.clear()
+
+    def note(
+        self, parameter: paddle.Tensor, numbers: Array | paddle.Tensor, wire: str, times: int = 1
+    ) -> None:
+        """Numbers of a parameter's gradient are about to be rounded to `wire`, so many times in a row."""
+        if not self._watched or not rounds(dtype_of(parameter), wire):
+            return
+        if isinstance(numbers, paddle.Tensor):
+            size = numbers.astype("float64").norm().item() if numbers.size else 0.0
+        else:
+            size = float(np.linalg.norm(numbers.astype("float64")))
+        self._lost[id(parameter)] += ((1 + 2.0 ** -DIGITS[wire]) ** times - 1) * size
+
+    def taken(self) -> dict[int, float]:
+        """By a parameter's id(): the largest 2-norm of what its gradient has lost on this rank since the last time."""
+        lost = dict(self._lost)
+        self._lost.clear()
+        return lost
+
+
+roundings = Roundings()  # of this process
