@@ -26,7 +26,7 @@ from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelinePar
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.hcg import HCG
-from paddle_dp.parallel.pipeline.p2p import GroupsByDirection, P2PWithGradGroup
+from paddle_dp.parallel.pipeline.p2p import AsynchronousP2P, GroupsByDirection, P2PWithGradGroup
 from paddle_dp.plan.pipeline_schedule import Work
 from paddle_dp.structure import leaves, structure_of
 
@@ -55,6 +55,8 @@ class Engine(PipelineParallel):
         self.loss_fn_idx = 0
         self._layers.reads = structure_of(inputs[0])
         self.forward_backward_pipeline([_by_leaf(inputs), _by_leaf(targets)], scaler=None)
+        if isinstance(self._p2p_helper, AsynchronousP2P):
+            self._p2p_helper.settle()
 
     def predict(self, inputs: Any) -> Any:
         """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
@@ -69,12 +71,19 @@ class Engine(PipelineParallel):
             self.set_virtual_pipeline_rank(chunk)
             if not self.is_pipeline_first_stage():
                 x = self._p2p_helper.recv_forward(False, batch_p2p_comm=self._use_batch_p2p_comm)
+                self._arrive()
             x = self._layers.forward(x, chunk_id=chunk if chunks > 1 else None)
             if not self.is_pipeline_last_stage():
                 self._p2p_helper.send_forward(x, False, batch_p2p_comm=self._use_batch_p2p_comm)
                 x = None
         self.set_virtual_pipeline_rank(0)
+        if isinstance(self._p2p_helper, AsynchronousP2P):
+            self._p2p_helper.settle()
         return x
+
+    def _arrive(self) -> None:
+        if isinstance(self._p2p_helper, AsynchronousP2P):
+            self._p2p_helper.arrive()
 
     def _broadcast_final_loss(self, *_: Any) -> None:
         """Does nothing: `MicroBatchLoss` has the loss of each micro-batch, and the other stages do not need it.
@@ -103,6 +112,7 @@ class Engine(PipelineParallel):
         return Work(kind, self._done[kind, chunk] - 1, chunk)
 
     def _forward_step(self, *args: Any, **more: Any) -> Any:
+        self._arrive()
         with self.around(self._next("forward")):
             output = super()._forward_step(*args, **more)
         return output if self.is_pipeline_last_stage() else _with_gradient(output)
@@ -111,8 +121,16 @@ class Engine(PipelineParallel):
         with self.around(self._next("backward")):
             return super()._backward_step(*args, **more)
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    asynchronous = (
+        True  # on an accelerator: whether stages exchange beside compute; on CPUs sends wait for nobody
+    )
+
+    def __init__(self, layers: Any, hcg: HCG, strategy: Any):
+        beside = self.asynchronous and paddle.get_device() != "cpu"
+        groups = GroupsByDirection(hcg) if beside else None
+        super().__init__(layers, groups or hcg, strategy)
+        if groups is not None:
+            self._p2p_helper = AsynchronousP2P(groups, self._p2p_helper)
         self._meta_lists: dict[tuple[Any, ...], list[Any]] = {}
 
 
@@ -201,6 +219,8 @@ def _output(stepped: Any) -> Any:
 
 class _VirtualStages(Engine):
     """Several stages on each rank; on two ranks, which fleet refuses, with a separate group for gradients."""
+
+    asynchronous = False
 
     def __init__(self, layers: Any, hcg: HCG, strategy: Any):
         groups = GroupsByDirection(hcg) if hcg.get_pipe_parallel_world_size() == 2 else None
