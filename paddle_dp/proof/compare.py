@@ -161,7 +161,7 @@ class Part:
                 yield self._finding(what, self.of_one(number), self.many.array(number))
 
     def _cleared(self, findings: list[Finding]) -> list[Finding]:
-        """The findings, outside of float64 with the smallest r of several batches for each gradient.
+        """The findings, with the smallest r of several batches for gradients at equal weights.
 
         A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
         not: it concerns one sample at one place.
@@ -179,9 +179,11 @@ class Part:
         return [found for found in cleared if found.key.kind != "gradient norm"]
 
     def _of_other_batches(self, what: Key, of_step: dict[tuple[int, str], float]) -> Iterator[float]:
-        """r of a parameter's gradient in batches that a fault of this step would show in, too: further ones at the same
-        weights; where each step is recorded the next two, or at the end the two before."""
-        if self.dtype == "float64":
+        """r of a parameter's gradient in batches that a fault of this step would show in, too: further ones at the
+        initial weights; of ranks that round, whose steps are all compared at equal weights, also in the next two, or at
+        the end in the two before."""
+        if not self.many.facts.get("rounded"):
+            yield from self._probes(what.name)
             return
         steps = sorted(step for step, name in of_step if name == what.name)
         at = steps.index(what.step)
