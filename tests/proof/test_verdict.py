@@ -37,7 +37,8 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
     }  # fmt: skip
     write_sheet(folder, "own", 0, shards, facts)
     axes = {"data": 1, "tensor": 1}
-    told = {"wide": None, "rounds_to": None, "differences": list(differences), "axes": axes, "memory": 0, "parameters": 3}
+    told = {"wide": None, "rounds_to": None, "differences": list(differences), "axes": axes, "memory": 0}
+    told["parameters"] = 3
     (folder / "side.json").write_text(json.dumps(told))
     return Side(folder, 1)
 
