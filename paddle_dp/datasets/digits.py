@@ -11,7 +11,9 @@ import numpy as np
 
 from paddle_dp.datasets._arrays import Arrays, one_of, stratified
 from paddle_dp.errors import InstallError
-from paddle_dp.units import Fraction
+from paddle_dp.units import Fraction, Positive
+
+PIXELS = 8  # height and width of a digit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,13 @@ class Config:
     """Share of each class that is kept for the test split."""
 
     as_image: bool = False
-    """Samples are [1, 8, 8] instead of [64]."""
+    """Samples are images, [channels, size, size] instead of [64]."""
+
+    size: Positive = PIXELS
+    """Height and width of an image, a multiple of 8: each pixel is repeated. 32 is what a ResNet asks for."""
+
+    channels: Positive = 1
+    """The grey image is repeated so often; 3 for a model of coloured images."""
 
     seed: int = 0
     """Seed of the choice of held-out samples."""
@@ -28,14 +36,27 @@ class Config:
     def __post_init__(self) -> None:
         if self.held_out >= 1:
             raise ValueError("held_out: 1 leaves nothing to train on; 0.2 keeps a fifth for the test")
+        if self.size % PIXELS:
+            raise ValueError(f"size: {self.size} is no multiple of 8, and pixels are repeated; take 32")
+        if not self.as_image and (self.size, self.channels) != (PIXELS, 1):
+            raise ValueError(
+                "as_image: size and channels are an image's: set as_image to true, or leave them out"
+            )
 
     def build(self, split: str) -> Arrays:
-        """Inputs float32 [64] or [1, 8, 8] in 0..1, targets int64; every class is split in the same proportion."""
+        """Inputs float32 [64] or [channels, size, size] in 0..1, targets int64; every class is split in the same
+        proportion."""
         pixels, digits = _table()
         test = stratified(digits, self.held_out, self.seed)
         chosen = test if one_of(split) == "test" else ~test
-        shape = (-1, 1, 8, 8) if self.as_image else (-1, 64)
-        return Arrays(pixels[chosen].reshape(shape), digits[chosen], classes=tuple("0123456789"))
+        inputs = self._images(pixels[chosen]) if self.as_image else pixels[chosen]
+        return Arrays(inputs, digits[chosen], classes=tuple("0123456789"))
+
+    def _images(self, pixels: np.ndarray) -> np.ndarray:
+        """[n, channels, size, size] of pixels [n, 64]."""
+        grey = pixels.reshape(-1, 1, PIXELS, PIXELS)
+        large = grey.repeat(self.size // PIXELS, axis=2).repeat(self.size // PIXELS, axis=3)
+        return large.repeat(self.channels, axis=1)
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:

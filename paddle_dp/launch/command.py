@@ -135,9 +135,11 @@ class Plan:
 
     @property
     def alone(self) -> bool:
-        """Whether its one rank is this process: one that may have to start again has a process of its own."""
+        """Whether its one rank is this process: not one that may have to start again, nor one of several devices, of
+        which the environment that this process began with may show the first alone."""
         job = self.job
-        return self.ranks * self.nodes == 1 and not (job.restarts or job.elastic or job.script)
+        more = job.restarts or job.elastic or job.script or len(self.devices) > 1
+        return self.ranks * self.nodes == 1 and not more
 
     @property
     def threads(self) -> int:

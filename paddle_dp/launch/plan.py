@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.devices import spoken
@@ -12,8 +14,18 @@ RANK = (
 )  # bytes that a process takes for itself once it has imported Paddle 3.3.1 (135 MB, by smaps_rollup)
 
 
-def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
-    """The plan of the job on this machine; `device` is the recipe's train.device.
+@dataclass(frozen=True)
+class Each:
+    """How many `devices` each rank computes on, where there are any; and `fewer`, what to say where fewer can be seen:
+    the end of a sentence."""
+
+    devices: int = 1
+    fewer: str = "each rank takes one"
+
+
+def plan_of(job: Job, machine: Machine, device: str = "auto", each: Each = Each()) -> Plan:
+    """The plan of the job on this machine; `device` is the recipe's train.device. A strategy whose ranks have several
+    devices `each` has one rank, unless it is said.
 
     Raises UsageError if the job contradicts itself or asks for devices that are not here.
     """
@@ -21,23 +33,30 @@ def plan_of(job: Job, machine: Machine, device: str = "auto") -> Plan:
     _check_least("--nodes", job.least_nodes, job.nodes)
     nodes = _nodes(job)
     check_ranks(job.ranks)
+    if each.devices > 1 and job.elastic:
+        raise UsageError(
+            f"--ranks MIN:MAX lets ranks come and go, and {each.fewer}. Leave out MIN: in --ranks and --nodes."
+        )
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
     if job.devices is not None:
-        devices = _devices(job, job.devices, machine, device)
-        return Plan(job=job, machine=machine, ranks=len(devices), nodes=nodes, devices=devices)
+        devices = _devices(job, job.devices, machine, device, each)
+        return Plan(
+            job=job, machine=machine, ranks=len(devices) // each.devices, nodes=nodes, devices=devices
+        )
     if device not in ("auto", "cpu") and not (device == machine.kind and machine.devices):
         raise UsageError(_not_here(device, machine))
     if device == "cpu" or not machine.devices:
         return Plan(job=job, machine=machine, ranks=job.ranks or 1, nodes=nodes)
-    ranks = job.ranks or len(machine.devices)
-    if (job.least_ranks or ranks) > len(machine.devices):
+    ranks = job.ranks or (len(machine.devices) if each.devices == 1 else 1)
+    if (job.least_ranks or ranks) * each.devices > len(machine.devices):
         seen = f"{len(machine.devices)} {spoken(machine.kind)}{'s' * (len(machine.devices) > 1)}"
         raise UsageError(
-            f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and each rank takes one. "
+            f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
             "Set train.device=cpu to use the processor instead."
         )
-    return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, devices=machine.devices[:ranks])
+    devices = machine.devices[: ranks * each.devices]
+    return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, devices=devices)
 
 
 def _check_least(option: str, least: int | None, most: int | None) -> None:
@@ -74,14 +93,19 @@ def check_memory(plan: Plan, available: int | None) -> None:
     )
 
 
-def _devices(job: Job, devices: tuple[int, ...], machine: Machine, device: str) -> tuple[str, ...]:
+def _devices(
+    job: Job, devices: tuple[int, ...], machine: Machine, device: str, each: Each
+) -> tuple[str, ...]:
     names = tuple(map(str, devices))
     given, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)
     if not names or len(set(names)) < len(names):
         raise UsageError(f"{given}: name each {kind} once, at least one.")
-    if job.ranks not in (None, len(names)):
+    if len(names) % each.devices:
+        raise UsageError(f"{given} names {len(names)}, and {each.fewer}.")
+    if job.ranks not in (None, len(names) // each.devices):
+        ranks = len(names) // each.devices
         raise UsageError(
-            f"{given} means {len(names)} ranks, but --ranks says {job.ranks}. Leave one of the two out."
+            f"{given} means {ranks} rank{'s' * (ranks > 1)}, but --ranks says {job.ranks}. Leave one of the two out."
         )
     if device == "cpu":
         raise UsageError(

@@ -17,7 +17,7 @@ from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
-from paddle_dp.launch.plan import check_memory, plan_of
+from paddle_dp.launch.plan import Each, check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
 from paddle_dp.launch.steady import steady_screen
@@ -89,7 +89,9 @@ def _read(
             "where there is no other of its name."
         )
     recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = plan_of(job, machine, recipe.train.device)
+    strategy = recipe.strategy.config
+    each = Each(strategy.accelerators, strategy.with_fewer) if strategy.accelerators > 1 else Each()
+    plan = plan_of(job, machine, recipe.train.device, each)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
     plan = replace(plan, limits=limits)
     if not isinstance(prepared, LauncherAhead):

@@ -42,7 +42,14 @@ def current_place() -> Any:
     """Paddle's current device as a place: `to_tensor` is twice as fast when it is given."""
     import paddle
 
-    kind, _, number = paddle.device.get_device().partition(":")
+    return place_of(paddle.device.get_device())
+
+
+def place_of(device: str) -> Any:
+    """The place that a device's name stands for: "cpu", "gpu:0", "npu:3"."""
+    import paddle
+
+    kind, _, number = device.partition(":")
     if kind == "cpu":
         return paddle.CPUPlace()
     if kind == "gpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.buckets import ALONE, WHOLE, Sizes
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
-from paddle_dp.parallel.exchange.low_rank import LowRankGradients
+from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.passes import Sums
 from paddle_dp.units import Compress
 
 
@@ -49,7 +51,11 @@ class DataParallelLearner(Learner):
         self._place_names = [names[id(parameter)] for parameter in self.trainable]
         self._errors = ErrorMemory(self.trainable) if self.compress else None
         self._low_rank: LowRankGradients | None = None
+        self._told_clipped = False
         self._ahead = self._made_exchange()
+        # The first updates, of a training that resumes behind them too, exchange whole gradients.
+        self._first = self._whole(self.trainable, "gradients") if self.compress.after else self._ahead
+        self._present: GradientExchange = self._first  # of this update
 
     def _made_exchange(self) -> GradientExchange:
         """The exchange of this rank's gradients. Collective."""
@@ -58,6 +64,7 @@ class DataParallelLearner(Learner):
             assert errors is not None
             named = list(zip(self._place_names, self.trainable, strict=True))
             self._low_rank = LowRankGradients(named, self.compress.rank, self._whole, errors)
+            check_factors(self._low_rank.shapes, self.compress.rank, self.mesh)
             return self._low_rank
         if self.compress:
             return self._whole(self.trainable, "gradients", kind, errors)
@@ -96,29 +103,50 @@ class DataParallelLearner(Learner):
         return super()._no_sync(True)
 
     def _begin(self) -> None:
+        self._present = self._first if self.rate.steps < self.compress.after else self._ahead
         if self._errors is not None:
             self._errors.begin(self.mixed.scale.scale if self.mixed.scale else 1.0)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
-        return self._exchange_waited_for() if last else self._ahead.backward(False)
+        return self._exchange_waited_for() if last else self._present.backward(False)
 
     @contextmanager
     def _exchange_waited_for(self) -> Iterator[None]:
-        with self._waiting(computes=True), self._ahead.backward(True):
+        with self._waiting(computes=True), self._present.backward(True):
             yield
 
     def _waiting(self, computes: bool = False) -> AbstractContextManager[None]:
         """Around collectives over gloo, for which this rank waits; pushes tell it themselves."""
-        waits = isinstance(self._ahead, BucketedGradients) and self.mesh.device == "cpu"
+        waits = isinstance(self._present, BucketedGradients) and self.mesh.device == "cpu"
         return self.mesh.waiting("the exchange of gradients", computes) if waits else nullcontext()
 
     def _all_reduce_gradients(self) -> None:
         with self._waiting():
-            without = {id(self.trainable[place]) for place in self._ahead.finish()}
+            without = {id(self.trainable[place]) for place in self._present.finish()}
         if not self.absent:
             lacking = [name for name, parameter in self._named_trainable if id(parameter) in without]
             check_gradients(lacking, self.mesh, first=not self._gradients_checked)
             self._gradients_checked = True
+
+    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+        if self.compress.kind == "float16" and not self._told_clipped:
+            self._tell_clipped()
+        return super()._metrics(seen, count)
+
+    def _tell_clipped(self) -> None:
+        """Says once, on the first rank, of which gradients numbers were too large to travel. Collective."""
+        assert self._errors is not None
+        found = self._gather_names([self._place_names[place] for place in self._errors.take_clipped()])
+        self._told_clipped = bool(found)
+        if found and self.mesh.is_main:
+            more = f" and of {len(found) - 1} more" if len(found) > 1 else ""
+            print(
+                f"step {self.rate.steps + 1}, or before it: the gradient of '{found[0]}'{more} has numbers above 65504, "
+                "which float16 has not (strategy.compress). 65504 was sent for them, and the rest comes with the next "
+                "updates, late: compress=bfloat16 has room for them. This is said once.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _step(self) -> None:
         super()._step()

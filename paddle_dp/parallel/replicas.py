@@ -1,5 +1,9 @@
 """Copies of a model in one process, which compute parts of each micro-batch: scatter, replicate, gather, reduce.
 
+Each copy may have a device of its own. No backward runs from one device into another, for which Paddle has no operation
+(`Tensor.to` passes no gradient on, 3.3.1): that of the loss ends at the gathered outputs, and each copy's begins with
+their gradients, when all have theirs.
+
 The scatter of inputs, the replication of weights, the gather of outputs and the sum of gradients on the first copy are
 those of torch's nn.DataParallel (and of Paddle's ParallelExecutor before 2.0). The loss sees the gathered outputs, so
 that any loss is that of the whole micro-batch, also one that compares samples.
@@ -8,9 +12,9 @@ that any loss is that of the whole micro-batch, also one that compares samples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import paddle
@@ -18,6 +22,8 @@ from paddle import nn
 
 from paddle_dp.batch import Batch
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh.device import place_of
+from paddle_dp.mesh.several_devices import moved, name_of, on
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.consistency import digests
@@ -38,10 +44,11 @@ _BUFFER = (
 )
 
 
-def copies(model: nn.Layer, count: int) -> list[nn.Layer]:
-    """`count` copies of a model that has not been placed. Raises UsageError for one that cannot be copied."""
+def copies(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
+    """A copy on each of the devices of a model that has not been placed. Raises UsageError for one that cannot be
+    copied."""
     try:
-        made = [copy.deepcopy(model) for _ in range(count)]
+        made = [_copied(model, device) for device in devices]
     except Exception as error:
         raise UsageError(
             f"strategy replicas: {type(model).__name__} cannot be copied ({type(error).__name__}: {error}): choose "
@@ -55,30 +62,86 @@ def copies(model: nn.Layer, count: int) -> list[nn.Layer]:
     return made
 
 
-class Replicated(nn.Layer):
-    """Calls every replica with its part of the samples, one after another; outputs are those of one call."""
+def _copied(model: nn.Layer, device: str) -> nn.Layer:
+    made = copy.deepcopy(model)
+    if any(name_of(tensor.place) != device for tensor in (*made.parameters(), *made.buffers())):
+        made.to(device=place_of(device))
+    return made
 
-    def __init__(self, replicas: Sequence[nn.Layer]):
+
+class Replicated(nn.Layer):
+    """Calls every replica, on its device, with its part of the samples; outputs are those of one call, on the first.
+
+    The host gives each device its work in turn, and waits for none before all have theirs.
+    """
+
+    def __init__(self, replicas: Sequence[nn.Layer], devices: Sequence[str]):
         super().__init__()
         self._replicas = list(replicas)  # in a list: no sublayers, so that nothing is found twice
+        self._devices = devices
         self.ran = 1  # replicas that had samples in the last call
+        self._gathered: list[
+            list[tuple[paddle.Tensor, paddle.Tensor]]
+        ] = []  # by replica: outputs, as gathered
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises UsageError for outputs that are not [samples, …]."""
         rows = int(leaves((inputs, named))[0].shape[0])
-        outputs, sizes = [], []
         parts = min(len(self._replicas), rows)
-        for place, replica in enumerate(self._replicas[:parts]):
-            start, stop = place * rows // parts, (place + 1) * rows // parts
-            with part_of_samples(start, stop):
-                some, others = (mapped(itemgetter(slice(start, stop)), part) for part in (inputs, named))
+        shares = [slice(place * rows // parts, (place + 1) * rows // parts) for place in range(parts)]
+        scattered = [
+            self._scattered((inputs, named), share, self._devices[place])
+            for place, share in enumerate(shares)
+        ]
+        outputs = []
+        for place, (some, others) in enumerate(scattered):
+            replica, device, share = self._replicas[place], self._devices[place], shares[place]
+            with part_of_samples(share.start, share.stop), on(device):
                 outputs.append(replica(*some, **others))
-            sizes.append(stop - start)
         self.ran = max(self.ran, parts)
-        return paddle.utils.map_structure(lambda *parts: _gathered(parts, sizes), *outputs)
+        if len(set(self._devices)) > 1:
+            outputs = self._gather(outputs)
+        sizes = [share.stop - share.start for share in shares]
+        return paddle.utils.map_structure(lambda *parts: _together(parts, sizes), *outputs)
+
+    @staticmethod
+    def _scattered(given: Any, share: slice, device: str) -> Any:
+        return mapped(lambda tensor: moved(tensor[share], device), given)
+
+    def _gather(self, outputs: Sequence[Any]) -> list[Any]:
+        """The outputs on the first device, without their histories; `backward` goes on into these."""
+        self._gathered = []
+
+        def arrived(made: Any) -> Any:
+            if not isinstance(made, paddle.Tensor):
+                return made  # what is refused later
+            there = moved(made.detach(), self._devices[0])
+            if paddle.is_grad_enabled() and not made.stop_gradient:
+                there.stop_gradient = False
+                self._gathered[-1].append((made, there))
+            return there
+
+        found = []
+        for of_replica in outputs:
+            self._gathered.append([])
+            found.append(paddle.utils.map_structure(arrived, of_replica))
+        return found
+
+    def backward(self) -> None:
+        """After the backward of what the outputs were used for: runs those of the replicas, where they have devices of
+        their own."""
+        handed = [
+            [(made, moved(there.grad, device)) for made, there in pairs if there.grad is not None]
+            for device, pairs in zip(self._devices, self._gathered, strict=False)
+        ]
+        self._gathered = []
+        for device, pairs in zip(self._devices, handed, strict=False):
+            if pairs:
+                with on(device):
+                    paddle.autograd.backward([made for made, _ in pairs], [grad for _, grad in pairs])
 
 
-def _gathered(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+def _together(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
     for part, size in zip(parts, sizes, strict=True):
         if not isinstance(part, paddle.Tensor) or not part.ndim or part.shape[0] != size:
             got = list(part.shape) if isinstance(part, paddle.Tensor) else type(part).__name__
@@ -93,14 +156,15 @@ def _gathered(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
 class ReplicasLearner(Learner):
     """A learner whose model is the first of several copies: the others get its weights before each update.
 
-    Only the model is evaluated, updated and saved. Running statistics of its BatchNorms become the mean of those of the
-    copies that computed.
+    `devices`: where each copy computes, the model first. Only the model is evaluated, updated and saved. Running
+    statistics of its BatchNorms become the mean of those of the copies that computed.
     """
 
     replicas: list[nn.Layer]
+    devices: list[str]
 
     def __post_init__(self) -> None:
-        self.parallel_model = Replicated([self.model, *self.replicas])
+        self.parallel_model = Replicated([self.model, *self.replicas], self.devices)
         super().__post_init__()
         self._copies = [
             list(zip(self.model.parameters(), replica.parameters(), strict=True)) for replica in self.replicas
@@ -117,12 +181,14 @@ class ReplicasLearner(Learner):
         """Replicates: weights, buffers, and what is trained and how."""
         super()._begin()
         with paddle.no_grad():
-            for replica, pairs, layers in zip(self.replicas, self._copies, self._layers, strict=True):
+            others = zip(self.replicas, self.devices[1:], self._copies, self._layers, strict=True)
+            for replica, device, pairs, layers in others:
+                buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
+                with on(device):
+                    for mine, twin in (*pairs, *buffers):
+                        twin.copy_(moved(mine, name_of(twin.place)), False)
                 for mine, twin in pairs:
-                    twin.copy_(mine, False)
                     twin.stop_gradient = mine.stop_gradient
-                for buffer, twin in zip(self.model.buffers(), replica.buffers(), strict=True):
-                    twin.copy_(buffer, False)
                 for layer, twin_layer in layers:
                     twin_layer.training = layer.training
 
@@ -135,19 +201,32 @@ class ReplicasLearner(Learner):
         self._average_statistics()
         return found
 
-    @paddle.no_grad()
+    @contextmanager
+    def _exchanging(self, last: bool) -> Iterator[None]:
+        with super()._exchanging(last):
+            yield
+            self.parallel_model.backward()
+
     def _all_reduce_gradients(self) -> None:
+        self._add_up()
+        super()._all_reduce_gradients()
+
+    def _finish_exchange(self) -> None:
+        self._add_up()
+
+    @paddle.no_grad()
+    def _add_up(self) -> None:
         """Adds the copies' gradients up on the model, in their order."""
         for pairs in self._copies:
             for mine, twin in pairs:
                 if twin.grad is None:
                     continue
+                grad = moved(twin.grad, self.devices[0])
                 if mine.grad is None:
-                    mine.grad = twin.grad.clone()
+                    mine.grad = grad.clone() if grad is twin.grad else grad
                 else:
-                    mine.grad.add_(twin.grad)
+                    mine.grad.add_(grad)
                 twin.clear_gradient(False)
-        super()._all_reduce_gradients()
 
     def compute_alone(self, batch: Batch) -> None:
         super().compute_alone(batch)
@@ -161,21 +240,25 @@ class ReplicasLearner(Learner):
         if not of_copies:
             return
         for name, mine in statistics(self.model).items():
-            total = sum((found[name].astype("float64") for found in of_copies), mine.astype("float64"))
+            others = (moved(found[name], self.devices[0]).astype("float64") for found in of_copies)
+            total = sum(others, mine.astype("float64"))
             mine.copy_((total / (len(of_copies) + 1)).astype(mine.dtype), False)
 
     def _look_at_buffers(self) -> None:
         """Once: which buffers, but for statistics, the copies that computed have updated otherwise than the model."""
         if self._own_buffers is not None:
             return
-        mine = _others(self.model)
-        found = dict(zip(mine, digests(mine.values()), strict=True))
-        self._own_buffers = [
-            name
-            for replica in self.replicas[: self.parallel_model.ran - 1]
-            for name, digest in zip(mine, digests(_others(replica)[n] for n in mine), strict=True)
-            if digest != found[name]
-        ]
+        first, *others = (
+            dict(
+                zip(
+                    buffers,
+                    digests(moved(buffer, self.devices[0]) for buffer in buffers.values()),
+                    strict=True,
+                )
+            )
+            for buffers in map(_others, (self.model, *self.replicas[: self.parallel_model.ran - 1]))
+        )
+        self._own_buffers = [name for found in others for name in first if found[name] != first[name]]
 
     def differences(self) -> list[str]:
         """As on several ranks: what the copies compute each from their own samples only."""

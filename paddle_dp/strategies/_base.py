@@ -48,6 +48,17 @@ class StrategyConfig:
         return 1
 
     @property
+    def accelerators(self) -> int:
+        """Accelerators that one rank computes on, where there are any."""
+        return 1
+
+    @property
+    def with_fewer(self) -> str:
+        """Where a rank computes on several: what it does with them, and what to set where fewer are seen; the end of a
+        sentence."""
+        return ""
+
+    @property
     def may_lose_ranks(self) -> bool:
         """Whether a training goes on when one of some ranks dies: those that say so in their heartbeats."""
         return False

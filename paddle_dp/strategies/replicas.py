@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge
 
@@ -19,18 +19,33 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     """Scatters each micro-batch, copies the weights, gathers the outputs, and adds the gradients up on the first copy.
-    On CPUs the copies compute one after another: it costs memory and saves no time (docs/parallelism.md)."""
+    On accelerators each copy computes on one of its own. On a CPU they compute one after another, which costs memory
+    and saves no time (docs/parallelism.md)."""
 
     count: Annotated[int, Ge(2)] = 2
     """Copies of the model."""
+
+    devices: Literal["each", "one"] = "each"
+    """Where copies compute, on accelerators: `each` on one of its own, or all on `one`, one after another."""
 
     @property
     def parts(self) -> int:
         return self.count
 
+    @property
+    def accelerators(self) -> int:
+        return self.count if self.devices == "each" else 1
+
+    @property
+    def with_fewer(self) -> str:
+        return (
+            f"strategy replicas computes each of its {self.count} copies on one of its own: set strategy.count lower, "
+            "or strategy.devices=one, which lets all copies compute on one"
+        )
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError for more than one rank, for accelerators, and for weights of 16 bits."""
-        _check(ranks, "cpu" if recipe.train.device == "auto" else recipe.train.device)
+        """Raises UsageError for more than one rank, and for weights of 16 bits."""
+        _check(ranks)
         if recipe.train.precision.level == "O2":
             raise UsageError(
                 "strategy replicas copies weights that are as the optimizer has them: set train.precision to a level "
@@ -39,29 +54,33 @@ class Config(StrategyConfig):
         super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> Replicas:
-        _check(mesh.ranks, mesh.device)
-        return Replicas(self, mesh)
+        from paddle_dp.mesh.several_devices import devices_of
+
+        _check(mesh.ranks)
+        devices = [mesh.device] * self.count
+        if mesh.device != "cpu" and self.devices == "each":
+            there = devices_of(mesh.device)
+            if len(there) < self.count:
+                raise UsageError(f"This process has {', '.join(there)}, and {self.with_fewer}.")
+            devices = there[: self.count]
+        return Replicas(self, mesh, tuple(devices))
 
 
-def _check(ranks: int, device: str) -> None:
+def _check(ranks: int) -> None:
     if ranks > 1:
         raise UsageError(
             f"strategy replicas is one process with copies of the model, and this job has {ranks}: start it with "
             "--ranks 1, or choose strategy.use=data_parallel."
         )
-    if device != "cpu":
-        raise UsageError(
-            f"strategy replicas computes its copies on CPUs only, one after another, and this device is {device}: "
-            "choose strategy.use=data_parallel, with a process for each device."
-        )
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """Places a model and its copies in this process."""
+    """Places a model and its copies in this process, each on its device."""
 
     config: Config
     mesh: Mesh
+    devices: tuple[str, ...]
 
     def place(self, task: Task) -> Learner:
         """A learner of the model and its copies. Raises UsageError for a model that cannot be copied."""
@@ -74,10 +93,12 @@ class Replicas:
         if self.config.recompute.blocks:
             check_table(task.model, task.samples, "strategy.recompute")
         noticed = mixing(task.model, task.samples, task.dropout == "exact")
-        replicas = copies(task.model, self.config.count - 1)
+        replicas = copies(task.model, self.devices[1:])
         for model in (task.model, *replicas):
             recomputed(model, self.config.recompute)
         prepared = prepare(task, self.mesh)
         for model in replicas:
             prepared.prepare_copy(model)
-        return prepared.learner(ReplicasLearner, noticed=noticed, replicas=replicas)
+        return prepared.learner(
+            ReplicasLearner, noticed=noticed, replicas=replicas, devices=list(self.devices)
+        )

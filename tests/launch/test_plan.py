@@ -9,7 +9,7 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.plan import RANK, check_memory, plan_of
+from paddle_dp.launch.plan import RANK, Each, check_memory, plan_of
 
 CPU = Machine(cores=2)
 BLIND = Machine(cores=2, kind="gpu")
@@ -40,6 +40,37 @@ def job(**words) -> Job:
 def test_ranks_and_devices(words, machine, device, ranks, devices):
     found = plan_of(job(**words), machine, device)
     assert (found.ranks, found.devices) == (ranks, devices)
+
+
+TWO = Each(2, "two copies each take one")
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "devices"),
+    [
+        ({}, GPU, ("0", "3")),
+        ({"ranks": 1}, NPU, ("0", "1")),
+        ({"devices": (3, 0)}, GPU, ("3", "0")),
+        ({}, CPU, ()),
+    ],
+)
+def test_a_rank_of_several_devices_is_a_process_of_its_own_that_has_them_all(words, machine, devices):
+    found = plan_of(job(**words), machine, each=TWO)
+    assert (found.ranks, found.devices, found.alone) == (1, devices, not devices)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"ranks": 2}, "--ranks 2: only 2 GPUs can be seen here .*, and two copies each take one"),
+        ({"devices": (3,)}, "--devices 3 names 1, and two copies each take one"),
+        ({"devices": (3, 0), "ranks": 2}, "means 1 rank, but --ranks says 2"),
+        ({"ranks": 1, "least_ranks": 1}, "Leave out MIN: in --ranks"),
+    ],
+)
+def test_fewer_devices_than_a_rank_needs_are_refused(words, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        plan_of(job(**words), GPU, each=TWO)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ def test_errors_follow_the_loss_scale_and_are_saved_without_it():
 
 
 def test_float16_sends_its_largest_number_and_hides_no_infinity():
-    sent = narrowed(np.array([1e6, -1e6, np.inf, np.nan, 1.0], np.float32), "float16")
+    sent, clipped = narrowed(np.array([1e6, -1e6, np.inf, np.nan, 1.0], np.float32), "float16")
+    assert clipped and not narrowed(np.array([np.inf, np.nan, 65504.0], np.float32), "float16")[1]
+    assert not narrowed(np.array([1e6], np.float32), "bfloat16")[1]
     assert numbers_of(sent, "float16").tolist()[:3] == [65504.0, -65504.0, np.inf]
     assert np.isnan(numbers_of(sent, "float16")[3])
 

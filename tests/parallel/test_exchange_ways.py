@@ -24,7 +24,7 @@ WHOLE = [
     f"{{use: data_parallel, exchange: bucketed, {SMALL}}}",
     f"{{use: data_parallel, exchange: bucketed, recompute: full, {SMALL}}}",
 ]
-COMPRESSED = ["bfloat16", "float16", "power_sgd rank 2"]
+COMPRESSED = ["bfloat16", "float16", "power_sgd rank 2 after 2 steps"]
 
 
 @pytest.mark.parametrize(

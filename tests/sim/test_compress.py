@@ -13,6 +13,7 @@ from tests.ranks import run_ranks
 from tests.sim.test_layouts import assert_one_process
 
 pytestmark = pytest.mark.long
+COMPRESSED = ("bfloat16", "float16", "power_sgd rank 2 after 2 steps")
 SMALL = "comm_buffer_size: 20 KB, last_comm_buffer_size: 4 KB"
 
 
@@ -22,7 +23,7 @@ def test_each_way_is_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", [
-    *(f"{{use: data_parallel, compress: {compress}}}" for compress in ("bfloat16", "float16", "power_sgd rank 2")),
+    *(f"{{use: data_parallel, compress: {compress}}}" for compress in COMPRESSED),
     *(f"{{use: hybrid, {axes}, reduce_dtype: bfloat16}}" for axes in (
         "data: 2", "sharding: 2, sharding_stage: 2", "sharding: 2, sharding_stage: 3")),
 ])  # fmt: skip

@@ -15,7 +15,7 @@ STRATEGIES = {
     "data_parallel": (2, "{use: data_parallel}"),
     "after": (2, "{use: data_parallel, exchange: after}"),
     "bfloat16": (3, "{use: data_parallel, compress: bfloat16}"),
-    "power_sgd": (2, "{use: data_parallel, compress: power_sgd rank 2}"),
+    "power_sgd": (2, "{use: data_parallel, compress: power_sgd rank 2 after 1 step}"),
     "local_sgd": (2, "{use: local_sgd, every: 2 steps}"),
     "local_sgd, averaged": (3, "{use: local_sgd, every: 2 steps, optimizer_states: averaged}"),
     "DiLoCo": (2, "{use: local_sgd, every: 2 steps, outer: {}}"),

@@ -138,12 +138,19 @@ def test_what_cannot_be_put_together_is_refused():
         many.train_batch(batch())
 
 
-def test_several_ranks_and_accelerators_are_refused():
-    part = read_part("strategies", {"use": "replicas"})
+def test_several_ranks_and_fewer_accelerators_than_copies_are_refused(monkeypatch):
+    part = read_part("strategies", {"use": "replicas", "count": 3})
     with pytest.raises(UsageError, match="start it with --ranks 1"):
         part.build(Mesh(rank=0, ranks=2))
-    with pytest.raises(UsageError, match="on CPUs only"):
-        part.build(Mesh(device="gpu:0"))
+    monkeypatch.setenv("FLAGS_selected_gpus", "2,0")
+    with pytest.raises(
+        UsageError, match=r"This process has gpu:2, gpu:0, and .* each of its 3 copies on one of its own"
+    ):
+        part.build(Mesh(device="gpu:2"))
+    monkeypatch.setenv("FLAGS_selected_gpus", "2,0,5,1")
+    assert part.build(Mesh(device="gpu:2")).devices == ("gpu:2", "gpu:0", "gpu:5")
+    one = read_part("strategies", {"use": "replicas", "count": 3, "devices": "one"})
+    assert one.build(Mesh(device="gpu:2")).devices == ("gpu:2",) * 3
 
 
 RECIPE = """

@@ -215,7 +215,7 @@ class BucketedGradients:
             travelling -= _bytes(flat)
             task.wait()
             if isinstance(task, NarrowSum):
-                self._remember(bucket, task.lost)
+                self._remember(bucket, task)
             if self._owners is not None and self._me != bucket.kind[0]:  # type: ignore[index]
                 continue
             for place in bucket.places:
@@ -226,10 +226,12 @@ class BucketedGradients:
                     part = as_dtype(part, wide(self._parameters[place]))
                 self._sums[place] = self._sums[place].add_(part) if place in self._sums else part
 
-    def _remember(self, bucket: Bucket, lost: paddle.Tensor) -> None:
+    def _remember(self, bucket: Bucket, task: NarrowSum) -> None:
         assert self._errors is not None
+        if task.clipped is not None:
+            self._errors.may_be_clipped(bucket.places, task.clipped)
         for place in bucket.places:
-            self._errors.lose(place, _part(lost, bucket, place, self._parameters[place].shape))
+            self._errors.lose(place, _part(task.lost, bucket, place, self._parameters[place].shape))
 
     @paddle.no_grad()
     def _exchange_late(self, places: Sequence[int]) -> None:

@@ -28,6 +28,23 @@ class ErrorMemory:
         # Memory of errors that are no more, for who asks for some: new memory costs as much as what is computed in it.
         self._spare: dict[int, paddle.Tensor] = {}
         self._reuses = False
+        self.clipped: set[int] = set()  # places of numbers that were too large for the dtype that travels
+        self._may_be_clipped: dict[
+            tuple[int, ...], paddle.Tensor
+        ] = {}  # by places: on a device, not read yet
+
+    def may_be_clipped(self, places: Sequence[int], flag: paddle.Tensor) -> None:
+        """Some of the numbers at these places were too large, if `flag` is true, bool on a device."""
+        key = tuple(places)
+        before = self._may_be_clipped.get(key)
+        self._may_be_clipped[key] = flag if before is None else before.logical_or(flag)
+
+    def take_clipped(self) -> list[int]:
+        """The places of numbers that were too large since it was asked last. Waits for the device."""
+        for places, flag in self._may_be_clipped.items():
+            self.clipped.update(places if flag.item() else ())
+        found, self.clipped, self._may_be_clipped = sorted(self.clipped), set(), {}
+        return found
 
     def begin(self, scale: float) -> None:
         """Before an update's backward: forgets what an update that was left out has lost."""

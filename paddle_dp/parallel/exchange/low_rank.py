@@ -9,6 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import paddle
 
+from paddle_dp.errors import DivergenceError
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.plan.low_rank import is_worthwhile, matrix
@@ -28,9 +31,10 @@ class LowRankGradients:
         gradient = P Qᵀ       error of a rank = M - P Pᵀ M
 
     which is one turn of a power iteration: Q comes closer to the first singular vectors from update to update. Each
-    rank computes P and Qᵀ for itself, from the same bits; so all must be processors of one kind. The sums are those of
-    `exchange`, twice: of P beside the gradients that are sent whole, which may travel while backward runs, and of Q.
-    A rank without a gradient adds nothing, and keeps its error; where no rank has one, there is none.
+    rank computes P and P Qᵀ for itself, from the same bits; so all must be processors of one kind (`check_factors`).
+    The sums are those of `exchange`, twice: of P beside the gradients that are sent whole, which may travel while
+    backward runs, and of Q. A rank without a gradient adds nothing, and keeps its error; where no rank has one, there
+    is none.
     """
 
     each_micro_batch = False
@@ -113,6 +117,36 @@ class LowRankGradients:
         parameter._copy_gradient_from(whole.astype(parameter.dtype))
         filled = (right != 0).any(1, keepdim=True)
         self._next[place] = paddle.where(filled, scaled(right, 1), self.right[place])
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Of the matrices that are sent as factors, each once."""
+        return sorted({matrix(self._parameters[place].shape) for place in self.places})
+
+
+@paddle.no_grad()
+def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> None:
+    """Tries on drawn factors whether every rank gets the same bits, for matrices of these shapes [n, m].
+
+    Raises DivergenceError, the same on every rank, where one does not: its weights would drift away from the others'.
+    Collective.
+    """
+    draw = np.random.default_rng(0)
+    made = []
+    for rows, columns in shapes:
+        left, right = (draw.integers(-999, 999, [size, rank]) / 1000 for size in (rows, columns))
+        base = orthonormal(paddle.to_tensor(left, "float32"))
+        made += [base, paddle.matmul(base, paddle.to_tensor(right.T, "float32"))]
+    first, *others = mesh.gather([list(digest) for digest in digests(made)])
+    if wrong := [number for number, found in enumerate(others, start=1) if found != first]:
+        hosts = mesh.gather(mesh.host)
+        named = ", ".join(f"{number} ({hosts[number]})" for number in wrong)
+        raise DivergenceError(
+            f"strategy.compress=power_sgd: from the same factors rank{'s' * (len(wrong) > 1)} {named} computed other "
+            f"bits than rank 0 ({hosts[0]}), so that their weights would drift apart: their processors, or the "
+            "libraries on them, are of another kind. Take machines of one kind, or strategy.compress=bfloat16, whose sums one rank "
+            "rounds for all."
+        )
 
 
 def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:

@@ -62,13 +62,14 @@ def bytes_from(numbers: Array, dtype: str) -> Array:
     return numbers.astype(dtype, copy=False).view(np.uint8)
 
 
-def narrowed(numbers: Array, dtype: str) -> Array:
-    """`bytes_from`, of which what is lost is remembered: what float16 has no number for becomes its largest one."""
-    if (
-        dtype == "float16" and (np.abs(numbers) >= LARGEST_HALF).any()
-    ):  # of infinities and NaN nothing is hidden
-        numbers = np.where(np.isfinite(numbers), numbers.clip(-LARGEST_HALF, LARGEST_HALF), numbers)
-    return bytes_from(numbers, dtype)
+def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
+    """`bytes_from`, of which what is lost is remembered: what float16 has no number for becomes its largest one; and
+    whether there was any. Of infinities and NaN nothing is hidden."""
+    clipped = False
+    if dtype == "float16" and (np.abs(numbers) >= LARGEST_HALF).any():
+        held = np.where(np.isfinite(numbers), numbers.clip(-LARGEST_HALF, LARGEST_HALF), numbers)
+        clipped, numbers = bool((held != numbers)[np.isfinite(numbers)].any()), held
+    return bytes_from(numbers, dtype), clipped
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:

@@ -107,7 +107,9 @@ class PushReduce:
         before, now = self._errors.of(place), self._errors.room(place)
         lost = _numbers_in(now)
         np.add(numbers_of(data, dtype), 0 if before is None else _numbers_in(before), out=lost)
-        sent = narrowed(lost, wire)
+        sent, clipped = narrowed(lost, wire)
+        if clipped:
+            self._errors.clipped.add(place)
         lost -= numbers_of(sent, wire)
         self._errors.lose(place, now)
         return sent
@@ -202,8 +204,12 @@ class PushReduce:
             self._keep(number, bytes_from(total, dtype), dtype)
             return
         dtype = self._wires[piece.place]
-        data = bytes_from(total, dtype) if self._errors is None else narrowed(total, dtype)
-        if self._errors is not None:
+        if self._errors is None:
+            data = bytes_from(total, dtype)
+        else:
+            data, clipped = narrowed(total, dtype)
+            if clipped:
+                self._errors.clipped.add(piece.place)
             self._rounded[number] = total - numbers_of(data, dtype)
         else:
             roundings.note(self._parameters[piece.place], total, dtype)

@@ -5,6 +5,7 @@
 
 #include "half.h"
 #include "paddle/phi/backends/context_pool.h"
+#include "settings.h"
 
 namespace sim {
 
@@ -113,6 +114,9 @@ void Call::show(const DenseTensor* given, phi::DataType* made) {
   if (output && narrow_ != phi::DataType::UNDEFINED && tensor->dtype() == phi::DataType::UNDEFINED && *made == phi::DataType::FLOAT32)
     set_type(tensor, narrow_);  // no rule had said what it is
   Holder holder = tensor->Holder();
+  // A GPU would read the other device's memory across the bus, or fault; Paddle does not move it.
+  if (holder && holder->place().GetType() == phi::AllocationType::CUSTOM && holder->place() != place_ && !output)
+    fail("a kernel on " + place_.DebugString() + " was given a tensor on " + holder->place().DebugString());
   if (output && holder && holder->place() == place_ && tensor->meta().valid()) {
     size_t needed = tensor->meta().offset + static_cast<size_t>(tensor->numel()) * phi::SizeOf(tensor->dtype());
     if (needed > holder->size()) {  // left from before

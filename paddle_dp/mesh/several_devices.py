@@ -1,0 +1,73 @@
+"""Several devices of one process: which they are, work on one of them, and copies from one to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from paddle_dp.mesh.device import place_of
+
+if TYPE_CHECKING:
+    import paddle
+
+
+def devices_of(own: str, variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The devices of this process, beginning with its `own`, "gpu:0": those that its launcher gave it, or else all that
+    Paddle sees. On a CPU that alone."""
+    kind, _, first = own.partition(":")
+    if not first:
+        return [own]
+    given = variables.get(f"FLAGS_selected_{kind}s")
+    numbers = given.split(",") if given else map(str, range(_visible(kind)))
+    return [own, *(f"{kind}:{number}" for number in numbers if number != first)]
+
+
+def _visible(kind: str) -> int:
+    """How many devices of a kind Paddle sees here."""
+    import paddle
+
+    if kind == "gpu":
+        return int(paddle.device.cuda.device_count())
+    if kind == "xpu":
+        return int(paddle.base.core.get_xpu_device_count())
+    return sum(name.startswith(f"{kind}:") for name in paddle.device.get_available_custom_device())
+
+
+@contextmanager
+def on(device: str) -> Iterator[None]:
+    """Around work that a device is to do, whose tensors lie there: Paddle computes on one current device."""
+    import paddle
+
+    before = paddle.device.get_device()
+    if device == before:
+        yield
+        return
+    paddle.set_device(device)
+    try:
+        yield
+    finally:
+        paddle.set_device(before)
+
+
+def moved(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
+    """A copy of a tensor on another device, without its history; the tensor itself, where it lies there already.
+
+    The host waits for the device that has it, and for the copy: streams of two devices do not wait for each other, and
+    memory that is free may be given away before the copy has read it.
+    """
+    import paddle
+
+    here = name_of(tensor.place)
+    if here == device:
+        return tensor
+    if here != "cpu":
+        paddle.device.synchronize(here)
+    with paddle.no_grad():
+        return tensor.to(place_of(device), blocking=True)
+
+
+def name_of(place: Any) -> str:
+    """«Place(gpu:1)», of any of Paddle's classes of places, as a device is called: "gpu:1"."""
+    return str(place).removeprefix("Place(").removesuffix(")")
