@@ -20,6 +20,7 @@ AT_HAND = [path for path in RECIPES if re.search(r"use: (digits|digit_pairs|rand
 # Their strategies, or losses, have tests of their own in every run.
 ALSO_TESTED = {
     "digits_contrastive",
+    "digits_resnet18",
     "digits_scatter",
     "digits_replicas",
     "siamese_digits",
@@ -32,6 +33,7 @@ SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 5
     ],
     "resnet50_pipeline": ["train.batch=4", "train.micro_batches=2", "model.depth=18", "dataset.shape=[3,8,8]"],
     "inception_branches": ["train.batch=4"],
+    "digits_resnet18": ["train.batch=8", "dataset.size=8"],
     "large_classifier": ["train.batch=50", "model.classes=1000", "dataset.classes=1000"],
 }  # fmt: skip
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from paddle_dp.units import (
     Bytes,
+    Compress,
     Count,
     Duration,
     Every,
@@ -144,3 +147,21 @@ def test_a_links_speed_is_counted_as_networks_do() -> None:
     for text in ("10 Gbit", "0 Gbit/s", "10 gbps"):
         with pytest.raises(ValueError, match="10 Gbit/s"):
             LinkSpeed.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "shown"),
+    [
+        ("none", Compress(), "none"),
+        ("float16", Compress("float16"), "float16"),
+        ("power_sgd", Compress("power_sgd", 4, 10), "power_sgd rank 4"),
+        ("power_sgd rank 2 after 0 steps", Compress("power_sgd", 2, 0), "power_sgd rank 2 after 0 steps"),
+        ("power_sgd after 100 steps", Compress("power_sgd", 4, 100), "power_sgd rank 4 after 100 steps"),
+    ],
+)
+def test_compression_reads_back_as_it_is_shown(text, found, shown):
+    assert Compress.parse(text) == Compress.parse(shown) == found and str(found) == shown
+    assert re.fullmatch(Compress.pattern(), text) and re.fullmatch(Compress.pattern(), shown)
+    for wrong in ("float16 after 3 steps", "power_sgd rank 0", "power_sgd after ten steps"):
+        with pytest.raises(ValueError, match="is not one of"):
+            Compress.parse(wrong)

@@ -141,9 +141,9 @@ class DataParallelLearner(Learner):
         if found and self.mesh.is_main:
             more = f" and of {len(found) - 1} more" if len(found) > 1 else ""
             print(
-                f"step {self.rate.steps + 1}, or before it: the gradient of '{found[0]}'{more} has numbers above 65504, "
-                "which float16 has not (strategy.compress). 65504 was sent for them, and the rest comes with the next "
-                "updates, late: compress=bfloat16 has room for them. This is said once.",
+                f"step {self.rate.steps + 1}, or before it: the gradient of '{found[0]}'{more} has numbers above "
+                "65504, which float16 has not (strategy.compress). 65504 was sent for them, and the rest comes with "
+                "the next updates, late: compress=bfloat16 has room for them. This is said once.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -10,7 +10,7 @@ from paddle_dp.train import Callback, Moment, Run
 
 
 class KillsRank1Once(Callback):
-    """Kills rank 1 after an update, unless the file `note` says that this has been done."""
+    """Kills rank 1, or the only rank, after an update, unless the file `note` says that this has been done."""
 
     reads = False
 
@@ -21,6 +21,7 @@ class KillsRank1Once(Callback):
         return step == self.at
 
     def step(self, moment: Moment) -> None:
-        if moment.trainer.mesh.rank == 1 and not self.note.exists():
+        mesh = moment.trainer.mesh
+        if mesh.rank == min(1, mesh.ranks - 1) and not self.note.exists():
             self.note.touch()
             os.kill(os.getpid(), signal.SIGKILL)

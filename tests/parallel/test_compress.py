@@ -6,9 +6,10 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.errors import DivergenceError
 from paddle_dp.parallel.exchange import owed
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory
-from paddle_dp.parallel.exchange.low_rank import LowRankGradients, is_worthwhile, orthonormal
+from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors, is_worthwhile, orthonormal
 from paddle_dp.parallel.exchange.memory import narrowed, numbers_of
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from tests.parallel.test_push_reduce import finished, give, wires_of_two
@@ -77,6 +78,50 @@ def test_float16_sends_its_largest_number_and_hides_no_infinity():
     assert not narrowed(np.array([1e6], np.float32), "bfloat16")[1]
     assert numbers_of(sent, "float16").tolist()[:3] == [65504.0, -65504.0, np.inf]
     assert np.isnan(numbers_of(sent, "float16")[3])
+
+
+def test_what_float16_cannot_hold_is_known_by_its_place_until_it_was_told():
+    ranks = compressing("float16")
+    for values in ([1e6, 1.0, 1.0], [4e4, 4e4, 1.0], [1.0, 1.0, 1.0]):
+        for parameter, _, errors in ranks:
+            errors.begin(1.0)
+            parameter.clear_gradient(False)
+            give(parameter, values)
+        finished(
+            *(rank[:2] for rank in ranks)
+        )  # in the second update, of which no error is kept, only the sum is large
+        found = [errors.take_clipped() for _, _, errors in ranks]
+        assert found == {1e6: [[0], [0]], 4e4: [[0], []], 1.0: [[], []]}[values[0]]
+        assert ranks[0][2].take_clipped() == []
+
+
+def test_what_a_device_could_not_hold_is_read_when_it_is_asked_for():
+    errors = compressing("float16")[0][2]
+    for flag in (False, True, False):
+        errors.may_be_clipped([0, 2], paddle.to_tensor(flag))
+    errors.may_be_clipped([1], paddle.to_tensor(False))
+    assert errors.take_clipped() == [0, 2] and errors.take_clipped() == []
+
+
+class Ranks:
+    """Two ranks of a mesh, of which the other computed what `other` makes of this rank's digests."""
+
+    host = "here"
+
+    def __init__(self, other):
+        self._other = other
+
+    def gather(self, mine):
+        return [mine, self._other(mine) if isinstance(mine, list) else "there"]
+
+
+def test_factors_of_other_bits_are_met_at_the_door():
+    shapes = [(40, 30), (64, 576)]
+    check_factors(shapes, 2, Ranks(list))
+    with pytest.raises(
+        DivergenceError, match=r"rank 1 \(there\) computed other bits than rank 0 \(here\).*=bfloat16"
+    ):
+        check_factors(shapes, 2, Ranks(lambda mine: [*mine[:-1], [0, 0]]))
 
 
 class Alone:

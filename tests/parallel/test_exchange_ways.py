@@ -115,6 +115,55 @@ def test_a_compressed_run_goes_on_on_other_ranks_and_without_compression(compres
     assert not any("/error/" in name for name in weights(last[0]["saved"]))
 
 
+@pytest.mark.long
+def test_the_first_updates_of_power_sgd_exchange_whole_gradients(tmp_path):
+    """Losses are those of before each update: the third is the first that an approximation could change by the next."""
+    rows = {}
+    for name, compress in (("whole", "none"), ("after", "power_sgd rank 1 after 2 steps")):
+        strategy = f"{{use: data_parallel, compress: {compress}}}"
+        rows[name] = run_ranks(train, 2, str(tmp_path / name), strategy, "5 steps")[0]["rows"]
+    assert rows["whole"][:2] == rows["after"][:2]
+    losses = {name: [loss for loss, _ in of] for name, of in rows.items()}
+    assert losses["whole"][2] == losses["after"][2] and losses["whole"][3] != losses["after"][3]
+
+
+def told_of_large_gradients(compress: str) -> list[str]:
+    """In a rank: what three updates say whose gradients float16 cannot hold."""
+    import contextlib
+    import io
+
+    import paddle
+
+    from paddle_dp.batch import Batch, MicroBatch
+    from paddle_dp.losses.mean_squared_error import Config as SquaredError
+    from paddle_dp.mesh import join
+    from paddle_dp.parallel import Task
+
+    mesh = join(seed=0)
+    model = paddle.nn.Linear(2, 1)
+    task = Task(
+        model=model,
+        loss=SquaredError().build(),
+        optimizer=lambda rate, named: paddle.optimizer.SGD(1e-9, parameters=[p for _, p in named]),
+    )
+    learner = read_part("strategies", {"use": "data_parallel", "compress": compress}).build(mesh).place(task)
+    inputs, targets = paddle.full([1, 2], 1e3), paddle.full([1, 1], 1e3)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        for _ in range(3):
+            batch = Batch((MicroBatch(inputs, targets, 1, mesh.rank),), 2, 0, 0)
+            learner.train_batch(batch, collect_metrics=True)
+    return said.getvalue().splitlines()
+
+
+@pytest.mark.long
+def test_what_float16_cannot_hold_is_said_once_by_name_and_step():
+    first, second = run_ranks(told_of_large_gradients, 2, "float16")
+    assert len(first) == 1 and not second
+    assert first[0].startswith("step 1, or before it: the gradient of 'weight' has numbers above 65504")
+    assert run_ranks(told_of_large_gradients, 2, "bfloat16") == [[], []]
+
+
 def test_a_compressed_gradient_has_no_other_exchange():
     with pytest.raises(RecipeError, match=r"compress: power_sgd rank 4.* have their own: leave it out"):
         read_part("strategies", {"use": "data_parallel", "exchange": "after", "compress": "power_sgd"})

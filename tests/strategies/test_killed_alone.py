@@ -1,4 +1,5 @@
-"""Ranks with weights of their own: one is killed in the midst of a period, and the job goes on bit by bit."""
+"""Ranks with weights of their own, and one process with copies of its model: one is killed, and the job goes on bit by
+bit."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ callbacks:
 DILOCO = "{use: local_sgd, every: 6 steps, warmup: 3 steps, outer: {use: momentum}}"
 
 
-def train(folder: Path, strategy: str, kills: bool) -> subprocess.CompletedProcess[str]:
+def train(folder: Path, strategy: str, kills: bool, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
     note, recipe = folder / "killed", folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(strategy=strategy, note=note))
     if not kills:
         note.touch()
-    words = ["train", str(recipe), "--ranks", "2", "--out", str(folder / "run"), "--restarts", "1"]
+    words = ["train", str(recipe), "--ranks", str(ranks), "--out", str(folder / "run"), "--restarts", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "paddle_dp", *words],
@@ -63,3 +64,14 @@ def test_an_asynchronous_run_goes_on_too(tmp_path):
     assert killed.returncode == 0, killed.stderr
     assert re.search(r"rank 1 of 2 on \S+: ended by SIGKILL", killed.stderr), killed.stderr
     assert last(tmp_path / "killed").name == "step-00000040"
+
+
+def test_copies_in_one_process_go_on_too(tmp_path):
+    """With dropout, and BatchNorm's statistics of three copies; its weights are in the checkpoint of step 14 once."""
+    copies = "{use: replicas, count: 3}"
+    killed = train(tmp_path / "killed", copies, kills=True, ranks=1)
+    assert killed.returncode == 0, killed.stderr
+    assert re.search(r"rank 0 of 1 on \S+: ended by SIGKILL", killed.stderr), killed.stderr
+    assert "starts again from step 14" in killed.stderr
+    assert train(tmp_path / "whole", copies, kills=False, ranks=1).returncode == 0
+    assert different(last(tmp_path / "killed"), last(tmp_path / "whole")) == 0

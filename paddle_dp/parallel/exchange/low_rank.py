@@ -144,8 +144,8 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
         raise DivergenceError(
             f"strategy.compress=power_sgd: from the same factors rank{'s' * (len(wrong) > 1)} {named} computed other "
             f"bits than rank 0 ({hosts[0]}), so that their weights would drift apart: their processors, or the "
-            "libraries on them, are of another kind. Take machines of one kind, or strategy.compress=bfloat16, whose sums one rank "
-            "rounds for all."
+            "libraries on them, are of another kind. Take machines of one kind, or strategy.compress=bfloat16, whose "
+            "sums one rank rounds for all."
         )
 
 
