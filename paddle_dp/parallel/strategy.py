@@ -11,6 +11,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.several_devices import moved, on
 from paddle_dp.parallel.bias_on_cpu import quick_biases
 from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
@@ -22,6 +23,7 @@ from paddle_dp.parallel.parameter_groups import use_own_decays
 from paddle_dp.parallel.passes import Dropout
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
+from paddle_dp.structure import mapped
 
 OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimizer.Optimizer]
 
@@ -111,12 +113,15 @@ class Prepared:
             **{"parallel_model": self.model, **fields},
         )
 
-    def prepare_copy(self, model: nn.Layer) -> None:
-        """Lets a copy of the model, made before it was prepared, compute as it does: its layers, precision, program."""
+    def prepare_copy(self, model: nn.Layer, device: str) -> None:
+        """Lets a copy of the model, made before it was prepared, compute as it does, on a device of this process: its
+        layers, precision, program."""
         quicken(model, self.mesh)
         self.mixed.include(model)
         if self.task.compile:
-            compiled(model, self.task.samples)
+            samples = self.task.samples
+            with on(device):
+                compiled(model, samples and (lambda: mapped(lambda tensor: moved(tensor, device), samples())))
 
 
 def prepare(task: Task, mesh: Mesh) -> Prepared:

@@ -97,8 +97,8 @@ class Replicas:
         for model in (task.model, *replicas):
             recomputed(model, self.config.recompute)
         prepared = prepare(task, self.mesh)
-        for model in replicas:
-            prepared.prepare_copy(model)
+        for model, device in zip(replicas, self.devices[1:], strict=True):
+            prepared.prepare_copy(model, device)
         return prepared.learner(
             ReplicasLearner, noticed=noticed, replicas=replicas, devices=list(self.devices)
         )
