@@ -206,13 +206,12 @@ class PushReduce:
         dtype = self._wires[piece.place]
         if self._errors is None:
             data = bytes_from(total, dtype)
+            roundings.note(self._parameters[piece.place], total, dtype)
         else:
             data, clipped = narrowed(total, dtype)
             if clipped:
                 self._errors.clipped.add(piece.place)
             self._rounded[number] = total - numbers_of(data, dtype)
-        else:
-            roundings.note(self._parameters[piece.place], total, dtype)
         for rank in piece.keepers:
             if rank != self._me:
                 self._push.send_bytes(rank, KINDS * number + SUM, data)
