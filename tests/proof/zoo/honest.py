@@ -25,6 +25,7 @@ VISION = {  # name: smallest side of a picture that the model takes, or 64
     "mobilenet_v3_large": 64, "mobilenet_v3_small": 64, "resnet18": 64, "resnet50": 64, "resnext50_32x4d": 64,
     "shufflenet_v2_x0_25": 64, "squeezenet1_0": 64, "squeezenet1_1": 64, "vgg11": 64, "wide_resnet50_2": 64,
 }  # fmt: skip
+GENTLE = ("googlenet", "vgg11")  # at the rate of the others their numbers are not finite after 3 steps
 HEAVY = ("alexnet", "googlenet", "vgg11", "wide_resnet50_2")
 DIGITS = {  # model of tests/proof/zoo/models.py, its settings: why it might be blamed
     "Frozen": ("", "A frozen layer far larger than what learns."),
@@ -109,7 +110,14 @@ HONEST = (
         Honest(
             name=name,
             says=f"paddle.vision.models.{name}, {side} pixels a side.",
-            setting=Setting("images", 2, (_use("Vision", f"name: {name}"), f"dataset.shape=[3, {side}, {side}]")),
+            setting=Setting(
+                "images",
+                2,
+                (
+                    _use("Vision", f"name: {name}"), f"dataset.shape=[3, {side}, {side}]",
+                    *(("schedule.learning_rate=1e-3",) if name in GENTLE else ()),
+                ),
+            ),
             heavy=name in HEAVY,
         )
         for name, side in VISION.items()
