@@ -21,7 +21,6 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner
-from paddle_dp.parallel.beside import Beside
 from paddle_dp.parallel.ema import Averages
 from paddle_dp.parallel.placed_model import Placed
 from paddle_dp.parallel.placement import Placement
@@ -74,6 +73,7 @@ class _Beside:
         self._own = f"{_BESIDE}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
         self.shared = self._under(f"{_BESIDE}{_SHARED}/")
         self.own = self._under(self._own) if self._own else frozenset()
+        self._read: set[str] = set()  # what of it the strategy has taken, whichever rank's
 
     def _under(self, prefix: str) -> frozenset[str]:
         return frozenset(n.removeprefix(prefix) for n in self._all if n.startswith(prefix))
@@ -93,11 +93,9 @@ class _Beside:
             tensor.set_value(tensor + total if number else total)
         return bool(there)
 
-    def left_out(self, learner: Learner) -> str:
-        """A sentence on what has no place in this strategy; "" where all of it has."""
-        used = learner.beside() if self._all else Beside()
-        saved = {name.split("/")[2] for name in self._all}
-        without = sorted(saved - {name.split("/")[0] for name in (*used.shared, *used.own)})
+    def left_out(self) -> str:
+        """A sentence on what has no place in this strategy, which has loaded the rest; "" where all of it has."""
+        without = sorted({name.split("/")[2] for name in self._all} - self._read)
         if not without:
             return ""
         return (
@@ -106,6 +104,7 @@ class _Beside:
         )
 
     def _fill(self, tensor: Any, name: str) -> None:
+        self._read.add(name.split("/")[2])
         fill(tensor, self._checkpoint, name, tuple(tensor.shape), (0,) * len(tensor.shape))
 
 
@@ -222,7 +221,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     _load_optimizer(checkpoint, learner)
     beside = _Beside(checkpoint, learner.mesh)
     learner.load_beside(beside)
-    left_out = beside.left_out(learner)
+    left_out = beside.left_out()
     if left_out and learner.mesh.is_main:
         print(left_out, file=sys.stderr, flush=True)
     learner.rate.steps = progress.step

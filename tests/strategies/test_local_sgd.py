@@ -17,7 +17,7 @@ from paddle_dp.units import Recompute
 from tests.jobs import comparisons_in_forks
 from tests.parity import weights
 from tests.ranks import ROOT, run_ranks
-from tests.strategies.local_runs import RECIPE, train_each, trainer
+from tests.strategies.local_runs import RECIPE, train, train_each, trainer
 
 DATA = "strategy={use: data_parallel}"
 ADAMW = ["optimizer={use: adamw}", "schedule.learning_rate=5e-3"]
@@ -263,3 +263,14 @@ def test_check_counts_the_copies_and_the_bytes(recipe):
     assert "copies" not in data and "a step sends 7.26 kB: data 7.26 kB of gradients" in data
     assert "copies of the weights 4.84 kB" in plain and "copies of the weights 9.68 kB" in diloco
     assert "a step sends 908 bytes: data 908 bytes of parameters" in plain
+
+
+def test_what_a_resume_takes_is_not_said_to_be_left_out(tmp_path, capsys):
+    """It was: of a strategy's own checkpoint, on as many ranks, that it had gone on from to the bit."""
+    words = ["strategy={use: local_sgd, every: 8 steps, outer: {use: momentum}}"]
+    saved = train(str(tmp_path / "a"), words, "11 steps")["saved"]
+    capsys.readouterr()
+    train(str(tmp_path / "b"), words, "12 steps", resume=saved)
+    assert "left out" not in capsys.readouterr().err
+    train(str(tmp_path / "c"), ["strategy={use: single}"], "12 steps", resume=saved)
+    assert "(counts, periods, velocity): it is left out." in capsys.readouterr().err

@@ -13,6 +13,8 @@ import pytest
 
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import quick
+from tools.benchmark.namespaces import Cluster
+from tools.benchmark.wire import Bench
 from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 
 needs_root = pytest.mark.skipif(
@@ -63,6 +65,14 @@ def test_the_picture_has_a_panel_for_each_link(tmp_path: Path) -> None:
 
 def test_the_quickest_quarter_is_not_the_slow_rest() -> None:
     assert quick([9.0, 1.0, 8.0, 2.0, 7.0, 3.0, 99.0, 50.0]) == 3.0
+
+
+@pytest.mark.parametrize(("links", "steps"), [(1, 36), (2, 18), (3, 12), (5, 12)])
+def test_a_job_with_servers_is_long_enough_to_count_its_bytes(tmp_path: Path, links: int, steps: int) -> None:
+    """A server's line comes while its values travel: over 8 steps their rate was 8 % too low."""
+    bench = Bench(Cluster("none", 2), tmp_path, [LinkSpeed.parse("1 Gbit/s")] * links, 12)
+    assert bench.steps_with(["strategy={use: parameter_server, servers: 1}"]) == steps
+    assert bench.steps_with(["strategy={use: data_parallel}"]) == 12
 
 
 @pytest.mark.processes
