@@ -25,9 +25,14 @@ FOUND = [training("a", "loopback", 2.0, 0.61, 0.6), training("b", "loopback", 2.
 
 
 def test_the_table_says_where_the_target_was_reached_or_that_it_was_not():
-    lines = tables(FOUND, {"digits": 0.6}).splitlines()
-    assert lines[4] == "| a | 100 | 0.200 (busiest 0.600) | 30 | 1.5 | 6.0 | 0.6000 | 0.9800 | 30 |"
-    assert lines[5] == "| b | 100 | 0.000 | – | – | – | 0.7000 | 0.9800 | 20 |"
+    slower = [training("a", "1 Gbit/s", 2.0, 0.61, 0.61, 0.6), training("b", "1 Gbit/s", 2.0, 0.7, mb=0.0)]
+    lines = tables([*FOUND, *slower, training("alone", "loopback", 0.5)], {"digits": 0.6}).splitlines()
+    assert lines[0] == "**digits, 2 workers** (target: held-out loss 0.6)"
+    links = "loopback: samples/s | s | 1 Gbit/s: samples/s | s"
+    assert lines[2] == f"| strategy | MB a step | steps | {links} | at the end: loss | accuracy |"
+    assert lines[4] == "| a | 0.200 (busiest 0.600) | 30–40 | 100 | 1.5 | 100 | 2.0 | 0.6000 | 0.9800 |"
+    assert lines[5] == "| b | 0.000 | – | 100 | – | 100 | – | 0.7000 (step 20) | 0.9800 |"
+    assert lines[6] == "| alone | 0.200 (busiest 0.600) | 10 | 100 | 0.5 |  |  | 0.5000 (step 10) | 0.9800 |"
 
 
 def test_what_was_written_is_read_again(tmp_path):

@@ -79,29 +79,45 @@ def read(lines: Iterable[Mapping[str, str]]) -> list[Training]:
 
 
 def tables(found: Sequence[Training], targets: Mapping[str, float]) -> str:
-    """Markdown: a table for each task, number of workers, and link."""
+    """Markdown: a table for each task and number of workers, with two columns for each link: samples/s, and seconds to
+    the target. Bytes and the end are those over the last link: it knows what each node sends."""
     shown = []
-    for place in dict.fromkeys((one.task, one.workers, one.link) for one in found):
-        task, workers, link = place
-        target = targets[task]
+    for task, workers in dict.fromkeys((one.task, one.workers) for one in found):
+        here = [one for one in found if (one.task, one.workers) == (task, workers)]
+        links = list(dict.fromkeys(one.link for one in here))
+        whole = max(one.points[-1].step for one in here)
+        columns = [part for link in links for part in (f"{link}: samples/s", "s")]
+        heads = ["strategy", "MB a step", "steps", *columns, "at the end: loss", "accuracy"]
         shown += [
-            f"**{task}, {workers} workers, {link}** (target: held-out loss {target:g})\n",
-            "| strategy | samples/s | MB a step | steps to it | seconds | MB | at the end: loss | accuracy | step |",
-            "|---|---|---|---|---|---|---|---|---|",
-            *(_row(one, target) for one in found if (one.task, one.workers, one.link) == place),
+            f"**{task}, {workers} workers** (target: held-out loss {targets[task]:g})\n",
+            f"| {' | '.join(heads)} |",
+            "|---" * len(heads) + "|",
+            *(
+                _row([one for one in here if one.way == way], links, targets[task], whole)
+                for way in dict.fromkeys(one.way for one in here)
+            ),
             "",
         ]
     return "\n".join(shown)
 
 
-def _row(training: Training, target: float) -> str:
-    last, there = training.points[-1], training.reached(target)
-    size = f"{last.mb / last.step:.3f}"
-    if last.busiest_mb > 1.05 * last.mb:
-        size += f" (busiest {last.busiest_mb / last.step:.3f})"
-    until = f"{there.step} | {there.seconds:.1f} | {there.mb:.1f}" if there else "– | – | –"
-    end = f"{last.loss:.4f} | {training.accuracy:.4f} | {last.step}"
-    return f"| {training.way} | {training.samples_per_second:.0f} | {size} | {until} | {end} |"
+def _row(over: Sequence[Training], links: Sequence[str], target: float, whole: int) -> str:
+    """A line of a way's trainings, one for each link but for those it does not know; `whole`: a training's steps."""
+    end = over[-1].points[-1]
+    size = f"{end.mb / end.step:.3f}"
+    if end.busiest_mb > 1.05 * end.mb:
+        size += f" (busiest {end.busiest_mb / end.step:.3f})"
+    steps = sorted({there.step for one in over if (there := one.reached(target))})
+    parts = []
+    for link in links:
+        one = next((one for one in over if one.link == link), None)
+        there = one.reached(target) if one else None
+        parts.append(f"{one.samples_per_second:.0f}" if one else "")
+        parts.append(f"{there.seconds:.1f}" if there else "–" if one else "")
+    until = "–" if not steps else str(steps[0]) if len(steps) == 1 else f"{steps[0]}–{steps[-1]}"
+    loss = f"{end.loss:.4f}" + (f" (step {end.step})" if end.step < whole else "")
+    words = [over[0].way, size, until, *parts, loss, f"{over[-1].accuracy:.4f}"]
+    return f"| {' | '.join(words)} |"
 
 
 def faults_table(rows: Sequence[Faulty]) -> str:
