@@ -62,6 +62,8 @@ class Endpoint:
         self._answers: dict[int, Callable[[int, bytearray], None]] = {}
         self._connecting = threading.Lock()
         self._outgoing: dict[int, Outgoing] = {}
+        self._asking: dict[int, Outgoing] = {}
+        self._open: collections.Counter[int] = collections.Counter()  # connections from each peer
         host, port = self._listener.getsockname()[:2]
         store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
         _thread(self._accept)
@@ -70,16 +72,28 @@ class Endpoint:
     def send(self, group: int, rank: int, *data: memoryview) -> None:
         """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards."""
         self.connect(rank)
+        self._send(self._outgoing[rank], group, rank, data)
+
+    def ask(self, group: int, rank: int, *data: memoryview) -> None:
+        """As `send`, over a connection of its own, for a short message that shall not wait behind a long one: else what
+        is asked for travels when what is answered has, and each link carries one direction at a time."""
+        self._connect_once(self._asking, rank)
+        self._send(self._asking[rank], group, rank, data)
+
+    def _send(self, outgoing: Outgoing, group: int, rank: int, data: tuple[memoryview, ...]) -> None:
         self._sent[group, rank] += 1
         if heartbeat.tape is not None:
             heartbeat.tape.send(group, rank, self._sent[group, rank])
-        self._outgoing[rank].send(group, *data)
+        outgoing.send(group, *data)
 
     def connect(self, rank: int) -> None:
         """Connects to a peer, if that is not done yet; else its first message does."""
+        self._connect_once(self._outgoing, rank)
+
+    def _connect_once(self, outgoing: dict[int, Outgoing], rank: int) -> None:
         with self._connecting:
-            if rank not in self._outgoing:
-                self._outgoing[rank] = Outgoing(self._connect(rank))
+            if rank not in outgoing:
+                outgoing[rank] = Outgoing(self._connect(rank))
 
     def answer(self, group: int, answer: Callable[[int, bytearray], None]) -> None:
         """From now on `answer(rank, data)` is called with each message of a group, those that wait here first, whatever
@@ -123,7 +137,7 @@ class Endpoint:
         """Returns when everything queued has been written, or after 30 s, so that an exit loses no sends."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
-        for outgoing in self._outgoing.values():
+        for outgoing in (*self._asking.values(), *self._outgoing.values()):
             outgoing.flush(LAST_SENDS)
 
     def _connect(self, rank: int) -> socket.socket:
@@ -144,6 +158,8 @@ class Endpoint:
             token, rank = HELLO.unpack(hello) if hello is not None else (b"", -1)
             if not secrets.compare_digest(token, self._token):
                 return  # a port scanner, or a rank of another job that used this port before
+            with self._arrived:
+                self._open[rank] += 1
             while (header := _read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
                 began = time.monotonic()
@@ -159,6 +175,9 @@ class Endpoint:
                 if answer is not None:
                     answer(rank, data)
             with self._arrived:
+                self._open[rank] -= 1
+                if self._open[rank] or rank in self._gone:
+                    return  # what it has sent over another one is still being read
                 self._gone.add(rank)
                 self._arrived.notify_all()
                 farewells = list(self._farewells.values())
@@ -263,7 +282,11 @@ def open_endpoint(store: Any) -> Endpoint:
 
 def sent_bytes() -> int:
     """The bytes of all messages that this process has sent."""
-    return sum(outgoing.bytes for one in _endpoint for outgoing in list(one._outgoing.values()))
+    return sum(
+        outgoing.bytes
+        for one in _endpoint
+        for outgoing in (*list(one._outgoing.values()), *list(one._asking.values()))
+    )
 
 
 def endpoint() -> Endpoint:

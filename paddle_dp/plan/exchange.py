@@ -7,7 +7,7 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
     data, where      parameters              2(n−1)/n·Ψ / H        the mean of H steps; with the optimizer's states on
       ranks average                                                request, and without the steps of a warm-up
     sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
-    sharding 3       gradients, parameters   (n−1)/n·Ψ, twice that
+    sharding 3       gradients, parameters   (n−1)/n·Ψ, twice that at most: what is still here is not fetched again
     tensor           activations             2(n−1)/n·A, 4 times a block, 1 each for embedding and head
     tensor, with     activations             the same: each all-reduce is a reduce-scatter and an all-gather
       sequence_parallel                      (both: Korthikanti et al., arXiv:2205.05198, section 4.2.2)
@@ -26,11 +26,12 @@ exchanged for metrics, the norm and a cut loss is left out: a few numbers for ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paddle_dp.plan.low_rank import factors, is_worthwhile
+from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
     Blocks,
     Branches,
@@ -38,12 +39,15 @@ from paddle_dp.plan.rank_memory import (
     RankMemory,
     Weight,
     distinct,
+    layer_loads,
+    layers,
     of_blocks,
     on_rank,
     owned,
     rank_memory,
     served,
 )
+from paddle_dp.plan.sharded import travels
 
 # In which of the micro-batches' forwards or backwards it travels; between stages: from a span to the next stage's.
 When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
@@ -98,7 +102,7 @@ def sent(
     memory = rank_memory(blocks, layout, rank)
     if layout.branches is not None:
         return [each for each in _with_branches(layout, layout.branches, memory, blocks) if each.bytes]
-    found = [*_gradients(layout, memory, of_blocks(blocks, memory.blocks), micro_batches)]
+    found = [*_gradients(blocks, layout, memory, micro_batches)]
     if between is not None:
         found += [
             *_activations(layout, memory, len(blocks), between),
@@ -156,13 +160,11 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
     )
 
 
-def _gradients(
-    layout: Layout, memory: RankMemory, weights: Sequence[Weight], micro_batches: int
-) -> Iterator[Sent]:
+def _gradients(blocks: Blocks, layout: Layout, memory: RankMemory, micro_batches: int) -> Iterator[Sent]:
     """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
     degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
+    weights = of_blocks(blocks, memory.blocks)
     owner_of = owned(weights, layout)
-    first = next((number for number, weight in enumerate(weights) if not weight.frozen), len(weights))
 
     def shares(some: Sequence[Weight]) -> tuple[int, int]:
         """The elements of these that this rank owns, and that others own."""
@@ -186,10 +188,9 @@ def _gradients(
     elif ranks > 1:
         yield moved("gradients", "every backward", micro_batches, False, trained)
     if ranks > 1 and stage == 3:
-        yield moved("parameters", "every forward", micro_batches, True, weights)
-        yield moved(
-            "parameters", "every backward", micro_batches, True, weights[first:]
-        )  # it ends at the first that learns
+        fetched = _fetched(blocks, layout, memory, micro_batches, owner_of)
+        yield moved("parameters", "every forward", 1, True, fetched["forward"])
+        yield moved("parameters", "every backward", 1, True, fetched["backward"])
     elif ranks > 1:
         yield moved("parameters", "first forward", 1, True, trained)
     for axis in ("data", "sequence"):  # one exchange over both; their shares are shown apart
@@ -204,6 +205,39 @@ def _gradients(
             else:
                 size = count * layout.widths.gradient * _compressed(trained, layout)
                 yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
+
+
+def _fetched(
+    blocks: Blocks, layout: Layout, memory: RankMemory, micro_batches: int, owner_of: Mapping[str, int]
+) -> dict[Kind, list[Weight]]:
+    """The weights that stage 3 fetches in a step, each as often as it travels, for forwards and for backwards.
+
+    Not again what is still here since the last use. In a pipeline, whose order is another on each stage, all travels:
+    the most that it can be.
+    """
+    found = [(number, layer) for number in memory.blocks for layer in layers(blocks[number])]
+    first = next((at for at, (_, layer) in enumerate(found) if not all(w.frozen for w in layer)), len(found))
+    forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(found))]
+    backward: list[tuple[Kind, int]] = []  # it ends at the first that learns
+    every = layout.recompute.blocks
+    for number in reversed(memory.blocks):
+        own = [at for at in range(len(found)) if found[at][0] == number and at >= first]
+        again = own if every and 0 < number < len(blocks) - 1 and number % every == 0 else []
+        backward += [("backward", at) for at in (*again, *reversed(own))]
+    one = [*forward, *backward]
+    if layout.degrees.pipeline > 1:
+        passes, goes = [one], [True] * len(one)
+    else:  # from the second micro-batch on each is as the second
+        passes = [one] * min(micro_batches, 2)
+        loads = layer_loads([layer for _, layer in found], owner_of, layout)
+        order = tuple(at for each in passes for _, at in each)
+        goes = travels(order, tuple(map(tuple, loads)), layout.prefetch)
+    fetched: dict[Kind, list[Weight]] = {"forward": [], "backward": []}
+    for number, each in enumerate(passes):
+        times = micro_batches - number if number == len(passes) - 1 else 1
+        for (kind, at), go in zip(each, goes[number * len(one) :], strict=False):
+            fetched[kind] += found[at][1] * (times if go else 0)
+    return fetched
 
 
 def _compressed(weights: Sequence[Weight], layout: Layout) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -207,19 +207,28 @@ def served(blocks: Blocks, layout: Layout) -> list[int]:
     return [sum(size for size, owner in dealt if owner == server) for server in range(layout.degrees.servers)]
 
 
+def layers(block: Sequence[Weight]) -> list[list[Weight]]:
+    """A block's weights, without statistics, by layer: those whose names differ in the last word."""
+    by_layer = groupby(block, key=lambda weight: weight.name.rpartition(".")[0])
+    return [[weight for weight in layer if not weight.statistic] for _, layer in by_layer]
+
+
+def layer_loads(
+    found: Sequence[Sequence[Weight]], owner_of: Mapping[str, int], layout: Layout
+) -> list[list[int]]:
+    """Of each layer the number of elements at each owner, [layers, owners]."""
+    loads = [[0] * layout.degrees.sharding for _ in found]
+    for load, layer in zip(loads, found, strict=True):
+        for weight in layer:
+            load[owner_of[weight.name]] += weight.part(layout.degrees.tensor)
+    return loads
+
+
 def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
-    """As if layers ran in the order of their weights, a layer being those whose names differ in the last word."""
-    tensor, ranks = layout.degrees.tensor, layout.degrees.sharding
-    owner_of = owned(of_blocks(blocks, here), layout)
-    loads, learns = [], []
-    for number in here:
-        for _, layer in groupby(blocks[number], key=lambda weight: weight.name.rpartition(".")[0]):
-            load, frozen = [0] * ranks, True
-            for weight in (each for each in layer if not each.statistic):
-                load[owner_of[weight.name]] += weight.part(tensor)
-                frozen = frozen and weight.frozen
-            loads.append(load)
-            learns.append(not frozen)
+    """As if layers ran in the order of their weights."""
+    found = [layer for number in here for layer in layers(blocks[number])]
+    loads = layer_loads(found, owned(of_blocks(blocks, here), layout), layout)
+    learns = [any(not weight.frozen for weight in layer) for layer in found]
     if layout.accelerator and layout.prefetch:  # with frozen ones too much: as if they had gradients
         most = most_on_accelerator(loads, owner, layout.prefetch)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import mean, median
 
 WIDE = 1.5  # a chunk is as much as 1.5 typical layers for each rank at most; more than 4 ranks count as 4
@@ -59,6 +60,21 @@ def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
         end = begins[end]
         firsts.add(end)
     return [sum(first <= layer for first in firsts) - 1 for layer in range(len(loads))]
+
+
+@lru_cache(maxsize=8)
+def travels(order: tuple[int, ...], loads: tuple[tuple[int, ...], ...], ahead: int) -> list[bool]:
+    """Whether the parameters of each layer in this `order` have to be fetched: not those that are still here since the
+    layer was at work before, for that they come again within the `ahead` chunks under way. `loads`: of each layer the
+    bytes at each owner, [layers, owners]."""
+    numbers = chunks([loads[layer] for layer in order]) if ahead else range(len(order))
+    last: dict[int, int] = {}
+    found = []
+    for place, layer in enumerate(order):
+        before = last.get(layer)
+        found.append(before is None or numbers[place] > numbers[before + 1] + ahead)
+        last[layer] = place
+    return found
 
 
 def most_lent(loads: Sequence[Sequence[int]], owner: int, ahead: int, first: int = 0) -> int:

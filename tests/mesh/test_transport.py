@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -99,3 +100,35 @@ def test_flush_empties_the_queues(pair: tuple[Endpoint, Endpoint]) -> None:
     zero.flush()
     assert not any(outgoing._queue for outgoing in zero._outgoing.values())
     assert sum(len(one.receive(0, 0)) for _ in range(20)) == 10_000_000
+
+
+def test_a_question_does_not_wait_behind_what_is_being_read(pair: tuple[Endpoint, Endpoint]) -> None:
+    zero, one = pair
+    reads, asked = threading.Event(), threading.Event()
+
+    def read(rank: int, data: bytearray) -> None:
+        reads.wait(10)
+
+    one.answer(7, read)
+    one.answer(8, lambda rank, data: asked.set())
+    say(zero, 7, 1, b"long")
+    zero.ask(8, 1, memoryview(b"question"))
+    assert asked.wait(5), "the question waits for the message before it"
+    reads.set()
+
+
+def test_a_peer_is_gone_when_all_that_it_sent_is_read(pair: tuple[Endpoint, Endpoint]) -> None:
+    zero, one = pair
+    gone = list[int]()
+    one.when_gone("test", gone.append)
+    zero.ask(8, 1, memoryview(b"question"))
+    say(zero, 0, 1, b"first")
+    one.receive(8, 0), one.receive(0, 0)
+    zero._asking[1]._connection.shutdown(socket.SHUT_RDWR)
+    time.sleep(0.05)
+    say(zero, 0, 1, b"second")
+    assert bytes(one.receive(0, 0)) == b"second" and gone == []
+    zero._outgoing[1]._connection.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(JobError, match="which has left"):
+        one.receive(0, 0)
+    assert gone == [0]

@@ -3,7 +3,8 @@
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.sharded import chunks, most_lent, most_on_accelerator, unshardable
+from paddle_dp.parallel.sharding.order import Diary
+from paddle_dp.plan.sharded import chunks, most_lent, most_on_accelerator, travels, unshardable
 from paddle_dp.recipe import read_recipe
 
 
@@ -62,3 +63,18 @@ def test_an_accelerator_has_copies_of_what_is_sent_and_the_gradients_of_a_chunk(
     gradients = others + own
     launched = others + gradients + others + own  # with a copy of what is sent, and room for what comes
     assert most_on_accelerator(layers, 0, ahead=1) == launched - own  # in the room of the sums
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0], [0, 1, 2, 2, 1, 0] * 2, [3, 1, 4, 1, 5, 0, 2, 3]]
+)
+def test_the_plan_fetches_what_a_rank_fetches(order: list[int], ahead: int) -> None:
+    """As `Diary` finds it in a pass, in which layers run in this order, one parameter each."""
+    loads = [[8, 0], [0, 8], [8, 0], [1, 0], [0, 8], [0, 9]]
+    diary = Diary()
+    for layer in order:
+        diary.need((layer,))
+        diary.release(layer)
+    fetched = [bool(travel) for travel in diary.order(loads, ahead).travels]
+    assert fetched == travels(tuple(order), tuple(map(tuple, loads)), ahead)

@@ -48,6 +48,7 @@ ROOT = HERE.parents[1]
 MLP, GPT, LLAMA = (HERE / f"{name}.yaml" for name in ("mlp_25mb", "gpt_wire", "llama_wire"))
 STEPS = 12  # at each speed
 FIRST = 2  # steps at each speed that do not count
+LEAST = 24  # in all: what is sent ahead crosses the first and the last line that count
 EVERY = 2  # steps from one line of metrics to the next
 OF_SERVERS = (
     36  # steps of a job with servers, at least: its bytes are counted over all of them, to half a step's
@@ -132,7 +133,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--links", nargs="+", type=LinkSpeed.parse, default=links, metavar="SPEED")
     parser.add_argument("--only", nargs="+", default=[], metavar="LAYOUT", help="beginnings of their names")
     parser.add_argument(
-        "--steps", type=int, default=STEPS, help=f"at each speed, 6 or more (default {STEPS})"
+        "--steps", type=int, default=STEPS, help=f"at each speed (default {STEPS}); 24 or more in all"
     )
     parser.add_argument(
         "--strategies", nargs="+", default=[], metavar="WORDS", help="these instead: 'use: data_parallel'"
@@ -143,7 +144,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--png", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, nargs="+", metavar="CSV", help="measure nothing, show these")
     given = parser.parse_args()
-    given.steps = max(6, given.steps + given.steps % EVERY)
+    least = max(6, LEAST // len(given.links))
+    given.steps = max(least, given.steps) + max(least, given.steps) % EVERY
     return given
 
 

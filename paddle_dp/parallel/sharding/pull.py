@@ -151,7 +151,7 @@ class Answers:
     def ask(self, owner: int, places: Sequence[int]) -> None:
         """Asks for parameters in the pass of this rank."""
         question = np.array([*self._pass, *places], "<i8")
-        transport.endpoint().send(CHANNELS["asked"], owner, question.view(np.uint8).data)
+        transport.endpoint().ask(CHANNELS["asked"], owner, question.view(np.uint8).data)
 
     def _asked(self, rank: int, data: bytearray) -> None:
         number, count, *places = np.frombuffer(data, "<i8").tolist()
