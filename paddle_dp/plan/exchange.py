@@ -102,7 +102,7 @@ def sent(
     memory = rank_memory(blocks, layout, rank)
     if layout.branches is not None:
         return [each for each in _with_branches(layout, layout.branches, memory, blocks) if each.bytes]
-    found = [*_gradients(blocks, layout, memory, micro_batches)]
+    found = [*_gradients(blocks, layout, memory, of_blocks(blocks, memory.blocks), micro_batches)]
     if between is not None:
         found += [
             *_activations(layout, memory, len(blocks), between),
@@ -117,7 +117,7 @@ def _with_branches(layout: Layout, branches: Branches, memory: RankMemory, block
     """Each rank's outputs to each of the others, the sums of their layers' inputs' gradients, and the weights'."""
     place, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
     weights = of_blocks(on_rank(blocks, place), range(len(blocks)))
-    yield from _gradients(layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
+    yield from _gradients(blocks, layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
     shared = sum(weight.size for weight in weights if len(weight.at) > 1 and not weight.frozen)
     size = 2 * (every - 1) / every * shared * layout.widths.gradient
     yield Sent(axis="branches", what="gradients", bytes=size, when="last backward")
@@ -160,10 +160,11 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
     )
 
 
-def _gradients(blocks: Blocks, layout: Layout, memory: RankMemory, micro_batches: int) -> Iterator[Sent]:
+def _gradients(
+    blocks: Blocks, layout: Layout, memory: RankMemory, weights: Sequence[Weight], micro_batches: int
+) -> Iterator[Sent]:
     """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
     degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
-    weights = of_blocks(blocks, memory.blocks)
     owner_of = owned(weights, layout)
 
     def shares(some: Sequence[Weight]) -> tuple[int, int]:
