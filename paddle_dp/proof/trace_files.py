@@ -183,14 +183,18 @@ class Trace:
     def rounded(self, number: str) -> float:
         """The largest 2-norm of what the ranks' rounding can have changed of a gradient, or of the gradient norm; 0
         where they round nothing. What each rank may have lost adds up at most."""
-        what = Key.read(number)
-        lost: dict[str, float] = {}
-        for sheet in self.sheets:
-            for each, part in sheet.facts.get("rounded", {}).items():
-                lost[each] = lost.get(each, 0.0) + part
+        what, lost = Key.read(number), self._lost
         if what.kind != "gradient norm":
             return lost.get(number, 0.0)
         return sum(part**2 for n, part in lost.items() if Key.read(n)[:2] == ("gradient", what.step)) ** 0.5
+
+    @cached_property
+    def _lost(self) -> dict[str, float]:
+        lost: dict[str, float] = {}
+        for sheet in self.sheets:
+            for number, part in sheet.facts.get("rounded", {}).items():
+                lost[number] = lost.get(number, 0.0) + part
+        return lost
 
     def noise(self, number: str) -> tuple[np.ndarray, float] | None:
         """One process's floors: the largest distance of each element, and of the 2-norm, in its runs with noise."""
