@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -63,11 +64,12 @@ def train(
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
 
-    mesh = join(seed=3)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path = Path(folder) / f"recipe-{os.getpid()}.yaml"
     path.write_text(RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout))
-    trainer = build(read_recipe(path, [f"output_dir={folder}", *more]), mesh, "newest" if resume else None)
+    recipe = read_recipe(path, [f"output_dir={folder}", *more])
+    mesh = join(seed=3, servers=recipe.strategy.config.servers)
+    trainer = build(recipe, mesh, "newest" if resume else None)
     memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
     trainer.fit(until)
     evaluation = trainer.evaluate()

@@ -38,7 +38,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     epochs = total_steps / max(run.steps_per_epoch, 1)
     in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
     length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
-    text = f"{run.name}: {length} on {ranks(run)}, {mesh.device}"
+    text = f"{run.name}: {length} on {ranks(run)}, {mesh.own_or_workers_device}"
     text += f", going on from step {progress.step}" if progress.step else ""
     idle = mesh.dp_size - -(-sampler.batch // sampler.micro_batches)
     if idle > 0:
@@ -177,7 +177,7 @@ def _several(run: Run, recipe: Recipe) -> list[str]:
     if run.mesh.ranks > 1:
         return ["--ranks", str(run.mesh.ranks)]
     try:
-        recipe.strategy.refuse(recipe, 2, run.mesh.device.partition(":")[0])
+        recipe.strategy.refuse(recipe, 2, run.mesh.computes_on)
     except UsageError:
         return ["--ranks", "2", "strategy.use=data_parallel"]
     return ["--ranks", "2"]

@@ -52,7 +52,12 @@ class Metrics(Callback):
         self._open(moment.progress.step)
         self._began = time.time()
         mesh, trainer = self.run.mesh, moment.trainer
-        facts = {"name": self.run.name, "ranks": mesh.ranks, "device": mesh.device, "host": mesh.host}
+        facts = {
+            "name": self.run.name,
+            "ranks": mesh.ranks,
+            "device": mesh.own_or_workers_device,
+            "host": mesh.host,
+        }
         lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}
         self._write(moment, {**facts, **lengths})
 

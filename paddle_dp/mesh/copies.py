@@ -1,4 +1,4 @@
-"""Copies from the host's memory to the device's, for which the host does not wait.
+"""Copies from the host's memory to the device's, and back, for which the host does not wait.
 
 `paddle.to_tensor(array, place=device)` returns when the copy is done, and with it all that the device was given before
 (3.3.1: two waits for each tensor). Here a copy is only queued; what reads the tensor is queued behind it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,50 @@ def to_device(array: Array, place: Any) -> paddle.Tensor:
     copy = source.to(place, blocking=False)
     _recorded.append((_record(), source))
     return copy
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A copy on its way to the host's memory."""
+
+    _copy: paddle.Tensor
+    _event: paddle.device.Event | None = None
+    _source: paddle.Tensor | None = None  # kept until the copy is done
+
+    @property
+    def is_there(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def take(self) -> paddle.Tensor:
+        """The copy, which the host waits for. Call it once."""
+        if self._event is not None:
+            self._event.synchronize()
+            _recorded.append((self._event, None))
+        return self._copy
+
+
+class ToHost:
+    """Copies from the device at `place` to the host, on a stream of their own: each behind what the device was given
+    until then, beside what it is given later."""
+
+    def __init__(self, place: Any):
+        import paddle
+
+        self._waits = not has_streams(str(place))
+        self._host = paddle.CUDAPinnedPlace() if "gpu" in str(place) else paddle.CPUPlace()
+        self._stream = None if self._waits else paddle.device.Stream()
+
+    def begin(self, tensor: paddle.Tensor) -> Arriving:
+        """Begins a copy of a tensor whose values must not be changed until it is there."""
+        import paddle
+
+        if self._stream is None:
+            return Arriving(tensor.to(paddle.CPUPlace(), blocking=True))
+        self._stream.wait_event(now := _record())
+        _recorded.append((now, None))
+        with paddle.device.stream_guard(self._stream):
+            copy = tensor.to(self._host, blocking=False)
+            return Arriving(copy, _record(), tensor)
 
 
 def on_host(array: Array) -> paddle.Tensor:

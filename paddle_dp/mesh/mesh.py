@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,13 @@ class Mesh:
 
     Ranks that are `expendable` may die in the midst of a training, and are in `lost` then, on all others after the same
     exchange: what is gathered and summed is of those that are left.
+    `workers_device`: where there are servers, that of the first worker.
     """
 
     rank: int = 0
     ranks: int = 1
     device: str = "cpu"
+    workers_device: str = ""
     host: str = field(default_factory=socket.gethostname)
     degrees: Degrees | None = None
     expendable: frozenset[int] = frozenset()
@@ -54,6 +56,16 @@ class Mesh:
     def is_main(self) -> bool:
         """Whether this is the rank that writes the logs, the dashboard and the screen."""
         return self.rank == 0
+
+    @property
+    def computes_on(self) -> str:
+        """The kind of device on which ranks compute that read samples: "cpu", "gpu"; this one may be a server."""
+        return (self.workers_device or self.device).partition(":")[0]
+
+    @property
+    def own_or_workers_device(self) -> str:
+        """On a server what `computes_on` says, else `device`: what is shown."""
+        return self.device if self.reads else self.computes_on
 
     @cached_property
     def axes(self) -> Degrees:
@@ -198,12 +210,17 @@ def tensors_of(rows: Iterable[bytes | bytearray], like: paddle.Tensor) -> list[p
 _joined: dict[str, Mesh] = {}
 
 
-def join(seed: int | None = None, device: str = "auto", patience: float | None = None) -> Mesh:
+def join(
+    seed: int | None = None, device: str = "auto", patience: float | None = None, servers: int = 0
+) -> Mesh:
     """Joins this process to its job and returns the mesh; call it before you make a model or a loader.
 
     A process started by `paddle.distributed.launch` (or `paddle-dp train`) connects to its peers; any other is a mesh
     of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`
     is how many seconds every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
+
+    `servers`: so many of the first ranks compute on the CPU, whatever the `device`. There are no process groups then:
+    the ranks that compute talk to these alone, from host to host.
 
     Raises UsageError when `device` ("auto", "cpu", "gpu", "xpu" or the type of a custom device) is not there.
     """
@@ -211,21 +228,28 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
 
     if "mesh" not in _joined:
         here = Environment.read()
-        place = choose(device)
+        servers = servers if servers < here.ranks else 0
+        place = choose("cpu" if here.rank < servers else device)
         if here.ranks > 1:
             if here.master:
                 with heartbeat.waiting("rank 0's store") if here.rank else nullcontext():
                     (wait_for_port if here.rank else check_port)(here.master)
             with heartbeat.waiting("the meeting of all ranks"):
-                paddle.distributed.init_parallel_env()
+                if servers:
+                    paddle.base.core.create_or_get_global_tcp_store()
+                else:
+                    paddle.distributed.init_parallel_env()
             listen_to_this_machine_only(here.master or "")
-            seconds = _set_patience(patience, place)
+            seconds = _set_patience(patience, "" if servers else place)
             if here.master:
                 late_ranks.start(here.rank, here.master, seconds)
-        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place)
+        degrees = Degrees(data=here.ranks - servers, servers=servers) if servers else None
+        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place, degrees=degrees)
         # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
         # lost connection instead of the rank's own error: so all wait for each other first.
         mesh.sum_tensor(paddle.ones([1])).tolist()
+        if servers:
+            mesh = replace(mesh, workers_device=mesh.gather(place)[servers])
         _joined["mesh"] = mesh
     if seed is not None:
         paddle.seed(seed)
@@ -233,7 +257,8 @@ def join(seed: int | None = None, device: str = "auto", patience: float | None =
 
 
 def _set_patience(patience: float | None, place: str) -> float:
-    """Sets how long exchanges wait for a late rank, and returns it; None: what the bridge's `install` set, or 600."""
+    """Sets how long exchanges wait for a late rank, over gloo too if its group is at `place`, and returns it; None:
+    what the bridge's `install` set, or 600."""
     from paddle_dp.gloo.time_limit import set_time_limit
 
     Patience.seconds = Patience.seconds if patience is None else patience

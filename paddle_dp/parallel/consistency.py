@@ -105,11 +105,17 @@ def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) 
     """One exchange of a line for each tensor."""
     lines = []
     if mesh.ranks > 1:
-        bits = digests(copy.tensor for copy in copies)
+        bits = digests(_on_host(copy.tensor) if mesh.axes.servers else copy.tensor for copy in copies)
         lines = [[copy.name, copy.part, *sums] for copy, sums in zip(copies, bits, strict=True)]
     rows = mesh.gather([list(bad.items()), lines])
     _refuse_not_finite([row[0] for row in rows], when)
     _refuse_different([row[1] for row in rows], when)
+
+
+def _on_host(tensor: paddle.Tensor) -> paddle.Tensor:
+    """For digests that are compared with those of a host, which are others than a device's."""
+    is_there = tensor._is_initialized() and not tensor.place.is_cpu_place()
+    return tensor.cpu() if is_there else tensor
 
 
 def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:

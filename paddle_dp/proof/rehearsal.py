@@ -88,7 +88,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
     weights that are off by one unit in the last place, for its own noise.
     """
-    joined = join(seed=recipe.train.seed, device=recipe.train.device)
+    joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
     rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
     if options.get("alone", joined.ranks == 1):

@@ -99,7 +99,8 @@ class Side:
 
     def __init__(self, recipe: Recipe, options: dict[str, Any]):
         self.recipe, self.options, self.folder = recipe, options, Path(options["trace"])
-        joined = join(recipe.train.seed, recipe.train.device, recipe.train.patience.seconds)
+        train, servers = recipe.train, recipe.strategy.config.servers
+        joined = join(train.seed, train.device, train.patience.seconds, servers)
         self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined)
         samples = len(self.chosen.dataset)
         self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches

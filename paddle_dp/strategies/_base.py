@@ -59,6 +59,11 @@ class StrategyConfig:
         return ""
 
     @property
+    def servers(self) -> int:
+        """How many of the first ranks read no samples, and need no device: they compute on CPUs."""
+        return 0
+
+    @property
     def may_lose_ranks(self) -> bool:
         """Whether a training goes on when one of some ranks dies: those that say so in their heartbeats."""
         return False

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
-    """The first ranks are servers, the others workers (docs/parallelism.md)."""
+    """The first ranks are servers, on their hosts' processors; the others are workers, on accelerators where there are
+    some (docs/parallelism.md)."""
 
     servers: Positive = 1
     """Ranks that own the parameters and the optimizer's states, each a part; they read no samples."""
@@ -63,11 +64,17 @@ class Config(StrategyConfig):
         return True
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError without a worker, for accelerators, and for what no rank would train."""
+        """Raises UsageError without a worker, for weights of 16 bits on accelerators, and for what no rank would
+        train."""
         from paddle_dp.parallel.preflight import preflight_check
 
         self._check_workers(ranks)
-        _check_device("cpu" if recipe.train.device == "auto" else recipe.train.device)
+        asked = recipe.train.device
+        if (device if asked == "auto" else asked) != "cpu" and recipe.train.precision.level == "O2":
+            raise UsageError(
+                "strategy parameter_server: servers keep weights of 32 bits on their hosts, and level O2 lets workers' "
+                "accelerators keep those of 16: set train.precision to float32 or, as level O1, bfloat16 or float16."
+            )
         if recipe.guard.recompute is not None:
             raise UsageError(
                 "guard.recompute compares ranks that compute the same samples, and a server has no model to compute "
@@ -105,20 +112,16 @@ class Config(StrategyConfig):
         from paddle_dp.mesh.heartbeat import heartbeat
 
         self._check_workers(mesh.ranks)
-        _check_device(mesh.device)
+        if mesh.rank < self.servers and mesh.device != "cpu":
+            raise UsageError(
+                f"rank {mesh.rank} is a server, which computes on its host, and it has joined with {mesh.device}: "
+                f"join by paddle_dp.mesh.join(servers={self.servers}) before a model is made."
+            )
         workers = range(self.servers, mesh.ranks)
         expendable = frozenset(workers if self.may_lose_ranks else ())
         mesh = replace(mesh, degrees=self.layout(mesh.ranks).degrees, expendable=expendable)
         heartbeat.call(mesh.axes.role(mesh.rank))
         return ParameterServer(self, mesh)
-
-
-def _check_device(device: str) -> None:
-    if device != "cpu":
-        raise UsageError(
-            f"strategy parameter_server sends gradients and parameters from the memory of hosts, and train.device is "
-            f"{device}: set train.device=cpu, or choose data_parallel, or hybrid with sharding."
-        )
 
 
 @dataclass(frozen=True)
@@ -156,13 +159,14 @@ class ParameterServer:
         deal.free_others(prepared.model)
         fields: dict[str, Any] = {"placements": placements, "deal": deal, "clips": clips}
         if self.config.mode == "sync":
-            learner = prepared.learner(ServedLearner, noticed=noticed, **fields)
+            kind: Any = ServedLearner
         else:
             noticed.append("updates are made from shares as they come, with parameters that may be old")
-            staleness = self.config.staleness
-            learner = prepared.learner(
-                AsynchronousServedLearner, noticed=noticed, staleness=staleness, **fields
-            )
+            kind, fields["staleness"] = AsynchronousServedLearner, self.config.staleness
+        learner = prepared.learner(kind, noticed=noticed, **fields)
+        assert isinstance(learner, ServedLearner)
+        if self.mesh.computes_on != "cpu":
+            learner.take_drawn()
         learner.check("after the weights were placed")
         return learner
 

@@ -54,7 +54,7 @@ class Assembly:
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
-            part.refuse(setup.asked, mesh.ranks, mesh.device.partition(":")[0])
+            part.refuse(setup.asked, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
         self.mesh = (

@@ -59,7 +59,7 @@ class CertificateWriter(Callback):
         identity, mesh = self.run.identity, self.run.mesh
         attempt = {
             "begun": _now(), "ended": None, "why": None,
-            "host": mesh.host, "device": mesh.device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
+            "host": mesh.host, "device": mesh.own_or_workers_device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
             "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
             "versions": versions(identity), "recipe": recipe_digest(self.run.recipe, identity),
             "from": moment.progress.step, "to": moment.progress.step,

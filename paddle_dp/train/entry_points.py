@@ -23,7 +23,12 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.build import build
     from paddle_dp.train.inputs import Inputs
 
-    mesh = join(recipe.train.seed, recipe.train.device, patience(recipe, os.environ))
+    mesh = join(
+        recipe.train.seed,
+        recipe.train.device,
+        patience(recipe, os.environ),
+        recipe.strategy.config.servers,
+    )
     recipe = _in_one_folder(recipe, mesh)
     resume = options.get("resume")
     if mesh.is_main:
@@ -71,7 +76,12 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.report import report
     from paddle_dp.train.state import load_model
 
-    mesh = join(recipe.train.seed, recipe.train.device, patience(recipe, os.environ))
+    mesh = join(
+        recipe.train.seed,
+        recipe.train.device,
+        patience(recipe, os.environ),
+        recipe.strategy.config.servers,
+    )
     recipe = _in_one_folder(recipe, mesh)
     assembly = Assembly(setup(recipe), mesh)
     learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh

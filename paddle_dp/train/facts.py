@@ -65,7 +65,7 @@ def packages(mesh: Mesh) -> dict[str, Any]:
         "package paddle": paddle.__version__,
         "package numpy": numpy.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "device": mesh.device.partition(":")[0],
+        "device": mesh.computes_on,
     }
 
 

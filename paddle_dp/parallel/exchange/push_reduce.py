@@ -81,8 +81,15 @@ class PushReduce:
         if parameter.grad is None:
             return
         gradient = moved_gradient(parameter)
-        data, dtype = self._to_be_sent(place, gradient), self._wires[place]
-        width = data.nbytes // max(int(gradient.size), 1)
+        self.send_bytes(place, self._to_be_sent(place, gradient), final)
+        if self._keeps[place]:
+            self._held.setdefault(place, gradient)
+        self.take()
+
+    def send_bytes(self, place: int, data: Array, final: bool) -> None:
+        """Sends a gradient's bytes, in the dtype in which it travels; they must not be changed afterwards."""
+        dtype = self._wires[place]
+        width = data.nbytes // max(int(self._parameters[place].size), 1)
         for number in self._of_place[place]:
             piece = self._pieces[number]
             part = data[piece.start * width : piece.stop * width]
@@ -91,9 +98,6 @@ class PushReduce:
             else:
                 kind = LAST_PART if final else PART
                 self._push.send_bytes(piece.owner, KINDS * number + kind, part)
-        if self._keeps[place]:
-            self._held.setdefault(place, gradient)
-        self.take()
 
     def _to_be_sent(self, place: int, gradient: paddle.Tensor) -> Array:
         """The bytes of a gradient that travel; of its numbers as they are, those in its own memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -12,10 +12,12 @@ import paddle
 from paddle_dp.batch import Batch
 from paddle_dp.errors import LossError
 from paddle_dp.mesh import transport
+from paddle_dp.mesh.copies import ToHost
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.exchange.memory import bytes_of, moved_gradient
+from paddle_dp.parallel.exchange.host_copies import bytes_on_host, to_tensors
+from paddle_dp.parallel.exchange.memory import Array, bytes_of, moved_gradient
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import NO_REMEDY, Learner
 from paddle_dp.parallel.loss import Count, number, numbers
@@ -41,6 +43,7 @@ class AsynchronousServedLearner(ServedLearner):
             [place for place, owner in enumerate(deal.owners) if owner == server]
             for server in range(self.mesh.axes.servers)
         ]
+        self._to_host = None if self.mesh.device == "cpu" else ToHost(self.trainable[0].place)
         self.desk: Desk | None = None
         if not self.mesh.reads:
             mine = self._of_server[me]
@@ -145,20 +148,34 @@ class AsynchronousServedLearner(ServedLearner):
         for server in servers:
             self._say(server, PULL, batch)
         for server in servers:
-            data, at = transport.endpoint().receive(CHANNELS["pulled"], server), 0
-            for place in self._of_server[server]:
-                there = bytes_of(self.deal.parameters[place])
-                there[:] = np.frombuffer(data, np.uint8, len(there), at)
-                at += len(there)
+            data, at, parts = transport.endpoint().receive(CHANNELS["pulled"], server), 0, []
+            parameters = [self.deal.parameters[place] for place in self._of_server[server]]
+            for parameter in parameters:
+                size = int(parameter.size) * int(parameter.element_size())
+                parts.append(np.frombuffer(data, np.uint8, size, at))
+                at += size
+            if self._to_host is not None:
+                to_tensors(parts, parameters)
+                continue
+            for parameter, values in zip(parameters, parts, strict=True):
+                bytes_of(parameter)[:] = values
 
     def _push(self, batch: int, first: int, part: float, learned: bool) -> None:
-        for server, places in enumerate(self._of_server):
-            there = [p for p in places if learned and self.deal.parameters[p].grad is not None]
-            parts = [bytes_of(moved_gradient(self.deal.parameters[place])).data for place in there]
-            header = SAID.pack(PUSH, batch, first, part, len(there)) + np.array(there, "<i8").tobytes()
+        parameters = enumerate(self.deal.parameters)
+        there = [place for place, parameter in parameters if learned and parameter.grad is not None]
+        data = self._on_host({place: moved_gradient(self.deal.parameters[place]) for place in there})
+        for server in range(self.mesh.axes.servers):
+            its = [place for place in there if self.deal.owners[place] == server]
+            header = SAID.pack(PUSH, batch, first, part, len(its)) + np.array(its, "<i8").tobytes()
+            parts = [data[place].data for place in its]
             transport.endpoint().send(CHANNELS["pushed"], server, memoryview(header), *parts)
         for parameter in self.trainable:
             parameter.clear_gradient(False)
+
+    def _on_host(self, gradients: Mapping[int, paddle.Tensor]) -> dict[int, Array]:
+        if self._to_host is not None:
+            return bytes_on_host(gradients, self._to_host)
+        return {place: bytes_of(gradient) for place, gradient in gradients.items()}
 
     def _say(self, server: int, what: int, batch: int = 0) -> None:
         transport.endpoint().send(CHANNELS["pushed"], server, memoryview(SAID.pack(what, batch, 0, 0.0, 0)))

@@ -12,12 +12,14 @@ import paddle
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import numbers
 from paddle_dp.parallel.passes import Sums
+from paddle_dp.parallel.server.copied_gradients import CopiedGradients
 from paddle_dp.parallel.server.deal import Deal
 from paddle_dp.parallel.server.sums import SamplesOfWorkers
 from paddle_dp.parallel.server.values import PulledValues, partners
@@ -27,7 +29,8 @@ from paddle_dp.parallel.server.values import PulledValues, partners
 class ServedLearner(Learner):
     """A worker's or a server's part of an update from all workers' shares of a global batch.
 
-    A gradient leaves a worker for the server that owns its parameter as soon as the last backward has it. The server
+    A gradient leaves a worker for the server that owns its parameter as soon as the last backward has it; from an
+    accelerator through its host (`CopiedGradients`). Servers are on hosts. The server
     adds up those of all workers in the order of ranks, whichever comes first, clips by the norm over all servers,
     updates, and sends the new values. A server has no forward: its batches have no micro-batches.
     `clips`: the optimizer's global-norm clips, taken over because a server's optimizer sees a part of the model.
@@ -39,17 +42,30 @@ class ServedLearner(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         owners, axes = self.deal.owners, self.mesh.axes
-        self._ahead = PushedGradients(
-            partners(self.mesh),
-            self.mesh.rank,
-            self.deal.parameters,
-            [[owner] for owner in owners],
-            senders=axes.dp_size,
-        )
+        self._ahead = self._made_exchange()
         self._values = PulledValues(self.mesh, self.deal.parameters, owners)
         self._among_servers = (
             None if self.mesh.reads else Messages(range(axes.servers), self.mesh.rank, "servers")
         )
+
+    def _made_exchange(self) -> GradientExchange:
+        """What pushes a worker's gradients, and adds them up on a server."""
+        among, deal, workers = partners(self.mesh), self.deal, self.mesh.axes.dp_size
+        if self.mesh.device != "cpu":
+            return CopiedGradients(among, self.mesh.rank, deal.parameters, deal.owners, workers)
+        keepers = [[owner] for owner in deal.owners]
+        return PushedGradients(among, self.mesh.rank, deal.parameters, keepers, senders=workers)
+
+    @paddle.no_grad()
+    def take_drawn(self) -> None:
+        """All ranks take the initial weights of the first worker: an accelerator draws other numbers than a server's
+        CPU. Collective."""
+        for parameter in self.model.parameters():
+            stored = self.is_stored(parameter)
+            drawn = parameter.detach() if stored else paddle.empty(parameter.shape, parameter.dtype)
+            self.mesh.broadcast(drawn, self.mesh.readers[0])
+            if stored:
+                parameter.copy_(drawn, False)
 
     def _gathered_samples(self) -> GatheredSamples:
         return SamplesOfWorkers(self.mesh)

@@ -1,4 +1,4 @@
-"""New values of parameters on CPUs, from each one's server to all workers."""
+"""New values of parameters, from each one's server to all workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import paddle
 
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.copies import is_cpu
+from paddle_dp.parallel.exchange.host_copies import to_tensors
 from paddle_dp.parallel.exchange.push import Push
 
 
@@ -36,7 +38,15 @@ class PulledValues:
                     self._push.send_all(place, parameter)
             return
         with self._push.waiting("the parameters of the servers"):
-            for parameter, owner in self._owned:
-                received = self._push.receive(owner)
-                assert received is not None
-                self._push.into(parameter, received[1])
+            for owner in self._push.others:
+                self._take([parameter for parameter, of in self._owned if of == owner], owner)
+
+    def _take(self, parameters: Sequence[paddle.Tensor], owner: int) -> None:
+        """The values of one server's parameters; to an accelerator they are copied together."""
+        received = [self._push.receive(owner) for _ in parameters]
+        data = [each[1] for each in received if each is not None]
+        if is_cpu(parameters[0].place):
+            for parameter, value in zip(parameters, data, strict=True):
+                self._push.into(parameter, value)
+        else:
+            to_tensors(data, parameters)

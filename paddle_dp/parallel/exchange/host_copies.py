@@ -1,0 +1,65 @@
+"""Tensors of an accelerator and their numbers on the host: many of them in one flat copy, for each dtype."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.mesh.copies import Arriving, ToHost, to_device
+from paddle_dp.parallel.exchange.memory import Array, bytes_of, dtype_of
+
+
+class FlatCopy:
+    """Tensors of one dtype on their way to the host, behind one another."""
+
+    def __init__(self, tensors: Mapping[int, paddle.Tensor], to_host: ToHost):
+        self._sizes = {number: int(tensor.size) for number, tensor in tensors.items()}
+        flat = paddle.concat([tensor.reshape([-1]) for tensor in tensors.values()])
+        self._width = int(flat.element_size())
+        self._arriving: Arriving = to_host.begin(flat)
+
+    @property
+    def is_there(self) -> bool:
+        return self._arriving.is_there
+
+    def take(self) -> dict[int, Array]:
+        """The bytes of each tensor, by its number; waits for the copy. Call it once."""
+        data, start, found = bytes_of(self._arriving.take()), 0, {}
+        for number, size in self._sizes.items():
+            stop = start + size * self._width
+            found[number], start = data[start:stop], stop
+        return found
+
+
+def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict[int, Array]:
+    """The bytes of tensors on a device, each by its number."""
+    of_dtype: defaultdict[Any, dict[int, paddle.Tensor]] = defaultdict(dict)
+    for number, tensor in tensors.items():
+        of_dtype[tensor.dtype][number] = tensor
+    copies = [FlatCopy(some, to_host) for some in of_dtype.values()]
+    found: dict[int, Array] = {}
+    for copy in copies:
+        found |= copy.take()
+    return found
+
+
+@paddle.no_grad()
+def to_tensors(data: Sequence[Any], tensors: Sequence[paddle.Tensor]) -> None:
+    """Writes bytes into tensors on a device, each of its shape and dtype; the bytes may be changed afterwards."""
+    of_dtype: defaultdict[str, list[int]] = defaultdict(list)
+    for number, tensor in enumerate(tensors):
+        of_dtype[dtype_of(tensor)].append(number)
+    for dtype, numbers in of_dtype.items():
+        array = np.concatenate([np.frombuffer(data[number], np.uint8) for number in numbers])
+        narrow = dtype == "bfloat16"  # unknown to NumPy
+        flat = to_device(array.view("int16" if narrow else dtype), tensors[numbers[0]].place)
+        flat = flat.view(dtype) if narrow else flat
+        sizes = [int(tensors[number].size) for number in numbers]
+        for number, part in zip(
+            numbers, paddle.split(flat, sizes) if len(sizes) > 1 else [flat], strict=True
+        ):
+            tensors[number].copy_(part.reshape(tensors[number].shape), False)

@@ -1,0 +1,97 @@
+"""A worker's gradients on an accelerator: copied to the host beside backward, and pushed to servers from there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import paddle
+
+from paddle_dp.mesh.copies import ToHost
+from paddle_dp.parallel.exchange.buckets import fill
+from paddle_dp.parallel.exchange.fires import Fires
+from paddle_dp.parallel.exchange.host_copies import FlatCopy
+from paddle_dp.parallel.exchange.memory import moved_gradient
+from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.push_reduce import PushReduce
+
+
+class CopiedGradients:
+    """What `PushedGradients` does on a rank that only sends: the gradients of `parameters` to the servers, `owners`, on
+    whose hosts they are added up.
+
+    Gradients of one server are copied together, in a bucket, once all of them are final (`Fires`): on a stream of their
+    own, so that backward goes on. A bucket leaves when a later hook finds it on the host, at the latest behind
+    backward.
+    """
+
+    each_micro_batch = False
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        parameters: Sequence[paddle.Tensor],
+        owners: Sequence[int],
+        senders: int,
+    ):
+        keepers = [[owner] for owner in owners]
+        self._parameters = parameters
+        self._reduce = PushReduce(Push("gradients", ranks, rank), parameters, keepers, senders)
+        self._fires = Fires(parameters, self._ready)
+        self._to_host = ToHost(parameters[0].place)
+        counts = [int(parameter.size) for parameter in parameters]
+        width = max(int(parameter.element_size()) for parameter in parameters)
+        kinds = [(owner, parameter.dtype) for owner, parameter in zip(owners, parameters, strict=True)]
+        buckets = fill(counts, kinds, width, len(set(owners)))
+        self._bucket_of = {place: bucket.places for bucket in buckets for place in bucket.places}
+        self._buckets = [bucket.places for bucket in buckets]
+        self._final: set[int] = set()  # places
+        self._copied: set[int] = set()
+        self._copies: deque[tuple[FlatCopy, bool]] = deque()  # on their way, and whether they are final
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Around a micro-batch's backward, `last` of an update: gradients leave while it runs."""
+        if not last:
+            yield
+            return
+        with self._fires.watched():
+            yield
+
+    @paddle.no_grad()
+    def finish(self) -> list[int]:
+        """After an update's last backward: all has left. Returns the places of which this rank had no gradient."""
+        self._fires.end()
+        for bucket in self._buckets:
+            self._copy(bucket, final=False)
+        self._push(wait=True)
+        without = [place for place in range(len(self._parameters)) if place not in self._copied]
+        self._final, self._copied = set(), set()
+        self._reduce.finish()
+        return without
+
+    @paddle.no_grad()
+    def _ready(self, place: int, final: bool) -> None:
+        if final:
+            self._final.add(place)
+            bucket = self._bucket_of[place]
+            if self._final.issuperset(bucket):
+                self._copy(bucket, final=True)
+        self._push(wait=False)
+
+    def _copy(self, places: Iterable[int], final: bool) -> None:
+        """Begins the copy of the gradients of these parameters, which then have none."""
+        there = [place for place in places if self._parameters[place].grad is not None]
+        if there:
+            self._copied.update(there)
+            gradients = {place: moved_gradient(self._parameters[place]) for place in there}
+            self._copies.append((FlatCopy(gradients, self._to_host), final))
+
+    def _push(self, wait: bool) -> None:
+        """Pushes what has come to the host, or all of it."""
+        while self._copies and (wait or self._copies[0][0].is_there):
+            copy, final = self._copies.popleft()
+            for place, data in copy.take().items():
+                self._reduce.send_bytes(place, data, final)

@@ -1,0 +1,92 @@
+"""Workers on devices and servers on hosts: one process's updates in step; without waiting, as many; on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.recipe import read_recipe
+from tests.jobs import comparisons_in_forks
+from tests.ranks import run_ranks
+from tests.sim.recipes import gpt
+
+
+@pytest.mark.long
+def test_in_step_it_is_one_process_and_data_parallel(tmp_path: Path) -> None:
+    """Two micro-batches, an uneven last batch, a clip by the norm over all servers."""
+    comparison = Comparison(gpt(tmp_path), (), 3, 4, tmp_path, wide=False)
+    ways = {
+        "1 server, 1 worker": (2, "strategy={use: parameter_server}"),
+        "2 servers, 2 workers": (4, "strategy={use: parameter_server, servers: 2}"),
+        "data_parallel": (2, "strategy={use: data_parallel}"),
+    }
+    with comparisons_in_forks():
+        sides = {name: comparison.many(ranks, [words], name[:3]) for name, (ranks, words) in ways.items()}
+        one = comparison.one(list(sides.values()))
+    verdicts = {name: compare_sides(one, side) for name, side in sides.items()}
+    assert {name: verdict.sentences for name, verdict in verdicts.items() if not verdict.same} == {}
+
+
+def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[str, Any]:
+    """In a rank: twelve steps; on which device, the losses, and what is saved."""
+    import os
+
+    os.environ |= env
+    from paddle_dp import checkpoint
+    from paddle_dp.mesh import join
+    from paddle_dp.train.build import build
+    from tests.parity import recorded
+
+    words = [f"strategy={strategy}", f"output_dir={folder}"]
+    recipe = read_recipe(Path(folder) / "gpt.yaml", words)
+    mesh = join(3, "auto", servers=recipe.strategy.config.servers)
+    trainer = build(recipe, mesh, "newest" if resume else None)
+    rows = recorded(trainer)
+    trainer.fit("12 steps" if resume else "8 steps")
+    saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
+    places = sorted({str(p.place) for _, p in trainer.learner.named_parameters() if p._is_initialized()})
+    updates = getattr(getattr(trainer.learner, "desk", None), "updates", None)
+    held = trainer.evaluate().numbers["loss"]
+    mesh.wait("the end")
+    return {"rows": rows, "places": places, "saved": str(saved), "updates": updates, "held": held}
+
+
+SLOW = {"SIM_COPY_BANDWIDTH": "2e6", "SIM_PINNED": "1"}
+
+
+@pytest.mark.long
+def test_a_slow_copy_changes_no_bit_and_a_run_resumes(tmp_path: Path) -> None:
+    """A copy that is read too early, or memory that is used again too early, is a wrong number there."""
+    found = {}
+    for name, env in (("fast", {}), ("slow", SLOW)):
+        (folder := tmp_path / name).mkdir()
+        gpt(folder)
+        strategy = "{use: parameter_server, servers: 1}"
+        first = run_ranks(learn, 3, str(folder), strategy, **env)
+        then = run_ranks(learn, 3, str(folder), strategy, resume=True, **env)
+        assert first[0]["places"] == ["Place(cpu)"] and "sim:0" in first[1]["places"][0]
+        found[name] = [row["rows"] for row in (*first, *then)]
+    assert found["fast"] == found["slow"] and len(found["slow"][3]) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("servers", [1, 2])
+def test_without_waiting_it_makes_one_update_of_each_global_batch(tmp_path: Path, servers: int) -> None:
+    gpt(tmp_path)
+    strategy = f"{{use: parameter_server, servers: {servers}, mode: async}}"
+    found = run_ranks(learn, 2 + servers, str(tmp_path), strategy, **SLOW)
+    assert [row["updates"] for row in found[:servers]] == [8] * servers
+    assert found[0]["held"] < 3.3
+    assert len({row["held"] for row in found}) == 1
+
+
+def test_weights_of_16_bits_on_devices_are_refused(tmp_path: Path) -> None:
+    words = ["strategy={use: parameter_server}", "train.precision={dtype: bfloat16, level: O2}"]
+    recipe = read_recipe(gpt(tmp_path), words)
+    with pytest.raises(UsageError, match="servers keep weights of 32 bits"):
+        recipe.strategy.refuse(recipe, 2, "sim")
+    recipe.strategy.refuse(recipe, 2, "cpu")
