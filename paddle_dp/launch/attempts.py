@@ -18,6 +18,7 @@ from paddle_dp.launch import last_words, logs
 from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
+from paddle_dp.launch.own_ranks import OwnRanks
 from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.restarts import Again, Outcome, decide
@@ -154,6 +155,8 @@ def watched(
     ):
         given = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
         process = None if prepared is None else prepared.begin(plan, given, attempt)
+        if process is None and plan.servers:
+            process = OwnRanks(plan, given, attempt)
         process = process or Launcher(
             command.words,
             env=hidden.enter_context(for_launcher(given)),

@@ -111,7 +111,8 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU.
+    """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU. The first
+    `servers` of all of them need no device.
 
     `began`: its start, in seconds by the clock of the disk of its run folder. `limits`: when it counts as standing
     still; None: it is not watched for that. `node`: the place of this one among those of an attempt,
@@ -126,12 +127,18 @@ class Plan:
     began: float = 0.0
     limits: Limits | None = None
     node: int = 0
+    servers: int = 0
     meeting: Meeting | None = None
 
     @property
     def kind(self) -> str:
         """The kind of device that its ranks compute on."""
         return self.machine.kind if self.devices else "cpu"
+
+    @property
+    def servers_here(self) -> int:
+        """How many of this node's ranks are servers."""
+        return min(max(self.servers - self.node * self.ranks, 0), self.ranks)
 
     @property
     def alone(self) -> bool:
@@ -235,6 +242,8 @@ def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"
     threads = variables.get("OMP_NUM_THREADS")
     where = " ".join([spoken(plan.kind), *filter(None, [",".join(plan.devices)])])
+    if plan.devices and plan.servers_here:
+        ranks += f" ({plan.servers_here} server{'s' * (plan.servers_here > 1)}, without a device)"
     words = [f"{ranks} on {where}"]
     if threads:
         words.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")

@@ -12,10 +12,22 @@ from paddle_dp.mesh.heartbeat import Beat, Board
 
 
 class LostRanks:
-    """Which of a node's ranks have ended without that the job has to: as long as one like them goes on, or is done."""
+    """Which of a node's ranks have ended without that the job has to: as long as one like them goes on, or is done.
 
-    def __init__(self, watch: Watch, board: Board | None, first_rank: int):
+    Where there are `nodes`, it may be on another one; the servers end a job that has lost all of them. What is said
+    here is said on the other nodes, too, by `tell_others`.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        board: Board | None,
+        first_rank: int,
+        nodes: int = 1,
+        tell_others: Callable[[str], None] = lambda words: None,
+    ):
         self._watch, self._board, self._first = watch, board, first_rank
+        self._several, self._tell_others = nodes > 1, tell_others
         self._told: dict[int, str] = {}
 
     def now(self) -> set[int]:
@@ -27,19 +39,19 @@ class LostRanks:
             for rank in self._watch.pids
             if rank not in gone and (rank not in departures or self._is_done(rank))
         ]
-        return gone if any(self._is_expendable(rank) for rank in others) else set()
+        return gone if self._several or any(self._is_expendable(rank) for rank in others) else set()
 
     def tell(self, failure_of: Callable[[int], Failure]) -> None:
         """Says of each lost rank, once, how it ended."""
         for rank in sorted(self.now() - self._told.keys()):
             failure = failure_of(rank)
             self._told[rank] = failure.who
-            print(
+            words = (
                 f"{failure.who} is lost: {failure.in_short}. The others go on without it, and compute what it had not "
-                "sent.",
-                file=sys.stderr,
-                flush=True,
+                "sent."
             )
+            print(words, file=sys.stderr, flush=True)
+            self._tell_others(words)
 
     def tell_all(self) -> None:
         """At the end of a job that was done: which ranks were lost on the way."""
@@ -63,7 +75,7 @@ class LostRanks:
         return (
             rank not in self._watch.departures
             and self._is_expendable(rank)
-            and any(self._is_expendable(other) for other in living)
+            and (self._several or any(self._is_expendable(other) for other in living))
         )
 
     def _is_lost(self, departure: Departure) -> bool:

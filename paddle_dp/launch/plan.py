@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
@@ -17,10 +17,12 @@ RANK = (
 @dataclass(frozen=True)
 class Each:
     """How many `devices` each rank computes on, where there are any; and `fewer`, what to say where fewer can be seen:
-    the end of a sentence."""
+    the end of a sentence. `servers`: so many of the job's first ranks need none; None while the recipe is not read:
+    then no number of devices is too small."""
 
     devices: int = 1
     fewer: str = "each rank takes one"
+    servers: int | None = 0
 
 
 def plan_of(job: Job, machine: Machine, device: str = "auto", each: Each = Each()) -> Plan:
@@ -39,24 +41,33 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: Each = Each(
         )
     if job.restarts < 0:
         raise UsageError(f"--restarts {job.restarts}: give the number of restarts, 0 or more.")
+    servers = each.servers or 0
+    plan = Plan(
+        job=job, machine=machine, ranks=job.ranks or 1, nodes=nodes, node=job.node_rank or 0, servers=servers
+    )
     if job.devices is not None:
-        devices = _devices(job, job.devices, machine, device, each)
-        return Plan(
-            job=job, machine=machine, ranks=len(devices) // each.devices, nodes=nodes, devices=devices
-        )
+        devices = _devices(job, job.devices, machine, device, each, plan)
+        ranks = job.ranks or len(devices) // each.devices + _servers_of_first(plan)
+        return replace(plan, ranks=ranks, devices=devices)
     if device not in ("auto", "cpu") and not (device == machine.kind and machine.devices):
         raise UsageError(_not_here(device, machine))
     if device == "cpu" or not machine.devices:
-        return Plan(job=job, machine=machine, ranks=job.ranks or 1, nodes=nodes)
-    ranks = job.ranks or (len(machine.devices) if each.devices == 1 else 1)
-    if (job.least_ranks or ranks) * each.devices > len(machine.devices):
+        return plan
+    ranks = job.ranks or (len(machine.devices) + _servers_of_first(plan) if each.devices == 1 else 1)
+    plan = replace(plan, ranks=ranks)
+    workers = (job.least_ranks or ranks) - plan.servers_here
+    if each.servers is not None and workers * each.devices > len(machine.devices):
         seen = f"{len(machine.devices)} {spoken(machine.kind)}{'s' * (len(machine.devices) > 1)}"
         raise UsageError(
             f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
             "Set train.device=cpu to use the processor instead."
         )
-    devices = machine.devices[: ranks * each.devices]
-    return Plan(job=job, machine=machine, ranks=ranks, nodes=nodes, devices=devices)
+    return replace(plan, devices=machine.devices[: (ranks - plan.servers_here) * each.devices])
+
+
+def _servers_of_first(plan: Plan) -> int:
+    """The servers that are on this node where it has a rank for each device, and one for each server: on the first."""
+    return plan.servers if plan.node == 0 else 0
 
 
 def _check_least(option: str, least: int | None, most: int | None) -> None:
@@ -94,7 +105,7 @@ def check_memory(plan: Plan, available: int | None) -> None:
 
 
 def _devices(
-    job: Job, devices: tuple[int, ...], machine: Machine, device: str, each: Each
+    job: Job, devices: tuple[int, ...], machine: Machine, device: str, each: Each, plan: Plan
 ) -> tuple[str, ...]:
     names = tuple(map(str, devices))
     given, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)
@@ -102,10 +113,12 @@ def _devices(
         raise UsageError(f"{given}: name each {kind} once, at least one.")
     if len(names) % each.devices:
         raise UsageError(f"{given} names {len(names)}, and {each.fewer}.")
-    if job.ranks not in (None, len(names) // each.devices):
-        ranks = len(names) // each.devices
+    ranks = len(names) // each.devices
+    if each.servers is not None and job.ranks not in (None, ranks + plan.servers_here):
+        servers = f" and {plan.servers_here} without a device (servers)" if plan.servers_here else ""
         raise UsageError(
-            f"{given} means {ranks} rank{'s' * (ranks > 1)}, but --ranks says {job.ranks}. Leave one of the two out."
+            f"{given} means {ranks} rank{'s' * (ranks > 1)}{servers}, but --ranks says {job.ranks}. Leave one of the "
+            "two out."
         )
     if device == "cpu":
         raise UsageError(

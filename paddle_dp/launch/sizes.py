@@ -58,6 +58,12 @@ def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refus
     )
 
 
+def _with(plan: Plan, ranks: int) -> Plan:
+    """The plan of so many of its ranks."""
+    plan = replace(plan, ranks=ranks)
+    return replace(plan, devices=plan.devices[: ranks - plan.servers_here])
+
+
 @dataclass
 class Sizes:
     """The ranks to be had on this machine, looked at again before every attempt, and beside it.
@@ -92,7 +98,7 @@ class Sizes:
         self._note_lost(history)
         plan = self.offered()
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
-        return replace(plan, ranks=ranks, devices=plan.devices[:ranks])
+        return _with(plan, ranks)
 
     def next_said(self, history: Sequence[Outcome] = ()) -> Plan:
         """The same, with a line on the screen where there are fewer ranks than were asked for, and why."""
@@ -112,13 +118,13 @@ class Sizes:
         if plan.devices:
             asked, here = plan.job.devices, self.machine().devices
             names = here if asked is None else tuple(str(n) for n in asked if str(n) in here)
-            there = tuple(name for name in names if name not in self.lost)[: plan.ranks]
-            most = len(there)
+            there = tuple(name for name in names if name not in self.lost)[: len(plan.devices)]
+            most = len(there) + plan.servers_here
         else:
             there, most = (), plan.ranks - len(self.lost)
         if (allowed := self._allowed()) is not None:
             most = min(most, allowed)
-        return replace(plan, ranks=max(most, 0), devices=there[:most])
+        return _with(replace(plan, devices=there), max(most, 0))
 
     def resize(self, plan: Plan) -> str:
         """Why a running attempt of `plan` is to stop for another number of ranks; "" where it is not."""
@@ -181,7 +187,10 @@ class Sizes:
         if not 0 <= rank < now.ranks:
             return
         self._from = len(history)
-        self.lost.append(now.devices[rank] if now.devices else str(rank))
+        place = rank - now.servers_here
+        if now.devices and place < 0:
+            return  # a server: it has none
+        self.lost.append(now.devices[place] if now.devices else str(rank))
 
     def said(self, plan: Plan) -> str:
         """«3 of at most 4 ranks: …»: why an attempt has fewer ranks than were asked for; "" where it has not."""

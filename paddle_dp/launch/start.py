@@ -60,7 +60,7 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
     if job.script:
         ignore_ccache()
         return script.run(job, machine, inherited)
-    plan = plan_of(job, machine)
+    plan = plan_of(job, machine, each=Each(servers=None))
     ignore_ccache()
     if plan.alone:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
@@ -90,17 +90,17 @@ def _read(
         )
     recipe = read_recipe(job.recipe, job.all_overrides)
     strategy = recipe.strategy.config
-    each = Each(strategy.accelerators, strategy.with_fewer) if strategy.accelerators > 1 else Each()
+    each = Each(servers=strategy.servers)
+    if strategy.accelerators > 1:
+        each = Each(strategy.accelerators, strategy.with_fewer)
+    elif strategy.servers:
+        each = replace(each, fewer="each worker takes one")
     plan = plan_of(job, machine, recipe.train.device, each)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
     plan = replace(plan, limits=limits)
     if not isinstance(prepared, LauncherAhead):
         return _checked(plan, recipe, inherited, prepared)
-    if recipe.strategy.config.may_lose_ranks and job.entry_point == "train":
-        prepared.drop()  # Paddle's launcher ends all ranks when one has died
-        with WaitingRanks() as waiting:
-            return _checked(plan, recipe, inherited, waiting)
-    if plan.alone:
+    if plan.alone or plan.servers:
         prepared.drop()
     return _checked(plan, recipe, inherited, prepared)
 
@@ -166,7 +166,10 @@ def _on_nodes(sizes: Sizes, recipe: Recipe, inherited: dict[str, str]) -> int:
         return _opened(replace(plan, job=replace(job, resume=resume)), recipe.folder)
 
     least = job.least_nodes or plan.nodes
-    limits = NodeLimits.of(recipe.watch, least, plan.nodes)
+    strategy, spare = recipe.strategy.config, None
+    if strategy.may_lose_ranks:  # but for those with servers
+        spare = -(-strategy.servers // plan.ranks)
+    limits = NodeLimits.of(recipe.watch, least, plan.nodes, spare)
 
     def chosen(offers: Sequence[Offer]) -> Sequence[Offer]:
         if job.elastic:

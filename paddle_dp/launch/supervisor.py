@@ -40,11 +40,13 @@ GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 @dataclass(frozen=True, kw_only=True)
 class Outside:
     """What others than the ranks want: signals to this process; `must_end()`: whether the job is to end at once;
-    `must_stop()`: why its ranks are to stop in good order, "" while they are not."""
+    `must_stop()`: why its ranks are to stop in good order, "" while they are not. `tell_others(words)`: says something
+    on the screens of the other nodes."""
 
     signals: Signals
     must_end: Callable[[], bool] = lambda: False
     must_stop: Callable[[], str] = lambda: ""
+    tell_others: Callable[[str], None] = lambda words: None
 
 
 class Supervision:
@@ -72,7 +74,7 @@ class Supervision:
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
         self._said_who_left = False
-        self.lost = LostRanks(self.watch, board, self.first_rank)
+        self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.tell_others)
 
     def wait(self, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""

@@ -56,6 +56,8 @@ class Endpoint:
             collections.deque
         )
         self._gone: set[int] = set()
+        self._incoming: list[socket.socket] = []
+        self._keeps_alive = False
         self._farewells: dict[str, Callable[[int], None]] = {}
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()  # messages, by (group, rank)
         self._received: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -140,6 +142,13 @@ class Endpoint:
         for outgoing in (*self._asking.values(), *self._outgoing.values()):
             outgoing.flush(LAST_SENDS)
 
+    def notice_silence(self) -> None:
+        """From now on a peer whose machine has not answered for about 20 s is gone, although its connection is open."""
+        with self._arrived:
+            self._keeps_alive = True
+            for connection in self._incoming:
+                _keep_alive(connection)
+
     def _connect(self, rank: int) -> socket.socket:
         host, port, token = bytes(self.store.get(f"endpoint/{rank}")).decode().rsplit(":", 2)
         connection = socket.create_connection((host, int(port)), timeout=Patience.seconds)
@@ -160,6 +169,9 @@ class Endpoint:
                 return  # a port scanner, or a rank of another job that used this port before
             with self._arrived:
                 self._open[rank] += 1
+                self._incoming.append(connection)
+                if self._keeps_alive:
+                    _keep_alive(connection)
             while (header := _read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
                 began = time.monotonic()
@@ -175,6 +187,7 @@ class Endpoint:
                 if answer is not None:
                     answer(rank, data)
             with self._arrived:
+                self._incoming.remove(connection)
                 self._open[rank] -= 1
                 if self._open[rank] or rank in self._gone:
                     return  # what it has sent over another one is still being read
@@ -249,6 +262,14 @@ class Outgoing:
             with self._changed:
                 self._queue.popleft()  # only now: an empty queue means that all is written
                 self._changed.notify_all()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Has the kernel ask a silent peer whether it is there: after 10 s, and twice more."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, option):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _thread(work: Any, *args: Any) -> None:

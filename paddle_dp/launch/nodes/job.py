@@ -199,7 +199,10 @@ class _Node:
             point = Point(resume=message["resume"], step=message["step"], where=message["where"])
             several = len(numbers) > 1
             plan = replace(plan, meeting=replace(self.meeting, master=message["master"]) if several else None)
-            outside = Outside(signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop)
+            outside = Outside(
+                signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
+                tell_others=lambda words: self.member.say(say="tell", attempt=self.member.attempt, words=words),
+            )  # fmt: skip
             self.own = attempts.run_once(plan, self.logs, self.given.inherited, point, self.started, outside)
         except PaddleDPError as error:
             failure = Failure.of(error, numbers.index(self.number) * self.given.plan.ranks)
@@ -220,15 +223,8 @@ class _Node:
 
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
         limits = None if plan.limits is None else replace(plan.limits, nodes=len(numbers))
-        devices = self.given.offered().devices[:ranks]
-        return replace(
-            plan,
-            ranks=ranks,
-            nodes=len(numbers),
-            node=numbers.index(self.number),
-            devices=devices,
-            limits=limits,
-        )
+        plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number), limits=limits)
+        return replace(plan, devices=self.given.offered().devices[: ranks - plan.servers_here])
 
     def _judge(self, message: Message) -> None:
         """Node 0: whether all start again."""

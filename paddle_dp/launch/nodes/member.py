@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from paddle_dp.launch import last_words
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line, Message, StrangerError
 
 BEAT = 1.0  # seconds between two signs of life
@@ -140,5 +141,7 @@ class Membership:
             self._ended = int(message["attempt"])
         elif said == "stop":
             self._stops = int(message["attempt"]), str(message["why"])
-        if said not in ("alive", "end", "stop"):
+        elif said == "told":
+            last_words.say(str(message["words"]))
+        if said not in ("alive", "end", "stop", "told"):
             self.news.put(message)

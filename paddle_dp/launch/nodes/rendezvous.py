@@ -33,20 +33,22 @@ State = Literal["gathering", "preparing", "running", "ending", "judging", "over"
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """`least` to `most` nodes; the others are seconds. `silence`: a node that has said nothing for so long is lost.
-    `gather`: for all to come to the first attempt. `rejoin`: for a lost one to return."""
+    `gather`: for all to come to the first attempt. `rejoin`: for a lost one to return. `spare`: the nodes from this
+    number on may be lost in an attempt, which goes on without them; None: no node may."""
 
     least: int
     most: int
     silence: float = 20.0
     gather: float = 600.0
     rejoin: float = 300.0
+    spare: int | None = None
 
     @classmethod
-    def of(cls, watch: Watch, least: int, most: int) -> Limits:
+    def of(cls, watch: Watch, least: int, most: int, spare: int | None = None) -> Limits:
         """As a recipe's `watch` has them."""
         return cls(
             least=least, most=most, silence=watch.node.seconds, gather=watch.start.seconds,
-            rejoin=watch.rejoin.seconds,
+            rejoin=watch.rejoin.seconds, spare=spare,
         )  # fmt: skip
 
 
@@ -140,6 +142,8 @@ class Rendezvous:
             member.ranks = int(message["ranks"])
             if self.state == "running":
                 self._regroup(f"{member} has {member.ranks} ranks now")
+        elif message["say"] == "tell":
+            self._tell_but(number, str(message["words"]))
         elif message["say"] == "ended":
             member.ranks = int(message.get("ranks", member.ranks))
             self._end_of(number, message, now)
@@ -152,6 +156,11 @@ class Rendezvous:
         if self.state == "preparing":
             self._enter("gathering")
         elif self.state in ("running", "ending") and number in self._runs and number not in self._done:
+            if self.limits.spare is not None and number >= self.limits.spare and self.state == "running":
+                self._done[number] = "spared"
+                self._tell_but(number, f"{member} is lost: {why}. The others go on without it.")
+                self._notice_end()
+                return
             self._done[number] = "lost"
             text = f"{member} is lost: {why}. Its own screen and logs say more, if the machine is there."
             self._fail(Cause(node=number, time=now - member.silent, words={"lost": text}))
@@ -247,7 +256,7 @@ class Rendezvous:
             return
         if self._causes:
             self._judge()
-        elif all(how == "done" for how in self._done.values()):
+        elif all(how in ("done", "spared") for how in self._done.values()):
             self._over(0)
         elif self._regroups:  # all have stopped, with a checkpoint
             self._again(0.0)
@@ -284,6 +293,12 @@ class Rendezvous:
 
     def _enter(self, state: State) -> None:
         self.state, self._began, self._named = state, 0.0, False
+
+    def _tell_but(self, number: int, words: str) -> None:
+        """Says something on the screens of all other nodes."""
+        for other in sorted(self.members):
+            if other != number:
+                self._send(other, say="told", words=words)
 
     def _tell(self, **message: Any) -> None:
         for number in self._runs:

@@ -102,6 +102,7 @@ class Desk:
         )  # made; and how many others were made at most while a gradient was computed
         self._began: dict[int, int] = {}
         transport.endpoint().answer(CHANNELS["pushed"], lambda rank, data: self._said.put((rank, data)))
+        transport.endpoint().notice_silence()
         transport.endpoint().when_gone("pushed", lambda rank: self._said.put((rank, None)))
 
     def begin(self) -> None:
@@ -115,6 +116,10 @@ class Desk:
             rank, data = self._next()
             if data is None:
                 self._gone.add(rank)
+                if self._workers <= self._gone:
+                    raise LostPeerError(
+                        f"rank {self._mesh.rank}, a server, has lost the last worker, rank {rank}. See its log."
+                    )
                 self._answer(self.clocks.gone(rank))
                 continue
             kind, batch, first, part, count = SAID.unpack_from(data)

@@ -1,0 +1,83 @@
+"""Ranks that this process starts itself, for jobs with servers.
+
+Paddle's launcher gives a device to each rank, and ends all of them when one has died. A server needs none, and a worker
+may be lost.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
+
+from paddle_dp.launch.command import WORKER, Plan, worker_words
+from paddle_dp.launch.devices import visible_in
+from paddle_dp.launch.logs import worker_log
+from paddle_dp.launch.processes import alive, descendants, exit_of, tied_to
+from paddle_dp.launch.waiting import launched
+
+
+class OwnRanks:
+    """The ranks of this node, as their supervisor sees them; `watch.Launcher` is the same for those of Paddle's."""
+
+    returncode = 0  # how each has ended, the watch knows
+
+    def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
+        words = [sys.executable, "-u", str(WORKER), *worker_words(plan)]
+        self._ranks: dict[int, Popen[bytes]] = {}
+        for place, told in enumerate(environments(plan, variables, attempt)):
+            with worker_log(attempt, place).open("ab") as log:
+                self._ranks[plan.node * plan.ranks + place] = Popen(
+                    words, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+                    preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
+                )  # fmt: skip
+        self.pid = next(iter(self._ranks.values())).pid
+
+    def ranks(self) -> Mapping[int, int]:
+        """The pid of each rank."""
+        return {rank: process.pid for rank, process in self._ranks.items()}
+
+    def left(self) -> list[int]:
+        """What lives of them and of what they have started."""
+        pids = [process.pid for process in self._ranks.values()]
+        return [each for pid in pids for each in (*descendants(pid), pid) if alive(each)]
+
+    def poll(self) -> int | None:
+        """None while a rank lives. None is waited for: its exit code stays to be seen."""
+        return 0 if all(exit_of(process.pid)[0] for process in self._ranks.values()) else None
+
+    def wait(self) -> int:
+        """Lets the system forget the ranks."""
+        for process in self._ranks.values():
+            process.wait()
+        return self.returncode
+
+
+def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:
+    """The variables of each rank of this node, as Paddle's launcher would give them; the devices are the workers'."""
+    told = launched(plan.ranks, variables, attempt)
+    first, host = plan.node * plan.ranks, "" if plan.meeting is None else plan.meeting.host
+    found = []
+    for place, own in enumerate(told):
+        if plan.meeting is not None:
+            endpoint = f"{host}:{own['PADDLE_CURRENT_ENDPOINT'].rpartition(':')[2]}"
+            number, ranks = str(first + place), str(plan.ranks * plan.nodes)
+            own |= {"PADDLE_MASTER": plan.meeting.master, "PADDLE_NNODES": str(plan.nodes)}
+            own |= {"PADDLE_TRAINER_ID": number, "PADDLE_GLOBAL_RANK": number}
+            own |= {"PADDLE_TRAINERS_NUM": ranks, "PADDLE_GLOBAL_SIZE": ranks}
+            own |= {"PADDLE_CURRENT_ENDPOINT": endpoint, "PADDLE_TRAINER_ENDPOINTS": endpoint}
+        found.append({**variables, **own, **_device(plan, place)})
+    return found
+
+
+def _device(plan: Plan, place: int) -> dict[str, str]:
+    """What says to the rank at this place of the node which device is its: none, on a server."""
+    if not plan.devices:
+        return {}
+    if place < plan.servers_here:
+        return {visible_in(plan.kind) if plan.kind in ("gpu", "xpu") else "CUSTOM_DEVICE_ROOT": ""}
+    device = plan.devices[place - plan.servers_here]
+    return {f"FLAGS_selected_{plan.kind}s": str(plan.machine.devices.index(device))}
