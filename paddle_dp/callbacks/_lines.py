@@ -118,16 +118,19 @@ def left_out(count: int, steps: int) -> str:
 
 @dataclass(frozen=True)
 class Took:
-    """What a training took: `seconds` for its `steps`; `sent`: bytes that a rank has sent in a step."""
+    """What a training took: `seconds` for its `steps`; `sent`: bytes that `sender` has sent in a step."""
 
     steps: int
     seconds: float
     sent: float | None = None
+    sender: str = "each rank"
 
     def __str__(self) -> str:
         """«460 steps in 6.4 s, 0.34 MB a step sent by each rank»: a MB of a million bytes, as links are measured."""
         steps = f"{self.steps} step{'s' * (self.steps != 1)} in {duration(self.seconds)}"
-        return steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by each rank"
+        return (
+            steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by {self.sender}"
+        )
 
 
 def mean(of_steps: Sequence[tuple[int, float]]) -> float | None:

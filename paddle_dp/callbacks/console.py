@@ -121,7 +121,8 @@ class Console(Callback):
         if self._left_out:
             self._say(_lines.left_out(len(self._left_out), steps))
         differences = moment.trainer.differences
-        took = _lines.Took(steps, seconds, _lines.mean(self._sent))
+        sender = self.run.mesh.axes.role(self.run.mesh.rank) or "each rank"
+        took = _lines.Took(steps, seconds, _lines.mean(self._sent), sender)
         for line in _lines.summary(self.run, took, self._found, self._saved, differences):
             self._say(line)
 

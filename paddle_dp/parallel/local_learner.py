@@ -264,10 +264,17 @@ class LocalLearner(DataParallelLearner):
         if self._apart:
             shared |= {f"start/{name}": start for (name, _), start in zip(named, self._start, strict=True)}
             own |= {f"weight/{name}": parameter for name, parameter in named}
+            own |= {f"buffer/{name}": buffer for name, buffer in self._saved_buffers()}
         if self._states_apart:
             self._states.complete()
             own |= {f"state/{name}": state for name, state in self._states.named().items()}
         return Beside(shared=shared, own=own)
+
+    def _saved_buffers(self) -> list[tuple[str, paddle.Tensor]]:
+        """The buffers that forward may change from this rank's samples between means, and that checkpoints hold: of the
+        first rank alone, as the model's."""
+        held = {id(tensor) for tensor in self.model.state_dict().values()}
+        return [(name, buffer) for name, buffer in self.named_buffers() if id(buffer) in held]
 
     @paddle.no_grad()
     def load_beside(self, saved: SavedBeside) -> None:
@@ -291,14 +298,21 @@ class LocalLearner(DataParallelLearner):
         self._learned, self._portion = counts.tolist()
         if f"weight/{named[0][0]}" in saved.own:
             self._apart = True
-            self._start = [parameter.clone() for parameter in self.trainable]
-            for (name, parameter), start in zip(named, self._start, strict=True):
-                saved.shared_into(f"start/{name}", start)
-                saved.own_into(f"weight/{name}", parameter)
+            self._load_own_weights(saved)
         states = {name: state for name, state in self._states.named().items() if f"state/{name}" in saved.own}
         self._states_apart = bool(states)
         for name, state in states.items():
             saved.own_into(f"state/{name}", state)
+
+    def _load_own_weights(self, saved: SavedBeside) -> None:
+        """In the midst of a period: where it began, and this rank's own weights and buffers."""
+        self._start = [parameter.clone() for parameter in self.trainable]
+        for (name, parameter), start in zip(self._trained, self._start, strict=True):
+            saved.shared_into(f"start/{name}", start)
+            saved.own_into(f"weight/{name}", parameter)
+        for name, buffer in self._saved_buffers():
+            if f"buffer/{name}" in saved.own:  # which earlier versions did not save
+                saved.own_into(f"buffer/{name}", buffer)
 
 
 def _numbers(values: Sequence[float]) -> paddle.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,13 +71,14 @@ class Claims:
             if later:
                 self._say({"do": "claim"})
 
-    def done(self, sums: Sums | None) -> None:
-        """The share that was claimed first, of those that are left, is computed."""
+    def done(self, sums: Sums | None, seconds: float) -> None:
+        """The share that was claimed first, of those that are left, is computed; it took this rank so long, without
+        waiting for others."""
         share = self._own.popleft()
         if self.mesh.rank == KEEPER:
-            self._with(lambda ledger: ledger.done(KEEPER, share, sums, time.monotonic()))
+            self._with(lambda ledger: ledger.done(KEEPER, share, sums, seconds))
         else:
-            self._say({"do": "done", "share": share, "sums": sums})
+            self._say({"do": "done", "share": share, "sums": sums, "seconds": seconds})
 
     def more(self) -> bool:
         """When this rank has no shares left: waits until all others have none, or are gone; whether there are shares
@@ -152,7 +152,7 @@ class Claims:
             answer = json.dumps(ledger.claim(rank)).encode()
             transport.endpoint().send(CHANNELS["granted"], rank, memoryview(answer))
         elif said["do"] == "done":
-            ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"], time.monotonic())
+            ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"], said["seconds"])
         elif said["do"] == "rest":
             self._resting.append(rank)
         else:

@@ -31,7 +31,7 @@ class Ledger:
     _ended: set[int] = field(
         default_factory=set, init=False
     )  # ranks that were told that there is no share left
-    _last: dict[int, float] = field(default_factory=dict, init=False)  # by rank: when it had done a share
+    _computed: set[int] = field(default_factory=set, init=False)  # ranks that have computed a share
     _next: int = field(default=0, init=False)  # the next share, counted from that of `first`
     _held: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)
     _again: deque[Share] = field(default_factory=deque, init=False)
@@ -62,13 +62,14 @@ class Ledger:
         held = sum(len(self._held[other]) for other in others)
         return sum(seconds / self.pace[other] for other in others) >= left + held
 
-    def done(self, rank: int, share: Share, sums: Sums | None, now: float | None = None) -> None:
-        """A rank has computed a share that it had claimed. `now`: seconds of some clock."""
-        if now is not None:
-            if rank in self._last:
-                took = max(now - self._last[rank], 1e-6)
+    def done(self, rank: int, share: Share, sums: Sums | None, seconds: float | None = None) -> None:
+        """A rank has computed a share that it had claimed. `seconds`: that it took itself, without those in which it
+        waited for others: one that is held back, because it is far ahead, is not slow."""
+        if seconds is not None:
+            if rank in self._computed:  # the first one begins with what is done once
+                took = max(seconds, 1e-6)
                 self.pace[rank] = (took + self.pace.get(rank, took)) / 2
-            self._last[rank] = now
+            self._computed.add(rank)
         if share in self._held[rank]:  # else it was given up, and is computed by another one
             self._held[rank].remove(share)
             if sums is not None:
@@ -77,7 +78,7 @@ class Ledger:
     def known_pace(self) -> dict[int, float]:
         """For the next round: of the ranks that have computed in this one. A rank that was too slow for it may have
         become faster, which only a share tells."""
-        return {rank: pace for rank, pace in self.pace.items() if rank in self._last}
+        return {rank: pace for rank, pace in self.pace.items() if rank in self._computed}
 
     def cut(self) -> None:
         """No global batch is begun any more."""

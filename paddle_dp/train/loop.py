@@ -25,6 +25,7 @@ from paddle_dp.train import blame, consistency, out_of_memory, processors
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.measured import Measurements
+from paddle_dp.train.meter import of_workers
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import Rounds
@@ -296,7 +297,11 @@ class TrainingLoop(Rounds):
         if not math.isfinite(metrics["gradient_norm"]) and scale is None:
             faulty = self.learner.faulty_gradients
             self.soundness.refuse_gradients(metrics["gradient_norm"], faulty, self.progress.step)
-        numbers = {**metrics, "lr": rate, **self.meter.read(batch)}
+        speed = self.meter.read(batch)
+        if self.mesh.axes.servers:  # the first of which writes the lines, and has no samples
+            rows = self.mesh.gather(speed)
+            speed = of_workers(rows, self.mesh.axes.servers) if self.mesh.is_main else speed
+        numbers = {**metrics, "lr": rate, **speed}
         if self.stragglers is not None and (slowest := self.stragglers.slowest) is not None:
             numbers |= {"slowest_rank": float(slowest.rank), "slowest_times_others": slowest.times}
         return numbers | ({"loss_scale": scale.scale} if scale else {})

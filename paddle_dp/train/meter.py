@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,16 @@ class Meter:
             numbers["sent"] = (traffic.sent - self._sent) / max(self.steps, 1)
         self._reset()
         return numbers
+
+
+def of_workers(rows: Sequence[Mapping[str, float]], servers: int) -> dict[str, float]:
+    """What a server shows, from the `read` of each rank, its own first: workers wait for data and know what samples
+    are; the most memory of a rank."""
+    workers = rows[servers:]
+    found = {**rows[0], "waiting": sum(row["waiting"] for row in workers) / len(workers)}
+    found["memory"] = max(row["memory"] for row in rows)
+    lengths = [row["tokens_per_second"] for row in workers if "tokens_per_second" in row]
+    return {**found, "tokens_per_second": max(lengths)} if lengths else found
 
 
 def tokens(batch: Batch) -> int:

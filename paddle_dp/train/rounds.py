@@ -15,6 +15,7 @@ Where there is none yet, they are the last known. Only where the ranks have met 
 from __future__ import annotations
 
 import math
+import time
 
 from paddle_dp.data import Batch
 from paddle_dp.errors import TargetError
@@ -23,6 +24,7 @@ from paddle_dp.train import blame
 from paddle_dp.train.callback import Moment
 from paddle_dp.train.claims import Claims, claims_of
 from paddle_dp.train.ledger import Sums, means
+from paddle_dp.train.meter import tokens
 from paddle_dp.train.moments import Moments
 from paddle_dp.train.stopping import StopRequests
 from paddle_dp.units import Every
@@ -51,6 +53,8 @@ class Rounds(Moments):
         self._waited = 0.0
         self._batch: Batch | None = None
         self._amiss: float | None = None  # a loss that is not finite
+        self._done_at = time.perf_counter()  # when its last share was done
+        self._spent = sum(heartbeat.spent().values())  # without waiting, until then
         claims.begin(self.progress.batch, self._next_meeting())
         self.learner.go_on()
         if self.learner.claims:
@@ -97,11 +101,21 @@ class Rounds(Moments):
                 sums = self.learner.learn_share(batch, any(callback.reads for callback in due))
             except TargetError as error:
                 raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
+        now = time.perf_counter()
+        if (
+            sums is not None and self.mesh.axes.servers
+        ):  # the first of which writes the lines, and has no samples
+            waiting = min(batch.waited / max(now - self._done_at, 1e-9), 1.0)
+            shown = {"tokens": tokens(batch), "waiting": waiting}
+            sums = {**sums, **{name: value * sums["count"] for name, value in shown.items()}}
+        self._done_at = now
         if sums is not None:
             self._own.append(sums)
             if not math.isfinite(sums["loss"]):
                 self._amiss = sums["loss"]
-        claims.done(sums)
+        spent = sum(heartbeat.spent().values())
+        claims.done(sums, spent - self._spent)
+        self._spent = spent
         if self._amiss is not None or self.stopped or self._requests.wants:
             claims.cut()
         heartbeat.enter("data")
@@ -140,7 +154,10 @@ class Rounds(Moments):
         else:
             found, self._own = means(self._own), []
         self._known = found or self._known
-        return {**self._known, "lr": rate, **self.meter.read(self._batch)}
+        speed, known = self.meter.read(self._batch), dict(self._known)
+        if length := known.pop("tokens", 0.0):
+            speed["tokens_per_second"] = speed["samples_per_second"] * length
+        return {**known, "lr": rate, **speed, **({"waiting": known["waiting"]} if "waiting" in known else {})}
 
     def _agree(self, claims: Claims) -> int:
         """Where the round has stopped; raises NotFiniteError where a loss was not finite, and learns whether and why

@@ -159,6 +159,21 @@ def test_looks_and_saves_change_nothing_and_a_resume_is_bit_equal(tmp_path, word
     assert len(other[0]["rows"]) == 1, "data_parallel goes on from the mean"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("save_at", [13, 14])
+def test_a_resume_in_the_midst_of_a_period_keeps_each_rank_s_own_buffers(tmp_path, save_at):
+    """A model whose forward reads a centre that it moves by its own rank's samples; batches of a BatchNorm besides."""
+    words = [local("every: 5 steps"), "model={use: tests.strategies.drifting.Drifting}", *MOMENTUM]
+    resumed = str(tmp_path / "0" / "between" / f"step-{save_at:08}")
+    saved, again = run(
+        tmp_path, 2,
+        {"words": words, "save_at": save_at},
+        {"words": words, "resume": resumed},
+    )  # fmt: skip
+    assert saved[0]["between"] == resumed
+    assert_equal(again, saved)
+
+
 def check_again(folder: str, words: list[str], resume: str) -> None:
     trainer(folder, words, resume).check("before a step")
 

@@ -70,8 +70,8 @@ def test_the_last_rank_that_asks_is_never_refused():
 
 def test_paces_are_means_of_what_ranks_took():
     ledger = Ledger(0, 2, 2)
-    for now in (1.0, 3.0, 7.0):
-        ledger.done(0, ledger.claim(0), None, now)
+    for seconds in (9.0, 2.0, 4.0):  # the first share of a round begins with what is done once
+        ledger.done(0, ledger.claim(0), None, seconds)
     assert ledger.pace == ledger.known_pace() == {0: 3.0}
 
 

@@ -1,0 +1,54 @@
+"""What a rank says that a share took it: its own time, and not that in which it is held back."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.train.ledger import Ledger
+from paddle_dp.train.rounds import Rounds
+
+
+def said_seconds(held_back: float, computes: float) -> list[float]:
+    """Of three shares, in each of which the rank waits for parameters and then computes."""
+    said: list[float] = []
+
+    def learn(batch: Any, collect: bool) -> None:
+        with heartbeat.waiting("parameters"):
+            time.sleep(held_back)
+        time.sleep(computes)
+
+    batch = SimpleNamespace(index=0, waited=0.0, micro_batches=[SimpleNamespace(is_dummy=False)])
+    rounds: Any = SimpleNamespace(
+        learner=SimpleNamespace(learn_share=learn),
+        mesh=SimpleNamespace(axes=SimpleNamespace(servers=0)),
+        callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
+        progress=SimpleNamespace(step=0),
+        total_steps=9,
+        stopped=None,
+        _requests=SimpleNamespace(wants=False),
+        _come_to=lambda index, claims: None,
+        _waited=0.0,
+        _amiss=None,
+        _own=[],
+        _done_at=0.0,
+        _spent=sum(heartbeat.spent().values()),
+    )
+    claims: Any = SimpleNamespace(done=lambda sums, seconds: said.append(seconds))
+    for _ in range(3):
+        Rounds._compute(rounds, batch, claims)
+    return said
+
+
+def test_a_rank_that_is_held_back_by_the_staleness_is_not_slow() -> None:
+    held, slow = said_seconds(0.06, 0.002), said_seconds(0.0, 0.06)
+    assert max(held) < 0.06 <= min(slow)
+    ledger = Ledger(0, 6, 2)
+    for rank, seconds in (*((1, s) for s in held), *((2, s) for s in slow)):
+        ledger.claim(rank)
+        ledger.done(rank, (0, 0), None, seconds)
+    assert ledger.pace[1] < ledger.pace[2] == pytest.approx(0.06, rel=0.9)
