@@ -130,3 +130,28 @@ def test_more_ranks_than_the_memory_can_begin_are_refused():
     check_memory(many, None)  # a system that does not say
     check_memory(plan_of(job(), CPU), 1)
     check_memory(plan_of(job(ranks=2), GPU), 1)  # as many as there are devices
+
+
+@pytest.mark.parametrize(
+    ("words", "servers", "ranks", "here", "devices"),
+    [
+        ({}, 1, 3, 1, ("0", "3")),  # a worker for each device
+        ({"ranks": 2}, 1, 2, 1, ("0",)),
+        ({"devices": (3,)}, 2, 3, 2, ("3",)),
+        ({"devices": (3,), "ranks": 2}, 1, 2, 1, ("3",)),
+        ({"ranks": 2, "nodes": 2, "master": "a:1", "node_rank": 0}, 1, 2, 1, ("0",)),
+        ({"ranks": 2, "nodes": 2, "master": "a:1", "node_rank": 1}, 1, 2, 0, ("0", "3")),
+        ({"ranks": 1, "nodes": 2, "master": "a:1", "node_rank": 0}, 1, 1, 1, ()),  # a machine of servers
+    ],
+)
+def test_devices_are_the_workers_alone(words, servers, ranks, here, devices):
+    found = plan_of(job(**words), GPU, "auto", servers)
+    assert (found.ranks, found.servers_here, found.devices) == (ranks, here, devices)
+
+
+def test_more_workers_than_devices_are_refused_once_the_servers_are_known():
+    assert plan_of(job(ranks=4), GPU, servers=None).ranks == 4
+    with pytest.raises(UsageError, match="--ranks 4: only 2 GPUs .* each worker takes one"):
+        plan_of(job(ranks=4), GPU, servers=1)
+    with pytest.raises(UsageError, match="means 1 ranks and 1 without a device"):
+        plan_of(job(devices=(3,), ranks=3), GPU, servers=1)

@@ -267,3 +267,26 @@ def test_what_is_said_of_an_earlier_attempt_counts_no_more():
     job = running()
     job.here.heard(1, {"say": "ended", "attempt": 0, "how": "failed"}, job.now)
     assert job.here.state == "running"
+
+
+def test_a_node_that_may_be_lost_is_left_behind_and_the_others_hear_of_it():
+    job = Job(least=3, most=3, spare=1)
+    job.join(0, 1, 2)
+    job.begin(0, 1, 2)
+    job.here.heard(1, {"say": "tell", "attempt": 1, "words": "worker 1 is lost"}, job.now)
+    assert job.orders("told") == [(n, {"say": "told", "words": "worker 1 is lost"}) for n in (0, 2)]
+    job.here.leave(2, job.now)
+    told = job.orders("told")
+    assert [to for to, _ in told] == [0, 1] and "node 2 (host2" in told[0][1]["words"]
+    assert job.here.state == "running"
+    for number in (0, 1):
+        job.here.heard(number, {"say": "ended", "attempt": 1, "how": "done"}, job.now)
+    assert job.here.state == "over" and job.here.status == 0
+
+
+def test_the_node_with_the_servers_may_not_be_lost():
+    job = Job(least=2, most=2, spare=1)
+    job.join(0, 1)
+    job.begin(0, 1)
+    job.here.leave(0, job.now)
+    assert job.here.state == "ending"
