@@ -151,7 +151,7 @@ def test_devices_are_the_workers_alone(words, servers, ranks, here, devices):
 
 def test_more_workers_than_devices_are_refused_once_the_servers_are_known():
     assert plan_of(job(ranks=4), GPU, servers=None).ranks == 4
-    with pytest.raises(UsageError, match="--ranks 4: only 2 GPUs .* each worker takes one"):
+    with pytest.raises(UsageError, match=r"--ranks 4: only 2 GPUs .* each worker takes one"):
         plan_of(job(ranks=4), GPU, servers=1)
     with pytest.raises(UsageError, match="means 1 ranks and 1 without a device"):
         plan_of(job(devices=(3,), ranks=3), GPU, servers=1)
