@@ -145,13 +145,13 @@ def test_more_ranks_than_the_memory_can_begin_are_refused():
     ],
 )
 def test_devices_are_the_workers_alone(words, servers, ranks, here, devices):
-    found = plan_of(job(**words), GPU, "auto", servers)
+    found = plan_of(job(**words), GPU, "auto", Each(servers=servers))
     assert (found.ranks, found.servers_here, found.devices) == (ranks, here, devices)
 
 
 def test_more_workers_than_devices_are_refused_once_the_servers_are_known():
-    assert plan_of(job(ranks=4), GPU, servers=None).ranks == 4
+    assert plan_of(job(ranks=4), GPU, each=Each(servers=None)).ranks == 4
     with pytest.raises(UsageError, match=r"--ranks 4: only 2 GPUs .* each worker takes one"):
-        plan_of(job(ranks=4), GPU, servers=1)
-    with pytest.raises(UsageError, match="means 1 ranks and 1 without a device"):
-        plan_of(job(devices=(3,), ranks=3), GPU, servers=1)
+        plan_of(job(ranks=4), GPU, each=Each(fewer="each worker takes one", servers=1))
+    with pytest.raises(UsageError, match="means 1 rank and 1 without a device"):
+        plan_of(job(devices=(3,), ranks=3), GPU, each=Each(servers=1))
