@@ -20,12 +20,14 @@ Layers = Sequence[tuple[str, nn.Layer]]
 class Draws:
     """The random numbers of a learner's forwards: the masks of one process (`exact`), or each rank's own.
 
-    The forwards of the first update are watched for draws that no scope controls.
+    The forwards of the first batch are watched for draws that no scope controls: also where ranks, which learn alone,
+    tell each other of it after many.
     """
 
     def __init__(self, exact: bool):
         self.exact = exact
         self._watch: Watch | None = Watch()
+        self._watched: tuple[int, int] | None = None  # epoch and number of that batch
         self._found: dict[str, list[str]] = {}
         self._doubted: dict[str, tuple[list[int], int]] = {}
         self._unsaid: dict[str, str] = {}
@@ -36,10 +38,11 @@ class Draws:
         self, batch: Batch, micro_batch: MicroBatch, layers: Callable[[], Layers]
     ) -> AbstractContextManager[Any]:
         """Around the forward of one micro-batch; `layers` returns this rank's layers of the model with their names."""
-        if not self.exact and self._watch is None:
-            return nullcontext()
         scope = self.scope(batch, micro_batch)
         if self._watch is None:
+            return scope
+        self._watched = self._watched or (batch.epoch, batch.index)
+        if self._watched != (batch.epoch, batch.index):
             return scope
         both = ExitStack()
         both.enter_context(scope)
@@ -47,7 +50,7 @@ class Draws:
         return both
 
     def gather_findings(self, mesh: Mesh) -> None:
-        """After the first update: shares what the ranks' watches found. Collective."""
+        """After the first update, or a later one: shares what the ranks' watches found. Collective."""
         if self._watch is None:
             return
         mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}, self._watch.doubted

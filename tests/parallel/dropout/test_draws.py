@@ -12,6 +12,7 @@ from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel.dropout.uncaught import cut_unsaid
 
 
 class Drawing(nn.Layer):
@@ -135,3 +136,12 @@ def test_a_model_outside_of_its_update_draws_as_paddle_does():
     paddle.seed(5)
     assert (F.dropout(ones, 0.5) == drawn).all()
     assert (F.dropout(ones, 0.5) != drawn).any()
+
+
+def test_only_the_first_batch_is_watched_where_ranks_tell_of_it_after_many(monkeypatch):
+    """As under local_sgd: of two batches, the second's activations were another slice of the first's, it was said."""
+    one = learner()
+    watch = one._draws._watch
+    monkeypatch.setattr(one._draws, "gather_findings", lambda mesh: None)
+    trained(one)
+    assert watch.dropped and cut_unsaid([({"data": 0}, watch.dropped)]) == {}
