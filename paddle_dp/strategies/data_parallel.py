@@ -35,7 +35,8 @@ class Config(StrategyConfig):
 
     compress: Compress = Compress.parse("none")
     """What is exchanged instead of whole gradients: `none`, `bfloat16` or `float16` numbers, or `power_sgd rank 4`, two
-    factors of so many columns of each large matrix. What that loses, each rank adds to its next gradients."""
+    factors of so many columns of each large matrix, behind 10 updates with whole ones (`power_sgd rank 4 after 100
+    steps`: behind so many). What that loses, each rank adds to its next gradients."""
 
     find_unused_parameters: bool = False
     """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
