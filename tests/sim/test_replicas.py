@@ -66,7 +66,8 @@ def test_a_proof_of_copies_on_their_devices(more: str, monkeypatch: pytest.Monke
 @pytest.mark.timeout(300)
 def test_a_job_gives_its_process_a_device_for_each_copy(tmp_path: Path) -> None:
     words = ["train", "configs/digits_replicas.yaml", "--out", str(tmp_path / "run"), "train.length=2 steps"]
-    done = started(*words, "strategy.count=3", "--devices", "5,1,2")
+    compiled = ["train.compile=true", "model.dropout=0"]  # each copy is traced on its own device
+    done = started(*words, *compiled, "strategy.count=3", "--devices", "5,1,2")
     assert done.returncode == 0, done.stderr
     assert "1 rank on sim 5,1,2" in done.stdout and "on 1 process, sim:5" in done.stdout
     for more in (["strategy.count=9"], ["--devices", "1"]):
