@@ -17,6 +17,7 @@ SHAPES = {
     "stride": ([3, 64, 7, 5], {"kernel_size": 3, "stride": 2, "padding": 1}),
     "uneven": ([3, 64, 6, 4], {"kernel_size": [3, 1], "stride": [2, 1], "padding": [0, 2]}),
     "1×1": ([1, 64, 3, 3], {"kernel_size": 3}),
+    "pointwise": ([4, 64, 4, 2], {"kernel_size": 1, "stride": 2}),
     "without bias": ([4, 64, 4, 4], {"kernel_size": 3, "padding": 1, "bias_attr": False}),
 }
 
@@ -98,7 +99,7 @@ def test_gradients_of_gradients_go_through() -> None:
     "settings",
     [
         {"groups": 2}, {"dilation": 2}, {"data_format": "NHWC"}, {"padding_mode": "reflect", "padding": 1},
-        {"padding": "SAME"}, {"padding": [1, 0, 1, 0]}, {"kernel_size": 1},
+        {"padding": "SAME"}, {"padding": [1, 0, 1, 0]},
     ],
     ids=str,
 )  # fmt: skip

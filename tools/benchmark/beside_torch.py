@@ -173,7 +173,7 @@ def ours(name: str, compile: bool = False) -> tuple[Step, int]:
         scores = model(inputs)
         F.cross_entropy(scores.reshape([-1, scores.shape[-1]]), targets.flatten()).backward()
         optimizer.step()
-        optimizer.clear_grad()
+        optimizer.clear_grad(set_to_zero=False)  # as the trainer does, and as PyTorch does by default
 
     return step, sum(parameter.size for parameter in model.parameters() if parameter.trainable)
 
