@@ -1,4 +1,4 @@
-"""Imports paddle without the lines that it prints meanwhile, and without a look for garbage; errors are still raised."""
+"""Imports paddle without its warnings, and without looking for garbage meanwhile; errors are still raised."""
 
 from __future__ import annotations
 
