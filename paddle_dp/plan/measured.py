@@ -9,6 +9,11 @@ from typing import Any
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.step_parts import RankParts
 
+NOT_MEASURED = (
+    "Ranks that do not wait for one another (async_average, parameter_server with mode: async) are not measured: they "
+    "have no step in common."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:

@@ -10,6 +10,7 @@ from typing import Any
 from paddle_dp.errors import NotFiniteError, UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
+from paddle_dp.plan.measured import NOT_MEASURED
 from paddle_dp.recipe import Recipe, code, write_recipe
 
 BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has other things to do
@@ -43,6 +44,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     if mesh.is_main:
         code.keep(recipe.folder)
     trainer.measurements.watched = bool(options.get("why"))
+    if options.get("why") and trainer.learner.asynchronous and mesh.is_main:
+        print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
     trainer.fit(recipe.train.length)
 
 
