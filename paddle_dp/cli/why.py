@@ -41,7 +41,7 @@ def _last(run: Path) -> dict[str, Any]:
     if found is None:
         raise UsageError(
             f"{path} has no measurement of a step's parts, after {steps} steps: a training makes the first when 15 are "
-            "done, and a shorter one after a third of its steps; going back to a checkpoint takes away those behind it. "
+            "done, a shorter one after a third of its steps; going back to a checkpoint takes those behind it away. "
             f"Train on, or look at it live: paddle-dp train RECIPE --why. {NOT_MEASURED}"
         )
     return found
