@@ -13,6 +13,8 @@ COLOURS = {
     "wait": "#e4c1d0", "given": "#1f2933", "link": "#8d99ae",
 }  # fmt: skip
 OTHER = "#d5d9df"
+MOST_NAMED = 24  # buckets of a rank
+ROOM = 0.05  # of the picture's width, for a label with a size
 WIDTH, LANE = 11.0, 1.05  # inches; inches of a rank
 
 
@@ -81,6 +83,12 @@ def draw(rows: Sequence[Row], title: str) -> bytes:
             row.rank + middle, max(row.stop - row.start, end / 1500) * 1e3, left=row.start * 1e3, height=height,
             color=row.colour, linewidth=0,
         )  # fmt: skip
+    for row in _named(rows):
+        axes.text(
+            (row.start + row.stop) / 2 * 1e3, row.rank + 0.12, _label(row, end),
+            ha="center", va="center", fontsize=6.5, color=INK, bbox={"boxstyle": "round,pad=0.15", "facecolor": "white",
+            "edgecolor": INK, "linewidth": 0.5},
+        )  # fmt: skip
     ticks = [rank + at for rank in range(ranks) for at in (-0.2, 0.12, 0.32)]
     labels = [text for rank in range(ranks) for text in (f"rank {rank} computes", "hands over", "link")]
     axes.set_yticks(ticks, labels, fontsize=8.5, color=INK)
@@ -94,6 +102,18 @@ def draw(rows: Sequence[Row], title: str) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
     return stream.getvalue()
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    """The buckets whose numbers have room on the picture: each rank's, where these are few."""
+    buckets = [row for row in rows if row.kind == "given" and row.what.startswith("bucket")]
+    return buckets if len(buckets) <= MOST_NAMED * (1 + max(row.rank for row in rows)) else []
+
+
+def _label(row: Row, end: float) -> str:
+    """A bucket's number, and its size where the bar has room for it."""
+    number, _, size = row.what.removeprefix("bucket ").partition(", ")
+    return f"{number}: {size}" if row.stop - row.start > ROOM * end else number
 
 
 def _legend(figure: Any, rows: Sequence[Row]) -> None:

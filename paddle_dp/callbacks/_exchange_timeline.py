@@ -43,7 +43,8 @@ class ExchangeTimeline(Callback):
         wanted = moment.progress.step >= self._first and len(self.recorded) < self._steps
         if not wanted or heartbeat.tape is not None:
             return
-        self._film = Film(_settle(self.run.mesh.device))
+        moment.trainer.learner.film_exchange()
+        self._film = Film(*_waits(self.run.mesh.device))
         self.run.mesh.sum([1.0])  # all begin together
         self._zero = time.monotonic()
         heartbeat.begin_tape(self._film)
@@ -61,6 +62,7 @@ class ExchangeTimeline(Callback):
                 *(("work" if w[5] else "wait", w[2], w[3], w[4]) for w in film.waits),
                 *(("given", what, start, stop) for what, start, stop in film.given),
                 *(("link", "", start, stop) for start, stop in film.transfers),
+                *(("wait", "exchange", start, _end_around(start, film)) for start in film.computed_at),
             )
         ]
         of_ranks = self.run.mesh.gather(rows)
@@ -90,10 +92,16 @@ def _numbered(of_ranks: list[list[list[Any]]]) -> list[list[Any]]:
     return [[rank, *row] for rank, rows in enumerate(of_ranks) for row in rows]
 
 
-def _settle(device: str) -> Any:
-    """What a film waits for before each reading of the clock."""
+def _end_around(time: float, film: Film) -> float:
+    """When that ended in the midst of which the device had computed all."""
+    spans = [*((start, stop) for _, start, stop in film.spans), *((w[3], w[4]) for w in film.waits)]
+    return max((stop for start, stop in spans if start <= time <= stop), default=time)
+
+
+def _waits(device: str) -> tuple[Any, Any]:
+    """What a film waits for before each reading of the clock, and what when all is computed and some still travels."""
     if device == "cpu":
-        return None
+        return None, None
     import paddle
 
-    return paddle.device.synchronize
+    return paddle.device.synchronize, lambda: paddle.device.current_stream().synchronize()

@@ -62,6 +62,9 @@ class Tape:
     def hand_over(self, what: str, start: float) -> None:
         """This rank has just given a gradient, or a bucket of them, to be exchanged, and began that at `start`."""
 
+    def computed(self) -> None:
+        """This rank has computed all of a backward: until its end it waits for what others have to do in it."""
+
     def as_json(self) -> dict[str, Any]:
         """For the ranks that compare theirs: lists and numbers."""
         return {
@@ -75,10 +78,13 @@ class Tape:
 
 class Film(Tape):
     """A tape that also keeps when each piece of work was, for a picture: `spans`, [phase, start, stop], without waits;
-    `given`, [what, start, stop] of gradients and buckets that were handed over."""
+    `given`, [what, start, stop] of gradients and buckets that were handed over; `computed_at`: when all of a backward
+    was computed on an accelerator, for which `drain` waits, and not for what travels."""
 
-    def __init__(self, settle: Callable[[], None] | None = None):
+    def __init__(self, settle: Callable[[], None] | None = None, drain: Callable[[], None] | None = None):
         super().__init__(settle)
+        self.drain = drain
+        self.computed_at: list[float] = []
         self.spans: list[tuple[str, float, float]] = []
         self.given: list[tuple[str, float, float]] = []
 
@@ -87,6 +93,11 @@ class Film(Tape):
         now = time.monotonic()
         if len(self.spans) < MANY:
             self.spans.append((phase, now - seconds, now))
+
+    def computed(self) -> None:
+        if self.drain is not None:
+            self.drain()
+            self.computed_at.append(time.monotonic())
 
     def hand_over(self, what: str, start: float) -> None:
         if len(self.given) < MANY:

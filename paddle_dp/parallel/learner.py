@@ -19,6 +19,7 @@ from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
+from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
@@ -79,6 +80,7 @@ class Learner(Passes):
         )  # a stage may have no parameters, and Paddle's methods ask for the first
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._gradients_checked = False
+        self._reducer: ReducerBuckets | None = None
         self._absent = MissingGradients(self.mesh)
         self.rate = Rate(self.optimizer, self.schedule)
         self._synced_buffers = Buffers(self.named_buffers, self.mesh, self._same_buffers())
@@ -178,6 +180,14 @@ class Learner(Passes):
 
     def _begin(self) -> None:
         """Before an update's forward."""
+
+    def film_exchange(self) -> None:
+        """From now on the buckets of paddle.DataParallel are on the heartbeat's tape, as those of our own exchanges are
+        anyway."""
+        wrapper = self.parallel_model
+        if self.dp_world_size > 1 and isinstance(wrapper, paddle.DataParallel):
+            self._reducer = self._reducer or ReducerBuckets(wrapper)
+            self._reducer.begin()
 
     # Ranks that have weights of their own for a while override the following.
 

@@ -7,12 +7,15 @@ import json
 import time
 from pathlib import Path
 
+import paddle
 import pytest
+from paddle import nn
 
 from paddle_dp.callbacks._exchange_picture import Row, draw, trace
 from paddle_dp.launch.worker import work
-from paddle_dp.mesh.heartbeat import Heartbeat
+from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
 from paddle_dp.mesh.tape import Film
+from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from tests.ranks import run_ranks
 
 ROWS = [
@@ -74,10 +77,40 @@ def record(path: str, overrides: list[str]) -> None:
     work("train", Path(path), overrides, {})
 
 
+def test_the_buckets_of_paddle_s_reducer_are_handed_over_when_the_last_gradient_is_there() -> None:
+    """Of two layers' weights and biases (0 to 3) in three buckets, of which the first holds what comes last: the others
+    wait for it. In a backward that does not exchange nothing is told."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6))
+    model.group_indices, model.grad_need_sync = [[1, 2], [3], [0]], False
+    settled: list[int] = []
+    buckets, film = ReducerBuckets(model), Film(None, lambda: settled.append(1))
+    heartbeat.begin_tape(film)
+    try:
+        model(paddle.ones([2, 4])).sum().backward()
+        assert not film.given
+        model.grad_need_sync = True
+        model(paddle.ones([2, 4])).sum().backward()
+    finally:
+        heartbeat.end_tape()
+    told = [what for what, *_ in film.given]
+    assert buckets.buckets == [(0,), (3,), (1, 2)]
+    assert told in (["bucket 0–2, 0.000244 MB"], ["bucket 0–1, 0.000104 MB", "bucket 2, 0.00014 MB"])
+    assert all(start <= stop for _, start, stop in film.given)
+    assert len(film.computed_at) == len(settled) == 1 and film.computed_at[0] <= film.given[-1][2]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("exchange", "given"), [("auto", "gradient"), ("per_parameter", "bucket")])
+@pytest.mark.parametrize(
+    ("exchange", "given", "least"),
+    [
+        ("auto", "gradient", 4),  # weights and biases of its layers
+        ("per_parameter", "bucket", 4),
+        ("bucketed, comm_buffer_size: 20 KB, last_comm_buffer_size: 4 KB", "bucket", 2),
+    ],
+    ids=["pushed", "per_parameter", "bucketed"],
+)
 def test_of_two_ranks_backward_and_what_they_hand_over_are_seen(
-    exchange: str, given: str, tmp_path: Path
+    exchange: str, given: str, least: int, tmp_path: Path
 ) -> None:
     words = [
         f"output_dir={tmp_path}",
@@ -92,7 +125,7 @@ def test_of_two_ranks_backward_and_what_they_hand_over_are_seen(
     for rank in (0, 1):
         backward = [e for e in events if (e["pid"], e["name"]) == (rank, "backward")]
         handed = [e for e in events if e["pid"] == rank and e["name"].startswith(given)]
-        assert backward and len(handed) >= 4  # weights and biases of its layers
+        assert backward and len(handed) >= least
         first, last = backward[0]["ts"], max(e["ts"] + e["dur"] for e in backward)
         assert all(first <= e["ts"] <= last for e in handed)
     assert (tmp_path / "timeline.png").stat().st_size > 10_000

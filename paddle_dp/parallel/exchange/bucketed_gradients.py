@@ -15,7 +15,7 @@ import paddle.distributed as dist
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, fill
+from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, called, fill
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.lanes import Lanes
@@ -173,7 +173,8 @@ class BucketedGradients:
     def _leave(self) -> None:
         """Sends the buckets that are complete, none before those in front of it."""
         while self._next < len(self._buckets) and self._final.issuperset(self._buckets[self._next].places):
-            bucket, flat = self._buckets[self._next], self._flat.pop(self._next)
+            number = self._next
+            bucket, flat = self._buckets[number], self._flat.pop(number)
             self._next += 1
             owner, began = bucket.kind[0], time.monotonic()  # type: ignore[index]
             task: Any
@@ -185,7 +186,7 @@ class BucketedGradients:
                 task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
             self._count(flat)
             if heartbeat.tape is not None:
-                heartbeat.tape.hand_over(f"bucket {self._next} of {len(self._buckets)}", began)
+                heartbeat.tape.hand_over(called(number, _bytes(flat)), began)
             self._travelling.append((bucket, flat, task))
             if self.each_micro_batch:
                 self._settle(self._may_travel)

@@ -34,6 +34,11 @@ class Bucket:
     size: int
 
 
+def called(number: int, size: int, last: int | None = None) -> str:
+    """A bucket of `size` bytes on a timeline: «bucket 0, 25.2 MB»; several, up to the `last`: «bucket 1–2, 8.5 MB»."""
+    return f"bucket {number}{'' if last in (None, number) else f'–{last}'}, {size / 1e6:.3g} MB"
+
+
 def fill(
     sizes: Sequence[int],
     kinds: Sequence[Hashable],
