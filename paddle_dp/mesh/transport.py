@@ -139,8 +139,10 @@ class Endpoint:
         """Returns when everything queued has been written, or after 30 s, so that an exit loses no sends."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
-        for outgoing in (*self._asking.values(), *self._outgoing.values()):
-            outgoing.flush(LAST_SENDS)
+        for of_peers in (self._asking, self._outgoing):
+            for rank, outgoing in of_peers.items():
+                if rank not in self._gone:
+                    outgoing.flush(LAST_SENDS)
 
     def notice_silence(self) -> None:
         """From now on a peer whose machine has not answered for about 20 s is gone, although its connection is open."""
