@@ -85,7 +85,7 @@ def main() -> int:
                 "overrides": [], "output_dir": f"{folder}/run",
                 "extra": {"folder": folder, "recipe": recipe, "words": words, "steps": steps},
             }  # fmt: skip
-            command = [sys.executable, str(ROOT / "tools/benchmark/start.py"), json.dumps(job)]
+            command = [sys.executable, str(ROOT / "tools/benchmark/run_job.py"), json.dumps(job)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
             if done.returncode:
                 print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
