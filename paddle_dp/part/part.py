@@ -194,7 +194,10 @@ def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
 def _own_file(use: str, home: Path | None) -> str:
     """How to name what is in a file of that name in the working folder, or beside the recipe; "" without one."""
     here, beside = Path(f"{use}.py"), (home or Path()) / f"{use}.py"
-    if not here.is_file() and not beside.is_file():
+    try:
+        if not here.is_file() and not beside.is_file():
+            return ""
+    except OSError:  # longer than a file's name can be
         return ""
     text = (here if here.is_file() else beside).read_text("utf-8", errors="replace")
     name = "Config" if "class Config" in text else "CLASS, with the name of a class or function in it"

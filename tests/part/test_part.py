@@ -157,3 +157,8 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
 def test_a_part_made_in_python() -> None:
     config = find("schedules", "cosine")(learning_rate=1.0)
     assert Part("schedules", "cosine", config).settings["learning_rate"] == 1.0
+
+
+def test_a_name_longer_than_a_file_can_have_is_no_name() -> None:
+    with pytest.raises(RecipeError, match="there is no optimizer"):
+        read_part("optimizers", {"use": "x" * 5000}, "optimizer")

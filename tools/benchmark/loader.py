@@ -130,7 +130,7 @@ def elsewhere(python: str, folder: str, batch: int, workers: int) -> Iterator[Ep
             return int(stdout.readline())
 
         yield epoch
-        stdin.close()
+        process.terminate()  # its end of stdin is open in the workers of the others, too
 
 
 def images(count: int, batch: int, workers: int, rounds: int, python: str | None) -> None:

@@ -100,8 +100,8 @@ def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[st
     """
     undeclared: dict[str, str] = {}
     for axis in ("tensor", "sequence"):
-        if len({coords[axis] for coords, _ in ranks}) == 1:
-            continue  # and a rank may have made several updates, with other samples each
+        if len({coords.get(axis) for coords, _ in ranks}) == 1:
+            continue  # nothing is cut along it
         seen: dict[tuple[object, ...], str] = {}
         for coords, dropped in ranks:
             others = tuple(sorted((name, place) for name, place in coords.items() if name != axis))
