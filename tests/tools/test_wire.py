@@ -14,7 +14,7 @@ import pytest
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import quick
 from tools.benchmark.namespaces import Cluster
-from tools.benchmark.wire import Bench
+from tools.benchmark.wire import Bench, new_steps
 from tools.benchmark.wire_table import Row, bytes_table, picture, read, table
 
 needs_root = pytest.mark.skipif(
@@ -94,3 +94,15 @@ def test_bytes_at_the_interface_are_the_formulas_and_nothing_is_left(tmp_path: P
     assert [row.layout for row in rows if not 0.99 < row.mb / row.formula_mb < 1.05] == []
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert not [line for line in left.splitlines() if line.startswith("paddle-dp-")]
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    step = '{"event": "step", "step": %d, "seconds_per_step": 0.5}\n'
+    with metrics.open("w") as out, metrics.open() as file:
+        out.write(step % 1 + (step % 2)[:20])
+        out.flush()
+        assert list(new_steps(file)) == [(1, 0.5)]
+        out.write((step % 2)[20:])
+        out.flush()
+        assert list(new_steps(file)) == [(2, 0.5)]

@@ -323,10 +323,13 @@ def steps_of(metrics: Path, processes: list[subprocess.Popen[bytes]]) -> Iterato
 
 
 def new_steps(file: TextIO) -> Iterator[tuple[int, float]]:
-    while line := file.readline():
+    at = file.tell()
+    while (line := file.readline()).endswith("\n"):
+        at = file.tell()
         event = json.loads(line)
         if event["event"] == "step":
             yield event["step"], event["seconds_per_step"]
+    file.seek(at)  # the rest of a line that is being written
 
 
 def check(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
