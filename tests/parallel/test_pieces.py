@@ -20,6 +20,11 @@ def test_each_number_is_added_once_by_one_of_its_keepers(ranks):
     assert all(one.stop - one.start <= MOST for one in pieces)
 
 
+def test_what_is_too_small_for_all_is_shared_by_those_with_the_fewest():
+    pieces = cut([2 * LEAST, 2 * LEAST + 1, 10], [[0, 1, 2, 3]] * 3)
+    assert [(one.place, one.owner) for one in pieces] == [(0, 0), (0, 1), (1, 2), (1, 3), (2, 0)]
+
+
 def test_a_parameter_with_one_keeper_goes_to_it():
     assert {(one.place, one.owner) for one in cut([9, MOST * 2], [[1], [0]])} == {(0, 1), (1, 0)}
 

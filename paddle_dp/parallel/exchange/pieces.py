@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MOST = (
     1 << 18
 )  # numbers of a piece: a larger one waits too long for its sum, smaller ones cost a message each
-LEAST = 1 << 14  # numbers that are not divided
+LEAST = 1 << 13  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ def cut(sizes: Sequence[int], keepers: Sequence[Sequence[int]]) -> list[Piece]:
     """The pieces of gradients of these `sizes`, each of which its `keepers` keep; in the order of places.
 
     A gradient's numbers are shared equally among its keepers, so that all add and send as much, whatever the sizes; a
-    small gradient goes whole to the keeper with the fewest.
+    small gradient's among some of them, those with the fewest.
     """
     added: dict[int, int] = {}
     pieces = []
     for place, (size, of_place) in enumerate(zip(sizes, keepers, strict=True)):
-        shares = len(of_place) if size >= LEAST * len(of_place) else 1
+        shares = max(1, min(len(of_place), size // LEAST))
         order = sorted(of_place, key=lambda rank: added.get(rank, 0))[:shares]
         for owner, (first, last) in zip(sorted(order), _ranges(0, size, shares), strict=True):
             added[owner] = added.get(owner, 0) + last - first
