@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MOST = (
     1 << 18
 )  # numbers of a piece: a larger one waits too long for its sum, smaller ones cost a message each
-LEAST = 1 << 13  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
+LEAST = 1 << 14  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
 
 
 @dataclass(frozen=True)
