@@ -297,10 +297,10 @@ class Bench:
         return Faulty(way=way.name, plain=plain, slowed=slowed, killed=self.killed(way, task))
 
     def pace(self, way: Way, task: Task, delay: str) -> float:
-        """Samples a second, of all ranks, where one sleeps so long in each step."""
-        loss = (
-            f"loss={{use: tools.benchmark.delayed.DelayedCrossEntropy, label_smoothing: 0.1, delay: {delay}}}"
-        )
+        """Samples a second, of all ranks, where the last one sleeps so long in each step: a worker everywhere, and of
+        a pipeline the one that has the loss."""
+        slow = f"rank: {way.ranks(4) - 1}, delay: {delay}"
+        loss = f"loss={{use: tools.benchmark.delayed.DelayedCrossEntropy, label_smoothing: 0.1, {slow}}}"
         words = [*task.words, loss, "callbacks=[{use: metrics, every: 23 steps}]"]
         processes, logs, metrics = self.start(way, way.ranks(4), task, words, alone=True)
         rates = []
