@@ -46,6 +46,7 @@ RanksOrSpan = Annotated[
         help="Processes on each node; without it, one for each visible GPU, or one. MIN:MAX: as many as can be had.",
     ),
 ]
+Nodes = Annotated[int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")]
 NodesOrSpan = Annotated[
     str | None,
     typer.Option(

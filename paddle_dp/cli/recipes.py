@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paddle_dp.cli.options import Master, NodeRank, recipes_and_settings
+from paddle_dp.cli.options import Master, NodeRank, Nodes, recipes_and_settings
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Duration, LinkSpeed, Quantity
 
@@ -113,9 +113,7 @@ def new(
 
 def doctor(
     ranks: Annotated[int, typer.Option(metavar="N", help="Processes that are to run on this machine.")] = 2,
-    nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")
-    ] = None,
+    nodes: Nodes = None,
     master: Master = None,
     node_rank: NodeRank = None,
     output_dir: Annotated[

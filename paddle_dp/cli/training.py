@@ -14,6 +14,7 @@ from paddle_dp.cli.options import (
     Devices,
     Master,
     NodeRank,
+    Nodes,
     NodesOrSpan,
     OutputDir,
     Overrides,
@@ -127,9 +128,7 @@ def launch(
     ] = False,
     ranks: Ranks = None,
     devices: Devices = None,
-    nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")
-    ] = None,
+    nodes: Nodes = None,
     master: Master = None,
     node_rank: NodeRank = None,
     output_dir: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -56,7 +57,7 @@ class Endpoint:
             collections.deque
         )
         self._gone: set[int] = set()
-        self._incoming: list[socket.socket] = []
+        self._incoming: collections.defaultdict[int, list[socket.socket]] = collections.defaultdict(list)
         self._keeps_alive = False
         self._farewells: dict[str, Callable[[int], None]] = {}
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()  # messages, by (group, rank)
@@ -65,7 +66,6 @@ class Endpoint:
         self._connecting = threading.Lock()
         self._outgoing: dict[int, Outgoing] = {}
         self._asking: dict[int, Outgoing] = {}
-        self._open: collections.Counter[int] = collections.Counter()  # connections from each peer
         host, port = self._listener.getsockname()[:2]
         store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
         _thread(self._accept)
@@ -148,7 +148,7 @@ class Endpoint:
         """From now on a peer whose machine has not answered for about 20 s is gone, although its connection is open."""
         with self._arrived:
             self._keeps_alive = True
-            for connection in self._incoming:
+            for connection in itertools.chain(*self._incoming.values()):
                 _keep_alive(connection)
 
     def _connect(self, rank: int) -> socket.socket:
@@ -170,8 +170,7 @@ class Endpoint:
             if not secrets.compare_digest(token, self._token):
                 return  # a port scanner, or a rank of another job that used this port before
             with self._arrived:
-                self._open[rank] += 1
-                self._incoming.append(connection)
+                self._incoming[rank].append(connection)
                 if self._keeps_alive:
                     _keep_alive(connection)
             while (header := _read(connection, HEADER.size)) is not None:
@@ -189,9 +188,8 @@ class Endpoint:
                 if answer is not None:
                     answer(rank, data)
             with self._arrived:
-                self._incoming.remove(connection)
-                self._open[rank] -= 1
-                if self._open[rank] or rank in self._gone:
+                self._incoming[rank].remove(connection)
+                if self._incoming[rank] or rank in self._gone:
                     return  # what it has sent over another one is still being read
                 self._gone.add(rank)
                 self._arrived.notify_all()
