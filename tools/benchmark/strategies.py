@@ -1,6 +1,6 @@
 """Trains the same task under every strategy, over links of chosen speeds: a cluster in a box. Needs root.
 
-    python tools/benchmark/strategies.py --csv ways.csv --png ways.png      # all of it: about an hour
+    python tools/benchmark/strategies.py --csv ways.csv --png ways.png      # all of it: more than an hour
     python tools/benchmark/strategies.py --tasks digits --workers 2 --links "100 Mbit/s" --only data_parallel
     python tools/benchmark/strategies.py --faults               # a rank that is slow, and one that is killed
     python tools/benchmark/strategies.py --table ways.csv --png ways.png      # of earlier runs
@@ -11,7 +11,7 @@ Else one rank on each node: network namespaces on one switch (namespaces.py), wh
 direction; what is one process is measured once. Held-out loss is taken at equal steps, and the
 target is a held-out loss. Seconds and bytes are those of training, without its start and its evaluations; bytes are
 counted at the interfaces: what a worker sends in the mean, and, where it differs, what the busiest node sends.
-A training that takes longer than 60 seconds is ended; its row then says how far it came.
+A training that takes longer than 90 seconds is ended; its row then says how far it came.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tools.benchmark.strategies_table import Faulty, Point, Training, faults_tab
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
 SLOW = "50 ms"  # of the slow rank, each step
-PATIENCE = 60.0  # seconds for one training
+PATIENCE = 90.0  # seconds for one training
 
 
 @dataclass(frozen=True)
