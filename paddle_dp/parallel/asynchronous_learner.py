@@ -23,7 +23,8 @@ from paddle_dp.parallel.loss import numbers
 class AsynchronousLearner(LocalLearner):
     """Each rank updates weights of its own from the shares that it claims. After `periods.every` of its updates it
     sends them to the center that all ranks keep together, and goes on; what comes back pulls them towards the center
-    after 1 to `staleness` further updates, of which it is as old. Only if it is not there by then, the rank waits.
+    after 1 to `staleness` further updates, of which it is as old. Only if it is not there by then, the rank waits. One
+    rank alone is pulled by nothing.
 
     `moving_rate`: β of EASGD, so that α = β / ranks. At a meeting all take the mean of their weights, by the samples
     that each has learned from since the last one, and of the optimizer's states; the center begins there anew.
@@ -39,7 +40,9 @@ class AsynchronousLearner(LocalLearner):
         self._is_local = True
         self._ranks = list(range(self.mesh.ranks))
         size = sum(int(parameter.size) for parameter in self.trainable)
-        self._elastic = Elastic(self._ranks, self.mesh.rank, size, self.moving_rate / self.mesh.ranks)
+        # Alone a rank would be pulled to its own past.
+        rate = self.moving_rate / self.mesh.ranks if self.mesh.ranks > 1 else 0.0
+        self._elastic = Elastic(self._ranks, self.mesh.rank, size, rate)
         self._age = 0  # updates since the exchange under way was begun
         self._since = 0  # updates since one was begun
 
@@ -55,6 +58,8 @@ class AsynchronousLearner(LocalLearner):
         self._elastic.begin(self._flat())
 
     def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+        if self.mesh.ranks > 1:
+            self._placed_trainable.check(self._may_freeze)
         heartbeat.enter("forward")
         batch = self.mixed.cast_batch(batch)
         known = self.count_ahead(batch)
@@ -94,7 +99,7 @@ class AsynchronousLearner(LocalLearner):
 
     def _flat(self) -> Array:
         """A copy of all trained weights, [size], on the host."""
-        return np.concatenate([parameter.numpy().reshape(-1) for parameter in self.trainable])
+        return np.concatenate([_numbers(parameter).reshape(-1) for parameter in self.trainable])
 
     @paddle.no_grad()
     def _take_away(self, pulled: Array) -> None:
@@ -121,3 +126,8 @@ class AsynchronousLearner(LocalLearner):
 
     def load_beside(self, saved: SavedBeside) -> None:
         self._apart = self._states_apart = False
+
+
+def _numbers(parameter: paddle.Tensor) -> Array:
+    """To calculate with: of bfloat16 NumPy would have the bits."""
+    return (parameter.astype("float32") if parameter.dtype == paddle.bfloat16 else parameter).numpy()

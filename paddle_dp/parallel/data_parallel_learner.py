@@ -11,6 +11,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.exchange import owed
@@ -21,6 +22,7 @@ from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.passes import Sums
 from paddle_dp.units import Compress
 
@@ -51,6 +53,8 @@ class DataParallelLearner(Learner):
         self._place_names = [names[id(parameter)] for parameter in self.trainable]
         self._errors = ErrorMemory(self.trainable) if self.compress else None
         self._low_rank: LowRankGradients | None = None
+        self._answered: Count = 0  # what the loss has counted on this rank, and what its total is divided by
+        self._divisor = 1.0
         self._told_clipped = False
         self._ahead = self._made_exchange()
         # The first updates, of a training that resumes behind them too, exchange whole gradients.
@@ -105,13 +109,43 @@ class DataParallelLearner(Learner):
     def _begin(self) -> None:
         self._present = self._first if self.rate.steps < self.compress.after else self._ahead
         if self._errors is not None:
-            self._errors.begin(self.mixed.scale.scale if self.mixed.scale else 1.0)
+            self._errors.begin(1.0 if self._counts_late else self._loss_scale)
+
+    @property
+    def _loss_scale(self) -> float:
+        return self.mixed.scale.scale if self.mixed.scale else 1.0
+
+    @property
+    def _counts_late(self) -> bool:
+        """Whether gradients are those of totals over samples, because what the loss counts is known behind forward."""
+        return self.loss.counted == "answers"
+
+    def _forward_backward(
+        self, batch: Batch, divisor: float, collect_metrics: bool
+    ) -> tuple[list[Sums], Count]:
+        self._answered, self._divisor = 0, divisor
+        return super()._forward_backward(batch, divisor, collect_metrics)
+
+    def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
+        outputs, total, count = super()._forward(micro_batch)
+        if not micro_batch.is_dummy:
+            self._answered = self._answered + count
+        return outputs, total, count
+
+    def _scale_errors(self) -> None:
+        """What is owed of gradients of means, to gradients of totals over samples: with what the loss has counted in
+        this update, of all ranks. Else an update of few counts would get many times what others owe it. Collective."""
+        if self._errors is not None and self._counts_late:
+            count = self.mesh.sum([number(self._answered)])[0]
+            if count > 0:  # else no update is made
+                self._errors.begin(self._loss_scale * count / self._divisor)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         return self._exchange_waited_for() if last else self._present.backward(False)
 
     @contextmanager
     def _exchange_waited_for(self) -> Iterator[None]:
+        self._scale_errors()
         with self._waiting(computes=True), self._present.backward(True):
             yield
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,10 +19,13 @@ INPUTS, LOSS = "the inputs", "the loss"
 @dataclass(frozen=True, order=True)
 class Found:
     """An output that is not finite: of the `call`-th layer that ends in this forward, in block number `block` (0 where
-    a rank runs all blocks), of micro-batch `micro_batch`. `content` is such as «3 NaN of 4096»."""
+    a rank runs all blocks), of micro-batch `micro_batch`. `content` is such as «3 NaN of 4096». `within`: the number of
+    a layer that other ranks do not run, behind that call.
+    """
 
     block: int
     call: int
+    within: int
     micro_batch: int
     layer: str
     content: str
@@ -33,19 +36,28 @@ class Outputs:
 
     def __init__(self) -> None:
         self.found: list[Found] = []
-        self._calls = 0
+        self._calls = self._within = 0
         self._clean = True
 
     @contextmanager
     def watched(
-        self, layers: Iterable[tuple[str, nn.Layer]], blocks: dict[int, int], micro_batch: int
+        self,
+        layers: Iterable[tuple[str, nn.Layer]],
+        blocks: dict[int, int],
+        micro_batch: int,
+        apart: Container[int] = (),
     ) -> Iterator[None]:
-        """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id."""
-        self._calls, self._clean, hooks = 0, True, []
+        """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id; `apart`:
+        the ids of layers that other ranks of this forward do not run, so that their calls are not counted with theirs.
+        """
+        self._calls, self._within, self._clean, hooks = 0, 0, True, []
 
         def look(name: str) -> Any:
             def hook(layer: nn.Layer, inputs: Any, outputs: Any) -> None:
-                self._calls += 1
+                if id(layer) in apart:
+                    self._within += 1
+                else:
+                    self._calls, self._within = self._calls + 1, 0
                 self.add(name, outputs, blocks.get(id(layer), 0), micro_batch)
 
             return hook
@@ -67,7 +79,9 @@ class Outputs:
         bad = not_finite((str(number), tensor) for number, tensor in enumerate(tensors))
         if bad:
             self._clean = False
-            self.found.append(Found(block, self._calls, micro_batch, name, next(iter(bad.values()))))
+            self.found.append(
+                Found(block, self._calls, self._within, micro_batch, name, next(iter(bad.values())))
+            )
 
 
 def first(found: Sequence[Found], mesh: Mesh) -> str:

@@ -68,6 +68,8 @@ class LocalLearner(DataParallelLearner):
     ) -> dict[str, float] | None:
         self._is_local = self.periods.is_local(self.rate.steps + 1)
         self.periods.see(self.optimizer.get_lr())
+        if not self._is_local and (self._apart or self._states_apart):
+            self._end_learning_alone()
         if self._is_local and not self._began:
             self._begin_alone()
         return super().train_batch(batch, collect_metrics, accept)
@@ -81,6 +83,14 @@ class LocalLearner(DataParallelLearner):
             self.outer.begin(self._start)
         if not self.periods.ends:
             self.periods.begin(self.rate.steps, self.optimizer.get_lr())
+
+    def _end_learning_alone(self) -> None:
+        """Where a resumed training has a longer warm-up than the one that was saved: its updates are those of all ranks
+        together, from the same weights and states. Collective."""
+        self.conclude()
+        if self._states_apart:
+            self._average_states()
+        self._began, self._start, self.periods.ends = False, [], 0
 
     def count_ahead(self, batch: Batch) -> float | None:
         if not self._is_local:
@@ -155,12 +165,16 @@ class LocalLearner(DataParallelLearner):
             start.subtract_(moved if self.outer is None else self.outer.step(place, moved))
             self.trainable[place].copy_(start, False)
         if self.optimizer_states == "averaged":
-            for states in self._states.by_kind():
-                write(states, self._mean(states))
-            self._states.average_counts(self._portion)
-            self._states_apart = False
+            self._average_states()
         self.sync_buffers()
         self._learned, self._apart = 0.0, False
+
+    @paddle.no_grad()
+    def _average_states(self) -> None:
+        for states in self._states.by_kind():
+            write(states, self._mean(states))
+        self._states.average_counts(self._portion)
+        self._states_apart = False
 
     def _take_weight(self) -> None:
         total = self.mesh.sum([self._learned])[0]
@@ -295,9 +309,10 @@ class LocalLearner(DataParallelLearner):
         if not saved.own or "periods" not in saved.shared:
             return
         saved.own_into("counts", counts)
-        self._learned, self._portion = counts.tolist()
-        if f"weight/{named[0][0]}" in saved.own:
-            self._apart = True
+        learned, self._portion = counts.tolist()
+        # A parameter that was frozen then has none: all ranks go on from the mean, as on another number of ranks.
+        if all(f"weight/{name}" in saved.own for name, _ in named):
+            self._apart, self._learned = True, learned
             self._load_own_weights(saved)
         states = {name: state for name, state in self._states.named().items() if f"state/{name}" in saved.own}
         self._states_apart = bool(states)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddle_dp.mesh import Mesh
@@ -27,7 +28,10 @@ class OwnStates:
         self.complete()
         held = self._optimizer._accumulators
         for kind in sorted(kind for kind, of_kind in held.items() if of_kind and not kind.endswith(_COUNTS)):
-            yield [held[kind].get(parameter.name) for _, parameter in self._named]
+            of_kind = [(held[kind].get(parameter.name), parameter) for _, parameter in self._named]
+            yield [
+                one if one is not None and _is_like(one, parameter) else None for one, parameter in of_kind
+            ]
 
     def complete(self) -> None:
         """Creates, as they are before a first step, states that other ranks have of a parameter and this one has not,
@@ -51,18 +55,30 @@ class OwnStates:
         }
 
     def counts(self) -> dict[str, paddle.Tensor]:
-        """The decays' powers, by name."""
-        return {name: state for name, state in self.named().items() if name.endswith(_COUNTS)}
+        """The decays' powers, and what else has not its parameter's shape (ASGD: a number of steps, and gradients of
+        several), by name."""
+        of = dict(self._named)
+        return {
+            name: state
+            for name, state in self.named().items()
+            if name.endswith(_COUNTS) or not _is_like(state, of[name.rpartition("/")[0]])
+        }
 
     def average_counts(self, portion: float) -> None:
-        """Takes the means of the decays' powers, in which this rank counts `portion`: ranks that had no sample in a
-        step have made fewer updates. Collective."""
+        """Takes the means of these, in which this rank counts `portion`: ranks that had no sample in a step have made
+        fewer updates. Collective."""
         counts = self.counts()
-        rows = self._mesh.gather([portion, {name: state.item() for name, state in counts.items()}])
+        rows = self._mesh.gather([portion, {name: state.tolist() for name, state in counts.items()}])
         for name, state in counts.items():
             found = [(weight, row[name]) for weight, row in rows if name in row]
             if total := sum(weight for weight, _ in found):
-                state.fill_(sum(weight * count for weight, count in found) / total)
+                mean = sum(weight * np.array(count, "float64") for weight, count in found) / total
+                is_whole = not state.is_floating_point()
+                state.set_value((np.rint(mean) if is_whole else mean).astype(state.numpy().dtype))
+
+
+def _is_like(state: paddle.Tensor, parameter: paddle.Tensor) -> bool:
+    return list(state.shape) == list(parameter.shape) and state.is_floating_point()
 
 
 def write(tensors: States, values: States) -> None:

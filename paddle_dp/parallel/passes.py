@@ -4,7 +4,7 @@ fault."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -241,7 +241,7 @@ class Passes(PlacedModel):
                 trial(self.model),
                 layer_by_layer(self.model),
                 self._dummy() if micro_batch.is_dummy else NOTHING,
-                outputs.watched(self.named_layers(), blocks, place),
+                outputs.watched(self.named_layers(), blocks, place, self._layers_apart()),
             ):
                 if not micro_batch.is_dummy:
                     outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, place)
@@ -253,6 +253,10 @@ class Passes(PlacedModel):
         """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
         their layers in the order of these numbers."""
         return {}
+
+    def _layers_apart(self) -> Container[int]:
+        """The ids of this rank's layers that other ranks of the same forward do not run."""
+        return ()
 
     def shared_batch(self, batch: Batch) -> Batch:
         """A batch of which every rank has the same samples: those of the last rank. Collective."""

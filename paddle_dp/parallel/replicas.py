@@ -178,7 +178,8 @@ class ReplicasLearner(Learner):
         self._own_buffers: list[str] | None = None  # that a copy changed; known after the first update
 
     def _begin(self) -> None:
-        """Replicates: weights, buffers, and what is trained and how."""
+        """Replicates: weights, buffers, what is trained and how, and the layers' settings, which a callback may have
+        changed."""
         super()._begin()
         with paddle.no_grad():
             others = zip(self.replicas, self.devices[1:], self._copies, self._layers, strict=True)
@@ -190,7 +191,7 @@ class ReplicasLearner(Learner):
                 for mine, twin in pairs:
                     twin.stop_gradient = mine.stop_gradient
                 for layer, twin_layer in layers:
-                    twin_layer.training = layer.training
+                    _set_alike(layer, twin_layer)
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool
@@ -272,6 +273,23 @@ class ReplicasLearner(Learner):
             )
         buffers = list(dict.fromkeys(self._own_buffers or ()))
         return [*sentences, *self.noticed, *map(_BUFFER.format, buffers), *self.random_differences()]
+
+
+def _set_alike(layer: nn.Layer, twin: nn.Layer) -> None:
+    """Gives a copy of a layer its mode and settings: a dropout's rate, a temperature, a list of widths."""
+    others = vars(twin)
+    for name, value in vars(layer).items():
+        if _is_setting(value) and (name not in others or others[name] != value):
+            others[name] = copy.deepcopy(value)
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether it is a plain number or text, or a list, tuple or dict of such."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_setting, value))
+    if isinstance(value, dict):
+        return all(map(_is_setting, value)) and all(map(_is_setting, value.values()))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _others(model: nn.Layer) -> dict[str, paddle.Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.rank_memory import Layout
-from paddle_dp.strategies._alone import refuse_shared_decisions
+from paddle_dp.strategies._alone import refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 
@@ -132,7 +132,8 @@ class ParameterServer:
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        """A learner for this worker's or server's part of each update. Collective."""
+        """A learner for this worker's or server's part of each update. Collective. Raises UsageError for a loss that
+        compares the samples of all workers, which under mode: async do not meet."""
         from paddle_dp.parallel import prepare
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.elementwise import check_by_parameter
@@ -145,6 +146,8 @@ class ParameterServer:
         from paddle_dp.parallel.server.learner import ServedLearner
         from paddle_dp.parallel.strategy import made_optimizer
 
+        if self.config.mode == "async":  # also of a script, whose loss is no part of a recipe
+            refuse_across(task.loss.compares, self.mesh.dp_size)
         mixed = self._try(task)
         recomputed(task.model, self.config.recompute)
         if reads_weights(task.model, lambda: made_optimizer(task.optimizer, task, task.model)):

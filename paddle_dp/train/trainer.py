@@ -164,12 +164,16 @@ class Trainer(TrainingLoop):
             )
 
         who = read_settings(Reading, {"reading": reading}, OWNER).reading
+        guarded = guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD)
+        average = _ema(ema)
         asked = Recipe.model_construct(
             model=_made("models", model),
             dataset=replace(_made("datasets", train), reading=who),
             loss=_made("losses", given_loss),
             strategy=_part("strategies", strategy),
             train=settings,
+            guard=guarded,
+            ema=average,
             callbacks=tuple(c for c in chosen if isinstance(c, Part)),
         )
         setup = Setup(
@@ -194,9 +198,9 @@ class Trainer(TrainingLoop):
             seed=settings.seed,
             length=None if length is None else settings.length,
             loader=settings_of_loader,
-            guard=guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD),
+            guard=guarded,
             load=_load(load),
-            ema=_ema(ema),
+            ema=average,
             words={
                 word: _part(shelf, given).settings
                 for word, shelf, given in (

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
+import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task
+from paddle_dp.parallel.asynchronous_learner import AsynchronousLearner
+from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
+from paddle_dp.parallel.trainable import Trainable
 from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
@@ -57,6 +62,19 @@ def test_what_is_frozen_in_the_midst() -> None:
         assert "strategy.find_unused_parameters=true" in plain
         for weight in others:
             np.testing.assert_allclose(weight, one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [AsynchronousLearner, AsynchronousServedLearner])
+def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
+    """Its gradient was pushed to nobody, and it stayed what it was, in silence."""
+    parameter = paddle.create_parameter([2], "float32")
+    parameter.stop_gradient = True
+    rank = SimpleNamespace(
+        mesh=SimpleNamespace(ranks=2), _placed_trainable=Trainable([("body", parameter)]), _may_freeze=True
+    )
+    parameter.stop_gradient = False
+    with pytest.raises(UsageError, match="'body' was unfrozen after the model was placed"):
+        kind.learn_share(rank, None, False)
 
 
 def test_what_is_unfrozen_in_the_midst() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.strategies.local_runs import trainer
+from tests.strategies.local_runs import train, trainer
 
 ASYNC = "strategy={use: async_average, staleness: 4}"
 
@@ -108,3 +108,14 @@ def test_a_slow_rank_leaves_the_others_their_speed(tmp_path: Path):
     samples = [len(of_rank[3]["seen"]) for of_rank in found]
     assert sum(samples) == 230 * 4
     assert samples[3] < samples[0] / 2
+
+
+def test_one_rank_alone_learns_what_one_process_learns(tmp_path: Path):
+    """With α = β it was exchanged for its center, and learned every second step."""
+    alone, one = (
+        train(str(tmp_path / str(number)), [strategy], "6 steps")
+        for number, strategy in enumerate(
+            ["strategy={use: async_average, every: 1 step}", "strategy={use: single}"]
+        )
+    )
+    assert alone["held_out"] == pytest.approx(one["held_out"], rel=1e-5)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
+from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.part import read_part
 from paddle_dp.proof import Comparison, compare_sides, verify
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies._alone import place_alone
@@ -172,6 +178,54 @@ def test_a_resume_in_the_midst_of_a_period_keeps_each_rank_s_own_buffers(tmp_pat
     )  # fmt: skip
     assert saved[0]["between"] == resumed
     assert_equal(again, saved)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("save_at", [13, 15])
+def test_a_longer_warm_up_goes_on_from_the_mean_as_data_parallel_does(tmp_path, save_at):
+    """In the midst of a period, where weights differ, and at its end, where states do."""
+    own = local("every: 5 steps")
+    resumed = str(tmp_path / "0" / "between" / f"step-{save_at:08}")
+    longer = local("every: 5 steps", "warmup: 18 steps")
+    _, warm, data, on = run(
+        tmp_path, 2,
+        {"words": [own, *MOMENTUM], "save_at": save_at},
+        {"words": [longer, *MOMENTUM], "resume": resumed, "until": "18 steps"},
+        {"words": [DATA, *MOMENTUM], "resume": resumed, "until": "18 steps"},
+        {"words": [longer, *MOMENTUM], "resume": resumed},
+    )  # fmt: skip
+    assert_near(warm, data)
+    assert warm[0]["own"] == warm[1]["own"] and on[0]["own"] == on[1]["own"]
+    assert on[0]["rows"][: 18 - save_at] == warm[0]["rows"]
+
+
+class Saved:
+    """In the midst of a period, of a model of which `frozen` was not trained: all numbers are 7."""
+
+    def __init__(self, trained: Sequence[str]):
+        self.shared = {"periods", *(f"start/{name}" for name in trained)}
+        self.own = {"counts", *(f"weight/{name}" for name in trained)}
+
+    def shared_into(self, name: str, tensor: Any) -> None:
+        assert name in self.shared
+        tensor.fill_(7.0)
+
+    def own_into(self, name: str, tensor: Any) -> None:
+        assert name in self.own
+        tensor.fill_(7.0)
+
+
+@pytest.mark.parametrize("frozen", [[], ["0.bias"]])
+def test_what_was_frozen_in_the_midst_of_a_period_goes_on_from_the_mean(frozen):
+    model = nn.Linear(2, 2)
+    task = Task(
+        model=nn.Sequential(model),
+        loss=nn.CrossEntropyLoss(reduction="none"),
+        optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
+    )
+    learner = read_part("strategies", {"use": "local_sgd"}).build(Mesh.alone()).place(task)
+    learner.load_beside(Saved([name for name in ("0.weight", "0.bias") if name not in frozen]))
+    assert bool((model.weight == 7.0).all()) is (not frozen)
 
 
 def check_again(folder: str, words: list[str], resume: str) -> None:

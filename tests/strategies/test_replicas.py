@@ -74,6 +74,27 @@ def test_copies_begin_each_update_with_the_model_s_weights_and_modes():
     assert found == pytest.approx(alone, rel=1e-5)
 
 
+def test_copies_begin_each_update_with_the_settings_of_the_model_s_layers():
+    """Which a callback may change: a dropout's rate, a temperature that falls, a list that grows."""
+    one, many = learner({"use": "single"}, Tempered()), learner({"use": "replicas", "count": 3}, Tempered())
+    for each in (one, many):
+        each.train_batch(batch())
+        each.model.drop.p, each.model.temperature, each.model.factors["b"] = 0.6, 0.5, [3.0]
+    alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
+    assert found == pytest.approx(alone, rel=1e-5)
+
+
+class Tempered(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        paddle.seed(1)
+        self.linear, self.drop = nn.Linear(6, 3), nn.Dropout(0.1)
+        self.temperature, self.factors = 1.0, {"a": [2.0]}
+
+    def forward(self, x):
+        return self.drop(self.linear(x)) * sum(sum(each) for each in self.factors.values()) / self.temperature
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_copy_computes_in_the_precision_of_the_recipe(dtype):
     """Copies are made before the model is prepared: all but the first once computed in float32."""

@@ -273,6 +273,27 @@ def test_a_loss_that_would_learn_by_itself_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "more", "said"),
+    [
+        ({"use": "local_sgd"}, {"ema": {"decay": 0.9}}, "ema averages weights that all ranks have"),
+        ({"use": "async_average"}, {"ema": {"decay": 0.9}}, "ema averages weights that all ranks have"),
+        (
+            {"use": "async_average"},
+            {"guard": {"non_finite": "skip"}},
+            "guard.non_finite lets all ranks judge",
+        ),
+        ({"use": "local_sgd"}, {"guard": {"recompute": "2 steps"}}, "guard.recompute compares gradients"),
+    ],
+)
+def test_what_a_strategy_refuses_in_a_recipe_it_refuses_in_a_script(
+    tmp_path: Path, strategy: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    """It was asked with a recipe that had no guard and no ema: both then did nothing, in silence."""
+    with pytest.raises(UsageError, match=said):
+        Trainer.of(**described(tmp_path / "run", strategy=strategy, **more))
+
+
+@pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"batch": 16.0}, "Trainer.of.batch: 16.0 is not a whole number: write 16"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,9 @@ class BranchesLearner(HybridLearner):
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Over the ranks that have the same branches."""
         return self.data_ranks.sum_tensor(tensor)
+
+    def _layers_apart(self) -> Container[int]:
+        return self.branched.layers
 
     def _same_buffers(self) -> Sequence[Any]:
         return (self.data_ranks.group,) if len(self.data_ranks.ranks) > 1 else ()

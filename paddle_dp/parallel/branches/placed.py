@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.branches.dealt import deal, drop_others
+from paddle_dp.parallel.branches.dealt import deal, drop_others, keepers
 from paddle_dp.parallel.branches.join import Join, Turns
 from paddle_dp.parallel.branches.observed import Seen, observed, outputs_of
 from paddle_dp.parallel.branches.tables import DOCS
@@ -23,10 +23,11 @@ _CLOSE = 1e-4  # relative, of outputs: what comes in another order of sums
 @dataclass(frozen=True, kw_only=True)
 class Branched:
     """What became of a model: the names of weights that all ranks keep for branches of several (`shared`), and whether
-    joins exchange something in backward, too (`exchanges_back`)."""
+    joins exchange something in backward, too (`exchanges_back`). `layers`: the ids of those of this rank's branches."""
 
     shared: tuple[str, ...]
     exchanges_back: bool
+    layers: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 def branched(
@@ -59,7 +60,12 @@ def branched(
             )
     for join in joins:
         join.forms.forget()
-    return Branched(shared=tuple(shared), exchanges_back=any(seen.learned for seen in found))
+    own = [layer for layer, having in keepers(found, len(ranks.ranks)) if ranks.place in having]
+    return Branched(
+        shared=tuple(shared),
+        exchanges_back=any(seen.learned for seen in found),
+        layers=frozenset(id(layer) for one in own for layer in one.sublayers(include_self=True)),
+    )
 
 
 def spread_over(found: list[Seen], ranks: int) -> None:

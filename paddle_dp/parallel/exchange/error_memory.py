@@ -17,7 +17,7 @@ class ErrorMemory:
     A step's errors are `pending` until the update is made (`keep`): one that is left out, because a guard refuses it or
     a gradient overflowed, changes nothing, here as in the optimizer. What matters is the sum of all ranks' errors,
     which is what is owed to the weights; so any rank may keep what any other lost, as the one does that rounds a sum.
-    Errors are of gradients times `scale`, the loss scale.
+    Errors are of gradients times `scale`: the loss scale, and what makes gradients of sums of those of means.
     """
 
     def __init__(self, parameters: Sequence[paddle.Tensor]):
@@ -98,7 +98,9 @@ class ErrorMemory:
         error = self._kept.get(place)
         if error is None:
             return paddle.zeros(self.parameters[place].shape, wide(self.parameters[place]))
-        return error / self.scale if self.scale != 1.0 else error
+        return (
+            error * (1.0 / self.scale) if self.scale != 1.0 else error
+        )  # as `begin` does: a resume has its bits
 
     def restore(self, place: int, error: paddle.Tensor) -> None:
         """The other way."""

@@ -98,6 +98,7 @@ class AsynchronousServedLearner(ServedLearner):
     # What a worker does. Nothing here is collective.
 
     def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+        self._placed_trainable.check(self._may_freeze)
         heartbeat.enter("exchange")
         self._pull(batch.index)
         heartbeat.enter("forward")
