@@ -47,9 +47,8 @@ class Outputs:
         micro_batch: int,
         apart: Container[int] = (),
     ) -> Iterator[None]:
-        """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id; `apart`:
-        the ids of layers that other ranks of this forward do not run, so that their calls are not counted with theirs.
-        """
+        """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id;
+        `apart`: the ids of layers that other ranks of this forward do not run, which are not counted as its calls."""
         self._calls, self._within, self._clean, hooks = 0, 0, True, []
 
         def look(name: str) -> Any:
